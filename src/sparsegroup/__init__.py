@@ -1,0 +1,36 @@
+"""sparsegroup: adaptive optimizers with sparse group lasso, for models that are mostly embedding table."""
+
+from importlib.metadata import version
+
+from sparsegroup.optim import (
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupOptimizer,
+    GroupSGD,
+    param_groups,
+)
+from sparsegroup.rules import Rule
+from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
+
+__version__ = version("sparsegroup")
+
+__all__ = [
+    "GroupAMSGrad",
+    "GroupAdaHessian",
+    "GroupAdagrad",
+    "GroupAdam",
+    "GroupFTRL",
+    "GroupMomentum",
+    "GroupOptimizer",
+    "GroupSGD",
+    "ParameterSparsity",
+    "Rule",
+    "SparsityReport",
+    "feature_rate",
+    "param_groups",
+    "sparsity_report",
+]

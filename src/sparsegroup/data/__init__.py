@@ -1,0 +1,8 @@
+"""Click logs: reading them, and making one up."""
+
+from sparsegroup.data.clicklog import ClickLog
+from sparsegroup.data.csv import read_csv
+from sparsegroup.data.errors import BadRows, ClickLogError
+from sparsegroup.data.synthetic import SyntheticConfig, synthetic_log
+
+__all__ = ["BadRows", "ClickLog", "ClickLogError", "SyntheticConfig", "read_csv", "synthetic_log"]

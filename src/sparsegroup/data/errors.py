@@ -1,0 +1,42 @@
+"""What can be wrong with a click log, said with file and line."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+SAMPLES = 5
+
+
+class ClickLogError(ValueError):
+    """A click log that cannot be read. The message begins with `FILE:LINE:` where there is a line."""
+
+
+@dataclass
+class BadRows:
+    """Rows that were skipped.
+
+    Attributes:
+        source: The file.
+        reasons: Reason → number of rows.
+        samples: The first few, as (line, reason, text).
+    """
+
+    source: str
+    reasons: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[int, str, str]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of rows skipped."""
+        return self.reasons.total()
+
+    def add(self, line: int, reason: str, text: str) -> None:
+        """Count a row and keep it as a sample if it is one of the first."""
+        self.reasons[reason] += 1
+        if len(self.samples) < SAMPLES:
+            self.samples.append((line, reason, text[:80]))
+
+    def __str__(self) -> str:
+        lines = [f"{self.source}: skipped {self.count:,} bad row{'s' if self.count != 1 else ''}"]
+        lines += [f"  {count:,} × {reason}" for reason, count in self.reasons.most_common()]
+        lines += [f"  line {line}: {reason}: {text!r}" for line, reason, text in sorted(self.samples)]
+        return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""Adam, Adam pruned after training, and Group Adam at the same feature rate, on one click log."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from sparsegroup.data import ClickLog
+from sparsegroup.sparsity import feature_rate
+from sparsegroup.training import ClickModel, Metrics, Progress, TrainConfig, prune_rows, score, train
+
+KEY_BYTES, FLOAT_BYTES = 8, 4
+
+Reporter = tuple[Callable[[int, float], None], Callable[[Progress], None]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained table and how well it does.
+
+    Attributes:
+        name: The method.
+        test: Metrics on the test rows.
+        feature_rate: Live features over features seen in training.
+        live_rows: Features with a non-zero vector.
+        table_bytes: What a server has to hold: a 64-bit key and a float32 vector per live feature.
+        informative: Share of the live features that have an effect, where the truth is known (synthetic logs).
+    """
+
+    name: str
+    test: Metrics
+    feature_rate: float
+    live_rows: int
+    table_bytes: int
+    informative: float | None
+
+
+def compare(
+    log: ClickLog,
+    config: TrainConfig,
+    reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
+) -> list[Outcome]:
+    """Train the base optimizer and its Group version with the same seed; prune the first to the rate of the second.
+
+    Args:
+        log: The click log.
+        config: Of the Group version; the base optimizer is the same with all λ = 0.
+        reporting: Given a method's name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
+    """
+    base_name, group_name = config.optimizer.capitalize(), f"Group {config.optimizer.capitalize()}"
+    base, base_model = _train(log, replace(config, l1=0.0, l21=0.0, l2=0.0), base_name, reporting)
+    group, _ = _train(log, config, group_name, reporting)
+    prune_rows(base_model.embedding.weight, group.live_rows)
+    pruned = _outcome(f"{base_name}, pruned", log, base_model, score(base_model, log))
+    return [base, pruned, group]
+
+
+def _train(
+    log: ClickLog,
+    config: TrainConfig,
+    name: str,
+    reporting: Callable[[str], AbstractContextManager[Reporter | None]],
+) -> tuple[Outcome, ClickModel]:
+    model, optimizer = config.build(log)
+    with reporting(name) as reporter:
+        on_batch, on_progress = reporter or (None, None)
+        trained = train(model, optimizer, log, batch_size=config.batch_size, on_batch=on_batch, on_progress=on_progress)
+    return _outcome(name, log, model, trained.test), model
+
+
+def _outcome(name: str, log: ClickLog, model: ClickModel, metrics: Metrics) -> Outcome:
+    weight = model.embedding.weight.detach()
+    live = (weight != 0).any(dim=1)
+    rows = int(live.sum())
+    informative = None
+    if log.informative is not None:
+        informative = int((live & torch.from_numpy(log.informative)).sum()) / rows if rows else 0.0
+    return Outcome(
+        name,
+        metrics,
+        feature_rate(weight, log.features),
+        rows,
+        rows * (KEY_BYTES + FLOAT_BYTES * weight.shape[1]),
+        informative,
+    )

@@ -1,0 +1,144 @@
+"""How a tensor is cut into groups: rows, columns, channels, all, a dimension, or an index over rows."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+GroupSpec = Literal["rows", "columns", "channels", "all"] | int | Tensor
+
+
+class Grouping(Protocol):
+    """The groups of a tensor of one shape. All results broadcast against that tensor."""
+
+    @property
+    def sqrt_size(self) -> float | Tensor:
+        """√d, with d the number of elements of a group."""
+
+    def norm(self, x: Tensor) -> Tensor:
+        """‖x‖₂ of each group."""
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Whether any element of the group is True."""
+
+    def count_nonzero(self, x: Tensor) -> tuple[int, int]:
+        """The number of groups with a non-zero element, and of all groups."""
+
+
+@dataclass(frozen=True)
+class Along:
+    """One group per index of dimension `dim`; one group in all where `dim` is None.
+
+    Args:
+        shape: Shape of the tensor.
+        dim: Non-negative dimension, or None.
+    """
+
+    shape: torch.Size
+    dim: int | None
+
+    @property
+    def sqrt_size(self) -> float:
+        count = 1 if self.dim is None else self.shape[self.dim]
+        return math.sqrt(self.shape.numel() / count) if count else 0.0
+
+    @property
+    def _others(self) -> tuple[int, ...]:
+        return tuple(d for d in range(len(self.shape)) if d != self.dim)
+
+    def norm(self, x: Tensor) -> Tensor:
+        # An empty `dim` would mean all dimensions to torch.
+        return torch.linalg.vector_norm(x, dim=self._others, keepdim=True) if self._others else x.abs()
+
+    def any(self, mask: Tensor) -> Tensor:
+        return mask.any(dim=self._others, keepdim=True) if self._others else mask
+
+    def count_nonzero(self, x: Tensor) -> tuple[int, int]:
+        live = self.any(x != 0)
+        return int(live.sum()), live.numel()
+
+
+@dataclass(frozen=True)
+class ByIndex:
+    """Rows with the same id form a group.
+
+    Args:
+        shape: Shape of the tensor, at least 1-d.
+        ids: `[shape[0]]` int64 on the tensor's device, each ≥ 0.
+    """
+
+    shape: torch.Size
+    ids: Tensor
+
+    def _per_group(self, per_row: Tensor) -> Tensor:
+        count = int(self.ids.max()) + 1 if self.ids.numel() else 0
+        return per_row.new_zeros(count).index_add_(0, self.ids, per_row)
+
+    def _to_rows(self, per_group: Tensor) -> Tensor:
+        return per_group[self.ids].view(-1, *[1] * (len(self.shape) - 1))
+
+    @property
+    def sqrt_size(self) -> Tensor:
+        row_size = self.shape[1:].numel()
+        return self._to_rows(torch.sqrt(self._per_group(torch.full_like(self.ids, row_size)).double()))
+
+    def norm(self, x: Tensor) -> Tensor:
+        return self._to_rows(torch.sqrt(self._per_group(x.reshape(self.shape[0], -1).square().sum(1))))
+
+    def any(self, mask: Tensor) -> Tensor:
+        return self._to_rows(self._per_group(mask.reshape(self.shape[0], -1).any(1).long()) > 0)
+
+    def count_nonzero(self, x: Tensor) -> tuple[int, int]:
+        live = self._per_group((x != 0).reshape(self.shape[0], -1).any(1).long())
+        present = self._per_group(torch.ones_like(self.ids))
+        return int((live > 0).sum()), int((present > 0).sum())
+
+
+def check_groups(spec: object, shape: torch.Size, where: str) -> None:
+    """Raise ValueError or TypeError unless `spec` can cut a tensor of `shape` into groups; `where` names it."""
+    if isinstance(spec, Tensor):
+        if spec.dtype != torch.int64:
+            raise TypeError(f"groups: an index must be int64, got {spec.dtype} ({where})")
+        rows = shape[0] if shape else 0
+        if spec.shape != (rows,):
+            raise ValueError(
+                f"groups: an index needs one id per row, shape [{rows}] for a parameter of shape {list(shape)}, "
+                f"got shape {list(spec.shape)} ({where})"
+            )
+        if spec.numel() and int(spec.min()) < 0:
+            raise ValueError(f"groups: ids must be >= 0, got {int(spec.min())} ({where})")
+    elif isinstance(spec, bool) or not isinstance(spec, str | int):
+        raise TypeError(
+            "groups must be 'rows', 'columns', 'channels', 'all', an int dimension or an int64 tensor of ids, "
+            f"got {spec!r} ({where})"
+        )
+    elif isinstance(spec, int) and shape and not -len(shape) <= spec < len(shape):
+        raise ValueError(f"groups={spec} is no dimension of a parameter of shape {list(shape)} ({where})")
+    elif isinstance(spec, str) and spec not in ("rows", "columns", "channels", "all"):
+        raise ValueError(f"groups must be 'rows', 'columns', 'channels' or 'all', got {spec!r} ({where})")
+    elif spec == "columns" and len(shape) == 1:
+        raise ValueError(
+            f"groups='columns' needs a parameter with at least 2 dimensions, got shape {list(shape)} ({where}); "
+            "put biases in a param group of their own with groups='rows' or 'all'"
+        )
+
+
+def is_rows(spec: GroupSpec) -> bool:
+    """Whether `spec` makes each index of dimension 0 a group, which is what sparse gradients need."""
+    return not isinstance(spec, Tensor) and (spec == "rows" or (isinstance(spec, int) and spec == 0))
+
+
+def grouping(spec: GroupSpec, shape: torch.Size, device: torch.device) -> Grouping:
+    """The groups that a checked `spec` makes of a tensor of `shape`.
+
+    A 0-d tensor is one group; the rows of a 1-d tensor are its elements.
+    """
+    if isinstance(spec, Tensor):
+        return ByIndex(shape, spec.to(device))
+    if not shape or spec == "all":
+        return Along(shape, None)
+    if isinstance(spec, int):
+        return Along(shape, spec % len(shape))
+    return Along(shape, 1 if spec == "columns" else 0)

@@ -1,0 +1,1 @@
+"""The optimizer step on arrays, one module per backend."""

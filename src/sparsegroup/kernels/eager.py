@@ -1,0 +1,103 @@
+"""The step in eager PyTorch: any device, any grouping, no compiler."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sparsegroup import prox
+from sparsegroup.groups import Grouping
+from sparsegroup.rules import Rule
+
+
+@dataclass(frozen=True)
+class Regularizer:
+    """λ1, λ21, λ2 ≥ 0 and the shape of the group threshold, as the optimizers' arguments of the same names."""
+
+    l1: float = 0.0
+    l21: float = 0.0
+    l2: float = 0.0
+    norm: prox.Norm = "s"
+    penalty: prox.Penalty = "lasso"
+    mcp_gamma: float = 3.0
+
+    @property
+    def active(self) -> bool:
+        """Whether any λ is positive."""
+        return self.l1 > 0 or self.l21 > 0 or self.l2 > 0
+
+
+def moments(
+    rule: Rule, gradients: Sequence[Tensor], state: Sequence[Tensor], scalars: Sequence[float]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(m_t, σ_t, state) of the base optimizer, each shaped as the gradient.
+
+    Args:
+        rule: The base optimizer.
+        gradients: The gradient, and the diagonal of the Hessian for a second-order rule.
+        state: In the order of `rule.state`.
+        scalars: From `rule.host_scalars`.
+    """
+    m, sigma, *state_after = rule.update(*gradients, *state, *scalars)
+    return m, sigma, state_after
+
+
+def ever_touched(
+    g: Tensor, u: Tensor | None, state: Sequence[Tensor], initial: Sequence[float], groups: Grouping
+) -> Tensor:
+    """Whether a group has ever had a non-zero gradient, told from what that leaves behind (broadcasts to `g`)."""
+    touched = g != 0
+    for before, untouched in zip(state, initial, strict=True):
+        # As the state is stored: a default such as 0.1 has another float32 value.
+        touched |= before != torch.tensor(untouched, dtype=before.dtype)
+    if u is not None:
+        touched |= u != 0
+    return groups.any(touched)
+
+
+def regularized_step(
+    x: Tensor, u: Tensor, m: Tensor, sigma: Tensor, regularizer: Regularizer, groups: Grouping, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The closed form of `sparsegroup.prox` on a tensor of groups.
+
+    Args:
+        x: Parameter, in the compute dtype (float32 or float64), as are `u`, `m` and `sigma` of the same shape.
+        u: Dual residual.
+        m: First-moment term m_t.
+        sigma: σ_t = √V_t / α_t.
+        regularizer: λ1, λ21, λ2, norm and penalty.
+        groups: The groups of `x`.
+        dtype: In which the parameter is stored.
+
+    Returns:
+        x̂ in `dtype`, and u⁺ in the compute dtype.
+    """
+    zero, one = _constants(x.dtype, x.device)
+    z = prox.residual(x, u, m, sigma)
+    s = prox.soft_threshold(z, regularizer.l1, zero)
+    c = sigma + 2 * regularizer.l2
+    k = one
+    if regularizer.l21 > 0:
+        norm = groups.norm(prox.WEIGH[regularizer.norm](s, c, zero))
+        tau = torch.as_tensor(
+            groups.sqrt_size * (regularizer.l21 * prox.TAU_SCALE[regularizer.norm]), dtype=x.dtype, device=x.device
+        )
+        mcp_ratio = regularizer.mcp_gamma / (regularizer.mcp_gamma - 1)
+        k = prox.SHRINK[regularizer.penalty](norm, tau, mcp_ratio, zero, one)
+    keep = one if regularizer.l1 == 0 else zero
+    stored = prox.solution(x, s, k, c, keep, zero).to(dtype)
+    return stored, prox.next_residual(z, sigma, stored.to(x.dtype))
+
+
+def base_step(x: Tensor, m: Tensor, sigma: Tensor) -> Tensor:
+    """x⁺ = x - m / σ: the base optimizer, for a parameter that carries no u."""
+    zero, _ = _constants(x.dtype, x.device)
+    stepped: Tensor = prox.base_step(x, m, sigma, zero)
+    return stepped
+
+
+@lru_cache(maxsize=32)
+def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros((), dtype=dtype, device=device), torch.ones((), dtype=dtype, device=device)

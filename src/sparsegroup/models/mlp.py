@@ -1,0 +1,41 @@
+"""The multi-layer perceptron of §4.1 (Avazu): embeddings of dimension 16, then 64, 32, 16, 1."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from sparsegroup.models.layers import flatten_inputs, hidden_layers
+
+
+class MLP(nn.Module):
+    """Embeddings, concatenated, through fully connected layers to one logit.
+
+    Args:
+        fields: Number of categorical fields.
+        dim: Embedding dimension; the paper's is 16.
+        numbers: Number of numeric features.
+        hidden: Sizes of the hidden layers.
+        dropout: After each hidden layer.
+    """
+
+    default_dim = 16
+
+    def __init__(
+        self,
+        fields: int,
+        dim: int = default_dim,
+        numbers: int = 0,
+        hidden: Sequence[int] = (64, 32, 16),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.fields, self.dim, self.numbers = fields, dim, numbers
+        width = fields * dim + numbers
+        self.hidden = hidden_layers(width, hidden, dropout)
+        self.output = nn.Linear(hidden[-1] if hidden else width, 1)
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
+        x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        logits: Tensor = self.output(self.hidden(x)).squeeze(1)
+        return logits

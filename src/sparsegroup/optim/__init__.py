@@ -1,0 +1,18 @@
+"""Drop-in `torch.optim` optimizers with sparse group lasso."""
+
+from sparsegroup.optim.adahessian import GroupAdaHessian
+from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
+from sparsegroup.optim.param_groups import param_groups
+
+__all__ = [
+    "GroupAMSGrad",
+    "GroupAdaHessian",
+    "GroupAdagrad",
+    "GroupAdam",
+    "GroupFTRL",
+    "GroupMomentum",
+    "GroupOptimizer",
+    "GroupSGD",
+    "param_groups",
+]

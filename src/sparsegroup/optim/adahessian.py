@@ -1,0 +1,95 @@
+"""`GroupAdaHessian`: the one member of the family that needs second derivatives."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from sparsegroup.optim.arguments import Options
+from sparsegroup.optim.base import GroupOptimizer, Update
+from sparsegroup.optim.hutchinson import block_average, hessian_diagonals
+from sparsegroup.rules import ADAHESSIAN
+
+
+class GroupAdaHessian(GroupOptimizer):
+    """AdaHessian with sparse group lasso. With all λ = 0 it is AdaHessian as published (Yao et al., AAAI 2021).
+
+    Call `loss.backward(create_graph=True)` before `step()`, or in its closure. `step()` leaves detached gradients
+    behind, so that the graph is freed. Sparse gradients are taken, lazily. Not for use under `GradScaler`, whose
+    scale would enter the Hessian: use bfloat16 autocast.
+
+    Args:
+        params: See `GroupOptimizer`.
+        lr: Learning rate α ≥ 0; 0.15 as published.
+        betas: (β1, β2) in [0, 1), the decay of the gradient and of the squared Hessian diagonal.
+        eps: ε ≥ 0.
+        weight_decay: Added to the gradient as `weight_decay * x` (the published code decouples it); not with sparse
+            gradients.
+        spatial_average_block_size: Over how many consecutive elements of a row |D| is averaged, for 1-d, 2-d, 3-d
+            and 4-d parameters (the last for more, too). -1: no averaging (1-d), the whole row (2-d), the kernel (3-d
+            and more). As published.
+        generator: Draws the Rademacher vectors, on the parameters' device; torch's default generator if None. It
+            is not part of `state_dict()`.
+        **options: The regularizer's arguments, see `GroupOptimizer`.
+
+    Raises:
+        ValueError: A block size that is not -1 or positive (in `step()`: that does not divide a row).
+    """
+
+    rule = ADAHESSIAN
+    _step_supports_amp_scaling = True  # makes GradScaler hand its scale over, so that `step` can refuse it
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.15,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-4,
+        weight_decay: float = 0.0,
+        spatial_average_block_size: Sequence[int] = (-1, -1, -1, -1),
+        generator: torch.Generator | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.generator = generator
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "spatial_average_block_size": tuple(spatial_average_block_size),
+        }
+        super().__init__(params, defaults, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "generator": self.generator}
+
+    def _check_group(self, group: dict[str, Any], where: str) -> None:
+        super()._check_group(group, where)
+        sizes = group["spatial_average_block_size"]
+        if len(sizes) != 4 or not all(isinstance(size, int) and (size == -1 or size > 0) for size in sizes):
+            raise ValueError(
+                f"spatial_average_block_size must be four ints, each -1 or positive, got {sizes!r} ({where})"
+            )
+
+    def _plan(self) -> list[Update]:
+        if hasattr(self, "grad_scale"):
+            raise RuntimeError(
+                "GroupAdaHessian cannot run under GradScaler: its scale would enter the Hessian; use bfloat16 autocast"
+            )
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return []
+        updates = super()._plan()
+        with torch.enable_grad():
+            diagonals = hessian_diagonals(parameters, [p.grad for p in parameters], self.generator)
+        planned = []
+        for update, diagonal in zip(updates, diagonals, strict=True):
+            sizes = update.group["spatial_average_block_size"]
+            averaged = block_average(diagonal.detach(), sizes, update.parameter.ndim)
+            planned.append(replace(update, hessian=averaged.to(update.gradient.dtype)))
+        for parameter in parameters:
+            parameter.grad = parameter.grad.detach()
+        return planned

@@ -1,0 +1,123 @@
+"""The arguments that all optimizers share: their defaults, their ranges, and torch's own that are refused by name."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from sparsegroup.groups import GroupSpec
+from sparsegroup.prox import SHRINK, WEIGH, Norm, Penalty
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every optimizer, after the base optimizer's own. See `GroupOptimizer`."""
+
+    l1: float
+    l21: float
+    l2: float
+    groups: GroupSpec
+    norm: Norm
+    penalty: Penalty
+    mcp_gamma: float
+    maximize: bool
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "l1": 0.0,
+    "l21": 0.0,
+    "l2": 0.0,
+    "groups": "rows",
+    "norm": "s",
+    "penalty": "lasso",
+    "mcp_gamma": 3.0,
+    "maximize": False,
+}
+
+EXECUTION: Mapping[str, str] = {
+    "foreach": "all parameters take the same path",
+    "fused": "all parameters take the same path",
+    "capturable": "a step reads the learning rate and the step count on the host",
+    "differentiable": "the step runs without autograd",
+}
+"""torch's arguments on how, not what, to compute: accepted at their default, and of no meaning in a loaded state."""
+
+REFUSED: Mapping[str, str] = {
+    "amsgrad": "use GroupAMSGrad",
+    "decoupled_weight_decay": "decoupled weight decay is no gradient; use l2, or weight_decay",
+    "dampening": "only dampening=0 is supported",
+    "hessian_power": "the paper's σ is √V, that is hessian_power=1",
+}
+"""Arguments of torch.optim and of the published AdaHessian that change the result: accepted at their default only."""
+
+_REFUSED_DEFAULTS: Mapping[str, tuple[Any, ...]] = {"hessian_power": (1, 1.0)}
+
+
+def split_options(options: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
+    """The shared defaults updated by `options`, after refusing what is not supported.
+
+    Raises:
+        ValueError: A known argument of torch at another value than its default.
+        TypeError: An unknown argument.
+    """
+    for name, value in options.items():
+        if name in REFUSED or name in EXECUTION:
+            refuse(name, value, optimizer)
+        elif name not in DEFAULTS:
+            raise TypeError(f"{optimizer} got an unexpected argument {name!r}")
+    return {**DEFAULTS, **{name: value for name, value in options.items() if name in DEFAULTS}}
+
+
+def refuse(name: str, value: Any, where: str) -> None:
+    """Raise ValueError unless `value` leaves the unsupported argument `name` at its default."""
+    if value not in _REFUSED_DEFAULTS.get(name, (None, False, 0)):
+        raise ValueError(f"{name}={value!r} is not supported by {where}: {({**REFUSED, **EXECUTION})[name]}")
+
+
+def _at_least_0(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "lr": (_at_least_0, "finite and >= 0"),
+    "eps": (_at_least_0, ">= 0"),
+    "beta": (_at_least_0, ">= 0"),
+    "momentum": (_at_least_0, ">= 0"),
+    "weight_decay": (_at_least_0, ">= 0"),
+    "lr_decay": (_at_least_0, ">= 0"),
+    "initial_accumulator_value": (_at_least_0, ">= 0"),
+    "l1": (_at_least_0, ">= 0"),
+    "l21": (_at_least_0, ">= 0"),
+    "l2": (_at_least_0, ">= 0"),
+    "mcp_gamma": (lambda value: 1 < value < math.inf, "> 1"),
+}
+
+
+def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError or TypeError, naming the argument, its value and `where`, if one is out of range."""
+    for name, (valid, expected) in _RANGES.items():
+        if name not in group:
+            continue
+        value = group[name]
+        if isinstance(value, Tensor):
+            if name != "lr":
+                raise TypeError(f"{name} must be a number, got a tensor ({where})")
+            if value.numel() != 1:
+                raise ValueError(f"lr must have one element, got shape {list(value.shape)} ({where})")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, got {value!r} ({where})")
+        if not valid(float(value)):
+            raise ValueError(f"{name} must be {expected}, got {float(value):g} ({where})")
+    if "betas" in group:
+        betas = group["betas"]
+        if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r} ({where})")
+    for name, choices in (("norm", WEIGH), ("penalty", SHRINK)):
+        if group[name] not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {group[name]!r} ({where})")
+    if group.get("nesterov") and not group["momentum"]:
+        raise ValueError(f"nesterov=True needs momentum > 0 ({where})")

@@ -1,0 +1,263 @@
+"""`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds a `Rule` and its arguments."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, Unpack, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict
+
+from sparsegroup.groups import check_groups, grouping, is_rows
+from sparsegroup.kernels import eager
+from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, split_options
+from sparsegroup.optim.state import Shielded, adapt_state_dict, compute_dtype
+from sparsegroup.rules import Rule
+
+ParamGroup: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One parameter's part of a step, checked and ready to be carried out.
+
+    Attributes:
+        parameter: The parameter.
+        group: Its param group.
+        rows: `[n]` int64, the rows of a sparse gradient in ascending order, or None for a dense one.
+        gradient: In the compute dtype, shaped as the parameter or as its `rows`.
+        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
+    """
+
+    parameter: Tensor
+    group: ParamGroup
+    rows: Tensor | None
+    gradient: Tensor
+    hessian: Tensor | None = None
+
+
+class GroupOptimizer(Optimizer):
+    """Base of the optimizers with sparse group lasso: Algorithm 1 of Yue et al. (2021) for any base optimizer.
+
+    After each step every group g of d weights solves, in closed form,
+
+        min_x  z·x + Σ σ/2 x² + λ1 ‖x‖₁ + √d λ21 ‖x‖₂ + λ2 ‖x‖₂²
+
+    (for `norm="s"`, with σ equal in the group), so that groups whose gradients do not insist are exactly zero. With
+    l1 = l21 = l2 = 0 the update is the base optimizer's. State and arithmetic are float64 for float64 parameters and
+    float32 for all others. Sparse (COO) gradients update the rows they hold and nothing else.
+
+    Subclasses set `rule` and pass their own hyperparameters to `__init__`; see "How to add an optimizer".
+
+    Args:
+        params: Parameters, `(name, parameter)` pairs or param groups, as for any torch optimizer: float64, float32,
+            bfloat16 or float16, dense, of any shape.
+        defaults: The base optimizer's hyperparameters; every one can be set per param group.
+        l1: λ1 ≥ 0, the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
+        l21: λ21 ≥ 0, the weight of √d ‖x‖₂ of each group.
+        l2: λ2 ≥ 0, the weight of ‖x‖₂² (not of half of it).
+        groups: "rows" (dimension 0: an embedding vector; the elements of a 1-d parameter), "columns" (dimension 1:
+            the outgoing weights of an input unit of `nn.Linear`), "channels" (dimension 0: a convolution's filter;
+            `param_groups` finds dimension 1 for transposed convolutions), "all", an int dimension, or an int64
+            tensor with one group id ≥ 0 per row. Sparse gradients need "rows". A 0-d parameter is one group.
+        norm: "s" (the practical algorithm), "s_tilde" (eq:st_2 as printed) or "metric" (the exact minimizer of
+            eq:ada-sgl).
+        penalty: Shape of the group threshold: "lasso" (the paper's), "mcp" or "hard", which leave large groups
+            unshrunk.
+        mcp_gamma: γ > 1 of "mcp".
+        maximize: Maximize the objective.
+        foreach, fused, capturable, differentiable: torch's; accepted at their defaults, otherwise refused.
+
+    Raises:
+        ValueError: A hyperparameter out of range, a group index that does not fit, a complex or sparse parameter.
+        TypeError: An unknown argument, or one of the wrong type.
+    """
+
+    rule: ClassVar[Rule]
+
+    def __init__(self, params: ParamsT, defaults: Mapping[str, Any], **options: Unpack[Options]) -> None:
+        super().__init__(params, {**defaults, **split_options(options, type(self).__name__)})
+
+    def __init_subclass__(cls) -> None:
+        # `help()` shows the shared arguments with their defaults, which `**options` would hide.
+        super().__init_subclass__()
+        own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+            for name, value in DEFAULTS.items()
+            if name not in {p.name for p in own}
+        ]
+        cls.__signature__ = inspect.Signature(own[1:] + shared)  # type: ignore[attr-defined]
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a param group; what it does not set is taken from the defaults.
+
+        Raises:
+            ValueError, TypeError: As the constructor; nothing is added.
+        """
+        group = dict(param_group)
+        if not isinstance(group["params"], Tensor | set):
+            group["params"] = list(group["params"])
+        where = f"param group {len(self.param_groups)}"
+        for name in group.keys() - self.defaults.keys() - {"params", "param_names", "initial_lr"}:
+            raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r} ({where})")
+        self._check_group({**self.defaults, **group}, where)
+        super().add_param_group(group)
+
+    def _check_group(self, group: ParamGroup, where: str) -> None:
+        """Raise unless the hyperparameters are in range and fit the parameters."""
+        check_hyperparameters(group, where)
+        params = group["params"]
+        for index, item in enumerate([params] if isinstance(params, Tensor) else params):
+            name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)
+            here = f"{where}, {name}"
+            if not isinstance(parameter, Tensor):
+                raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
+            if parameter.layout != torch.strided:
+                raise ValueError(f"parameters must be dense, got layout {parameter.layout} ({here})")
+            if parameter.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+                raise ValueError(
+                    f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({here})"
+                )
+            check_groups(group["groups"], parameter.shape, here)
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
+
+        State keeps the compute dtype whatever the parameter's: float32 for bfloat16 parameters.
+
+        Raises:
+            ValueError: State of another rule or shape; nothing is changed.
+        """
+
+        def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
+            return adapt_state_dict(state_dict, self.param_groups, self.rule, type(self).__name__, self._check_group)
+
+        # Registered last, it sees what the user's own hooks have made of the state.
+        handle = self.register_load_state_dict_pre_hook(adapt)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for parameter, entry in self.state.items():
+            for name, value in entry.items():
+                if isinstance(value, Shielded):
+                    entry[name] = value.unshield(parameter)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One optimization step.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+
+        Raises:
+            ValueError: A hyperparameter that is out of range by now, or a sparse gradient where it cannot be taken
+                (`groups` other than rows, `weight_decay`); nothing is changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for update in self._plan():
+            self._carry_out(update)
+        return loss
+
+    def _plan(self) -> list[Update]:
+        """All of a step that can fail, before anything is changed."""
+        updates = []
+        for index, group in enumerate(self.param_groups):
+            where = f"param group {index}"
+            check_hyperparameters(group, where)
+            for number, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    names = group.get("param_names")
+                    here = f"{where}, {names[number] if names else f'parameter {number}'}"
+                    updates.append(_read_gradient(parameter, group, here))
+        return updates
+
+    def _carry_out(self, update: Update) -> None:
+        parameter, group, rows = update.parameter, update.group, update.rows
+        state = self.state[parameter]
+        initial = self.rule.initial_state(group)
+        lr = float(group["lr"])
+        regularizer = eager.Regularizer(**{name: group[name] for name in eager.Regularizer.__annotations__})
+        dtype = compute_dtype(parameter.dtype)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name, value in initial.items():
+                state[name] = torch.full_like(parameter, value, dtype=dtype)
+        state["step"] += 1
+        # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
+        if "u" not in state and lr > 0 and (regularizer.active or parameter.dtype != dtype or self.rule.sigma_0):
+            state["u"] = parameter.to(dtype) * self.rule.host_sigma_0(group, lr)
+
+        def read(tensor: Tensor) -> Tensor:
+            return (tensor if rows is None else tensor[rows]).to(dtype)
+
+        def write(tensor: Tensor, value: Tensor) -> None:
+            if rows is None:
+                tensor.copy_(value)
+            else:
+                tensor.index_copy_(0, rows, value)
+
+        # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
+        scalars = self.rule.host_scalars(group, int(state["step"]), lr or 1.0)
+        gradients = [update.gradient] if update.hessian is None else [update.gradient, update.hessian]
+        before = [read(state[name]) for name in self.rule.state]
+        m, sigma, after = eager.moments(self.rule, gradients, before, scalars)
+        if lr > 0:
+            x = read(parameter)
+            if "u" not in state:
+                write(parameter, eager.base_step(x, m, sigma))
+            else:
+                u = read(state["u"])
+                groups = grouping(group["groups"], x.shape, parameter.device)
+                told_by_u = None if self.rule.sigma_0 else u
+                touched = eager.ever_touched(update.gradient, told_by_u, before, list(initial.values()), groups)
+                stored, u_after = eager.regularized_step(x, u, m, sigma, regularizer, groups, parameter.dtype)
+                write(parameter, torch.where(touched, stored, parameter if rows is None else parameter[rows]))
+                write(state["u"], torch.where(touched, u_after, u))
+        for name, moment in zip(self.rule.state, after, strict=True):
+            write(state[name], moment)
+
+
+def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
+    """The gradient of `parameter` in the compute dtype, with `maximize` and `weight_decay` applied."""
+    gradient = parameter.grad
+    assert gradient is not None
+    gradient = gradient.detach()
+    dtype = compute_dtype(parameter.dtype)
+    rows = None
+    if gradient.layout == torch.sparse_coo:
+        if not is_rows(group["groups"]):
+            raise ValueError(f"sparse gradients need groups='rows', got {group['groups']!r} ({where})")
+        if gradient.sparse_dim() != 1:
+            raise ValueError(f"sparse gradients must have sparse_dim 1, got {gradient.sparse_dim()} ({where})")
+        if group.get("weight_decay"):
+            raise ValueError(
+                f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({where}); use l2"
+            )
+        gradient = gradient.to(dtype).coalesce()
+        rows, gradient = gradient.indices()[0], gradient.values()
+    elif gradient.layout != torch.strided:
+        raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({where})")
+    gradient = gradient.to(dtype)
+    if group["maximize"]:
+        gradient = -gradient
+    if group.get("weight_decay"):
+        gradient = gradient.add(parameter.to(dtype), alpha=group["weight_decay"])
+    return Update(parameter, group, rows, gradient)

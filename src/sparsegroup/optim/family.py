@@ -1,0 +1,185 @@
+"""The named optimizers: each is its base optimizer's arguments, with torch's names and defaults, and a rule."""
+
+from typing import Unpack
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from sparsegroup.optim.arguments import Options
+from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.rules import ADAGRAD, ADAM, AMSGRAD, FTRL, MOMENTUM, SGD
+
+
+class GroupSGD(GroupOptimizer):
+    """SGD with step size lr / √t (Table 1) and sparse group lasso.
+
+    With all λ = 0 it is `torch.optim.SGD` under `LambdaLR(lambda e: (e + 1) ** -0.5)`. For SGD with a constant
+    learning rate take `GroupMomentum(momentum=0)`.
+
+    Args:
+        params: See `GroupOptimizer`.
+        lr: Learning rate α ≥ 0 at step 1.
+        weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
+        **options: The regularizer's arguments, see `GroupOptimizer`.
+    """
+
+    rule = SGD
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3, weight_decay: float = 0.0, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, **options)
+
+
+class GroupMomentum(GroupOptimizer):
+    """SGD with momentum and sparse group lasso. `momentum=0` gives SGD with a constant learning rate.
+
+    With all λ = 0 it is `torch.optim.SGD(momentum=…)` on dense gradients. On sparse gradients it is lazy, unlike
+    torch's: the momentum of a row decays and moves the row only when a gradient holds that row.
+
+    Args:
+        params: See `GroupOptimizer`.
+        lr: Learning rate α ≥ 0.
+        momentum: γ ≥ 0.
+        weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
+        nesterov: Nesterov's momentum, m_t = g_t + γ b_t.
+        **options: The regularizer's arguments, see `GroupOptimizer`.
+    """
+
+    rule = MOMENTUM
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, defaults, **options)
+
+
+class GroupAdagrad(GroupOptimizer):
+    """Adagrad with sparse group lasso (Algorithm 3). With all λ = 0 it is `torch.optim.Adagrad`.
+
+    With l21 = 0 and `initial_accumulator_value = eps = 0` it is FTRL-Proximal that keeps the start x₁, which is what
+    embeddings need; `GroupFTRL` forgets it.
+
+    Args:
+        params: See `GroupOptimizer`.
+        lr: Learning rate α ≥ 0.
+        lr_decay: The learning rate of step t is α / (1 + (t - 1) lr_decay).
+        weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
+        initial_accumulator_value: a₀ ≥ 0, where Σ g² starts.
+        eps: ε ≥ 0, added to √(a₀ + Σ g²).
+        **options: The regularizer's arguments, see `GroupOptimizer`.
+    """
+
+    rule = ADAGRAD
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        **options: Unpack[Options],
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+        }
+        super().__init__(params, defaults, **options)
+
+
+class GroupAdam(GroupOptimizer):
+    """Adam with sparse group lasso (Algorithm 2). With all λ = 0 it is `torch.optim.Adam`.
+
+    On sparse gradients it is lazy and is `torch.optim.SparseAdam` but for ε: ours is Adam's, constant beside
+    √(V / (1 - β2^t)), for dense and sparse gradients alike.
+
+    Args:
+        params: See `GroupOptimizer`.
+        lr: Learning rate α ≥ 0.
+        betas: (β1, β2) in [0, 1), the decay of the first and second moment.
+        eps: ε ≥ 0. TensorFlow's ε̂ is ε √(1 - β2^t).
+        weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
+        **options: The regularizer's arguments, see `GroupOptimizer`.
+
+    Example:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam
+        >>> table = torch.nn.Embedding(4, 2, sparse=True)
+        >>> optimizer = GroupAdam(table.parameters(), lr=1e-2, l21=100.0)
+        >>> table(torch.tensor([0, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> (table.weight == 0).all(dim=1).tolist()
+        [True, False, True, False]
+    """
+
+    rule = ADAM
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, **options)
+
+
+class GroupAMSGrad(GroupAdam):
+    """AMSGrad with sparse group lasso. With all λ = 0 it is `torch.optim.Adam(amsgrad=True)`.
+
+    Args:
+        params, lr, betas, eps, weight_decay, **options: As `GroupAdam`.
+    """
+
+    rule = AMSGRAD
+
+
+class GroupFTRL(GroupOptimizer):
+    """FTRL-Proximal with group lasso (McMahan et al., 2013; Ni et al., 2019), as TensorFlow's `Ftrl` has it.
+
+    σ_t = (√(a₀ + Σ g²) + β) / α, and nothing of the start x₁ is charged: u₀ = σ₀ x₁. So it forgets most of a random
+    initialization; for embeddings use `GroupAdagrad`. TensorFlow's `l2_regularization_strength` is `l2` here.
+    With l21 = 0 it is TensorFlow's FTRL for `learning_rate_power=-0.5`, except that a group which never had a
+    non-zero gradient is left alone.
+
+    Args:
+        params: See `GroupOptimizer`.
+        lr: Learning rate α ≥ 0.
+        beta: β ≥ 0, added to the root.
+        initial_accumulator_value: a₀ ≥ 0, where Σ g² starts.
+        weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
+        **options: The regularizer's arguments, see `GroupOptimizer`.
+    """
+
+    rule = FTRL
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        beta: float = 0.0,
+        initial_accumulator_value: float = 0.1,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta": beta,
+            "initial_accumulator_value": initial_accumulator_value,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults, **options)

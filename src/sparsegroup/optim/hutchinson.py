@@ -1,0 +1,88 @@
+"""The diagonal of the Hessian by Hutchinson's estimator, averaged over blocks as AdaHessian was published."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def hessian_diagonals(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], generator: torch.Generator | None
+) -> list[Tensor]:
+    """One Rademacher sample v ⊙ H v of the diagonal per parameter.
+
+    Args:
+        parameters: What the gradients were taken of.
+        gradients: From `backward(create_graph=True)`; dense shaped as the parameter, or sparse COO.
+        generator: Draws v, on the parameters' device; torch's default one if None.
+
+    Returns:
+        Dense tensors shaped as the dense gradient, or `[n, …]` for the n distinct rows of a sparse one in ascending
+        order. A gradient that does not depend on any parameter has diagonal 0.
+
+    Raises:
+        RuntimeError: No gradient has a graph.
+    """
+    # coalesce() keeps the graph, and gives the distinct rows that the step will update.
+    gradients = [g.coalesce() if g.layout == torch.sparse_coo else g for g in gradients]
+    outputs = [g.values() if g.layout == torch.sparse_coo else g for g in gradients]
+    if outputs and not any(output.requires_grad for output in outputs):
+        raise RuntimeError("GroupAdaHessian needs second derivatives: call loss.backward(create_graph=True)")
+    vectors = [_rademacher(output, generator) for output in outputs]
+    linked = [i for i, output in enumerate(outputs) if output.requires_grad]
+    products = torch.autograd.grad(
+        [outputs[i] for i in linked],
+        parameters,
+        grad_outputs=[vectors[i] for i in linked],
+        allow_unused=True,
+        materialize_grads=False,
+    )
+    return [
+        vector * _like(product, gradient, vector)
+        for vector, product, gradient in zip(vectors, products, gradients, strict=True)
+    ]
+
+
+def _rademacher(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    bits = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
+    return (2 * bits - 1).to(like.dtype)
+
+
+def _like(product: Tensor | None, gradient: Tensor, vector: Tensor) -> Tensor:
+    """H v in the layout of `vector`: the rows of a sparse gradient, whatever layout autograd gave."""
+    if product is None:
+        return torch.zeros_like(vector)
+    if gradient.layout != torch.sparse_coo:
+        return product.to_dense()
+    rows = gradient.indices()[0]
+    if product.layout == torch.sparse_coo:
+        product = product.coalesce()
+        at = torch.searchsorted(rows, product.indices()[0])
+        return torch.zeros_like(vector).index_copy_(0, at, product.values())
+    return product[rows]
+
+
+def block_average(diagonal: Tensor, block_sizes: Sequence[int], parameter_ndim: int) -> Tensor:
+    """Mean of |D| over blocks (AdaHessian, "spatial averaging"), shaped as `diagonal`.
+
+    Args:
+        diagonal: Of the whole parameter or of some of its rows.
+        block_sizes: For parameters of 1, 2, 3 and 4 dimensions: so many consecutive elements form a block, or, with
+            -1, nothing is averaged (0-d and 1-d), each row (2-d), or all but the first two dimensions (3-d and more).
+        parameter_ndim: Dimensions of the parameter.
+
+    Raises:
+        ValueError: A block size that does not divide the row (1-d: the tensor).
+    """
+    diagonal = diagonal.abs()
+    size = block_sizes[min(max(parameter_ndim, 1), 4) - 1]
+    if size == -1:
+        over = {0: (), 1: (), 2: (1,)}.get(parameter_ndim, tuple(range(2, parameter_ndim)))
+        return diagonal.mean(dim=over, keepdim=True).expand_as(diagonal) if over else diagonal
+    unit = diagonal.shape[1:].numel() if parameter_ndim > 1 else diagonal.numel()
+    if unit % size:
+        raise ValueError(
+            f"spatial_average_block_size {size} does not divide {unit}, the size of a row "
+            f"of a {parameter_ndim}-d parameter"
+        )
+    return diagonal.reshape(-1, size).mean(1, keepdim=True).expand(-1, size).reshape(diagonal.shape)

@@ -1,0 +1,63 @@
+"""The paper's practice as param groups: regularize some layers, by default the embeddings, and leave the rest alone."""
+
+from typing import Any, Unpack
+
+from torch import nn
+
+from sparsegroup.optim.arguments import Options
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    layers: type[nn.Module] | tuple[type[nn.Module], ...] = (nn.Embedding, nn.EmbeddingBag),
+    **options: Unpack[Options],
+) -> list[dict[str, Any]]:
+    """Param groups in which only the weights of `layers` are regularized (§4.1 of the paper).
+
+    Args:
+        model: The model; a parameter shared by several modules counts once, as a weight of `layers` if it is one.
+        layers: Types of the modules whose parameter `weight` is regularized.
+        **options: The regularizer's arguments, see `GroupOptimizer`. With `groups="channels"`, the weights of
+            transposed convolutions are cut along dimension 1.
+
+    Returns:
+        Param groups for any optimizer of this library: the regularized ones first, then, without regularizer, all
+        other parameters. Names are kept, so that reports can show them.
+
+    Raises:
+        ValueError: The model has no such layer, or a transposed convolution has `groups` > 1 (its filters do not lie
+            along a dimension).
+
+    Example:
+        >>> from torch import nn
+        >>> from sparsegroup import GroupAdam, param_groups
+        >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1))
+        >>> optimizer = GroupAdam(param_groups(model, l21=1e-3))
+        >>> [(group["l21"], group["param_names"]) for group in optimizer.param_groups]
+        [(0.001, ['0.weight']), (0.0, ['1.weight', '1.bias'])]
+    """
+    chosen: dict[int, bool] = {}  # id of the weight → whether it is a transposed convolution's, cut into channels
+    for name, module in model.named_modules():
+        if isinstance(module, layers):
+            transposed = isinstance(module, _TRANSPOSED) and options.get("groups") == "channels"
+            if transposed and int(module.groups) > 1:  # type: ignore[arg-type]
+                raise ValueError(f"groups='channels' cannot cut {name!r}, a transposed convolution with groups > 1")
+            chosen[id(module.weight)] = transposed
+    if not chosen:
+        names = ", ".join(layer.__name__ for layer in (layers if isinstance(layers, tuple) else (layers,)))
+        raise ValueError(f"the model has no layer of type {names}: nothing would be regularized")
+
+    parts: dict[str, list[tuple[str, nn.Parameter]]] = {"plain": [], "transposed": [], "rest": []}
+    for name, parameter in model.named_parameters():
+        transposed_weight = chosen.get(id(parameter))
+        part = "rest" if transposed_weight is None else "transposed" if transposed_weight else "plain"
+        parts[part].append((name, parameter))
+    candidates: list[dict[str, Any]] = [
+        {"params": parts["plain"], **options},
+        {"params": parts["transposed"], **options, "groups": 1},
+        {"params": parts["rest"], "l1": 0.0, "l21": 0.0, "l2": 0.0},
+    ]
+    return [group for group in candidates if group["params"]]

@@ -1,0 +1,87 @@
+"""Loading optimizer state: float32 survives low-precision parameters, torch.optim's own state is understood."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsegroup.optim.arguments import REFUSED, refuse
+from sparsegroup.rules import Rule
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of state and arithmetic: float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Shielded:
+    """A state tensor on its way through torch's loader, which would cast it to the parameter's dtype."""
+
+    tensor: Tensor
+
+    def unshield(self, parameter: Tensor) -> Tensor:
+        """The tensor as state of `parameter`: on its device, in its compute dtype, laid out like it."""
+        like = torch.empty_like(parameter, dtype=compute_dtype(parameter.dtype))
+        return like.copy_(self.tensor)
+
+
+def adapt_state_dict(
+    state_dict: Mapping[str, Any],
+    param_groups: list[dict[str, Any]],
+    rule: Rule,
+    optimizer: str,
+    check: Callable[[dict[str, Any], str], None],
+) -> dict[str, Any]:
+    """A copy of `state_dict` that torch's loader can take, checked before anything is changed.
+
+    Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own
+    that have no meaning here are dropped, or refused where they are set.
+
+    Args:
+        state_dict: As from `torch.optim.Optimizer.state_dict`.
+        param_groups: The optimizer's.
+        rule: The optimizer's.
+        optimizer: Its name, for messages.
+        check: `check(group, where)` raises where a param group with its hyperparameters is not valid.
+
+    Raises:
+        ValueError: State of another optimizer or shape, or a hyperparameter that is not supported.
+    """
+    groups, state = list(state_dict["param_groups"]), dict(state_dict["state"])
+    if len(groups) != len(param_groups) or any(
+        len(saved["params"]) != len(own["params"]) for saved, own in zip(groups, param_groups, strict=False)
+    ):
+        return dict(state_dict)  # torch's loader raises, with its own words
+
+    for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
+        where = f"{optimizer}, loaded param group {index}"
+        for name in REFUSED.keys() & saved.keys():
+            refuse(name, saved[name], where)
+        kept = own.keys() | {"initial_lr"}
+        groups[index] = {**own, **{name: value for name, value in saved.items() if name in kept}}
+        check({**groups[index], "params": own["params"]}, where)
+        for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
+            if saved_id in state:
+                state[saved_id] = _adapt_entry(state[saved_id], parameter, rule, where)
+    return {**state_dict, "param_groups": groups, "state": state}
+
+
+def _adapt_entry(entry: Mapping[str, Any], parameter: Tensor, rule: Rule, where: str) -> dict[str, Any]:
+    entry = {name: value for name, value in entry.items() if value is not None}
+    known: Collection[str] = {"step", "u", *rule.state}
+    if unknown := entry.keys() - known:
+        raise ValueError(f"state {', '.join(map(repr, sorted(unknown)))} is not of the rule {rule.name!r} ({where})")
+    required = {*rule.state, *(("step",) if rule.counts_steps else ())}
+    if entry and (missing := required - entry.keys()):
+        raise ValueError(f"state {', '.join(map(repr, sorted(missing)))} of {rule.name!r} is missing ({where})")
+    for name, value in entry.items():
+        if name != "step" and value.shape != parameter.shape:
+            raise ValueError(
+                f"state {name!r} has shape {list(value.shape)}, the parameter {list(parameter.shape)} ({where})"
+            )
+    if entry:
+        entry.setdefault("step", torch.zeros((), dtype=torch.float32))
+    return {name: value if name == "step" else Shielded(value) for name, value in entry.items()}

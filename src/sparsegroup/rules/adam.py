@@ -1,0 +1,33 @@
+"""Adam (Kingma and Ba, ICLR 2015), as `torch.optim.Adam` (Table 1, Algorithm 2)."""
+
+from typing import Any
+
+from sparsegroup.rules.rule import Rule, xp
+
+
+def scalars(t: int, lr: float, betas: tuple[float, float], eps: float) -> tuple[float, ...]:
+    beta1, beta2 = betas
+    return beta1, 1 - beta1, beta2, 1 - beta2, 1 / (1 - beta1**t), 1 / (1 - beta2**t), eps, 1 / lr
+
+
+def update(
+    g: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    beta1: Any,
+    one_minus_beta1: Any,
+    beta2: Any,
+    one_minus_beta2: Any,
+    correction1: Any,
+    correction2: Any,
+    eps: Any,
+    inverse_lr: Any,
+) -> tuple[Any, ...]:
+    """m_t = m̂_t / (1 - β1^t), σ_t = (√(V̂_t / (1 - β2^t)) + ε) / α; ε is constant, as in torch."""
+    exp_avg = beta1 * exp_avg + one_minus_beta1 * g
+    exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g
+    sigma = (xp.sqrt(exp_avg_sq * correction2) + eps) * inverse_lr
+    return exp_avg * correction1, sigma, exp_avg, exp_avg_sq
+
+
+ADAM = Rule("adam", scalars, update, state={"exp_avg": 0.0, "exp_avg_sq": 0.0})

@@ -1,0 +1,24 @@
+"""FTRL-Proximal (McMahan et al., KDD 2013), as TensorFlow's `Ftrl`: the start x₁ is not charged to z."""
+
+import math
+from typing import Any
+
+from sparsegroup.rules.rule import Rule, xp
+
+
+def scalars(lr: float, beta: float) -> tuple[float, ...]:
+    return beta, 1 / lr
+
+
+def update(g: Any, sum: Any, beta: Any, inverse_lr: Any) -> tuple[Any, ...]:
+    """m_t = g_t, σ_t = (√(a₀ + Σ g²) + β) / α."""
+    sum = sum + g * g
+    return g, (xp.sqrt(sum) + beta) * inverse_lr, sum
+
+
+def sigma_0(lr: float, beta: float, initial_accumulator_value: float) -> float:
+    """σ₀ = (√a₀ + β) / α, so that u₀ = σ₀ x₁."""
+    return (math.sqrt(initial_accumulator_value) + beta) / lr
+
+
+FTRL = Rule("ftrl", scalars, update, state={"sum": "initial_accumulator_value"}, sigma_0=sigma_0)

@@ -1,0 +1,22 @@
+"""Heavy-ball and Nesterov momentum, as `torch.optim.SGD(momentum=γ)` (Table 1; Sutskever et al., ICML 2013)."""
+
+from typing import Any
+
+from sparsegroup.rules.rule import Rule
+
+
+def scalars(lr: float, momentum: float, nesterov: bool) -> tuple[float, ...]:
+    of_gradient, of_buffer = (1.0, momentum) if nesterov else (0.0, 1.0)
+    return momentum, of_gradient, of_buffer, 1 / lr
+
+
+def update(
+    g: Any, momentum_buffer: Any, momentum: Any, of_gradient: Any, of_buffer: Any, inverse_lr: Any
+) -> tuple[Any, ...]:
+    """b_t = γ b_{t-1} + g_t, m_t = b_t (Nesterov: g_t + γ b_t), σ_t = 1 / α."""
+    momentum_buffer = momentum * momentum_buffer + g
+    m = of_gradient * g + of_buffer * momentum_buffer
+    return m, g - g + inverse_lr, momentum_buffer
+
+
+MOMENTUM = Rule("momentum", scalars, update, state={"momentum_buffer": 0.0})

@@ -1,0 +1,95 @@
+"""What a base optimizer is to this library: two functions and the names of its state.
+
+`scalars` runs on the host, in float64, once per step; `update` is element-wise and takes its array
+functions from the global `xp`, so that one source serves every backend (see `bind`).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+xp: Any = torch
+"""Array namespace of every `update` and of `prox`: `bind` puts NumPy's or Triton's in its place."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A base optimizer: `(m, σ, state) = rule(g, state, …)` of the paper's Table 1, with σ_t = √V_t / α_t.
+
+    Args:
+        name: Lower-case name, used in messages.
+        scalars: `scalars(*, lr, …) -> tuple[float, …]`. Its keyword names say which hyperparameters the rule
+            reads; `t` is the 1-based step. `lr` is never 0 here.
+        update: `update(g, *state, *scalars) -> (m, sigma, *state)`, element-wise, with + - × ÷, `xp.sqrt`,
+            `xp.where`, `xp.maximum` of two arrays, and no numeric literals. A second-order rule gets
+            `update(g, hessian, *state, *scalars)`.
+        state: The element-wise state in the order `update` takes it: name → value before the first
+            gradient, or the name of the hyperparameter that holds that value.
+        second_order: The rule needs a diagonal of the Hessian beside the gradient.
+        sigma_0: `sigma_0(*, lr, …) -> float` where the start x₁ is not charged to z, so that u₀ = σ₀ x₁
+            (FTRL). None, the usual case, is u₀ = 0.
+    """
+
+    name: str
+    scalars: Callable[..., tuple[float, ...]]
+    update: Callable[..., tuple[Any, ...]]
+    state: Mapping[str, float | str]
+    second_order: bool = False
+    sigma_0: Callable[..., float] | None = None
+
+    def host_scalars(self, hyperparameters: Mapping[str, Any], t: int, lr: float) -> tuple[float, ...]:
+        """`scalars` for step `t` at learning rate `lr`."""
+        return self.scalars(**_pick(self.scalars, {**hyperparameters, "t": t, "lr": lr}))
+
+    def host_sigma_0(self, hyperparameters: Mapping[str, Any], lr: float) -> float:
+        """σ₀, the part of σ that is not charged to the start: 0 for all rules but FTRL."""
+        if self.sigma_0 is None:
+            return 0.0
+        return self.sigma_0(**_pick(self.sigma_0, {**hyperparameters, "lr": lr}))
+
+    def initial_state(self, hyperparameters: Mapping[str, Any]) -> dict[str, float]:
+        """State of an element that no gradient has touched."""
+        return {
+            name: float(hyperparameters[value]) if isinstance(value, str) else value
+            for name, value in self.state.items()
+        }
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the rule depends on the step number t."""
+        return "t" in inspect.signature(self.scalars).parameters
+
+
+def _pick(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in _parameter_names(function)}
+
+
+@cache
+def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def bind(function: F, namespace: Any) -> F:
+    """A copy of `function` whose global `xp` is `namespace`: the same mathematics for another backend.
+
+    Args:
+        function: A plain Python function that reads the global `xp`.
+        namespace: A module with `sqrt`, `where` and `maximum`, such as `numpy` or `triton.language`.
+    """
+    assert isinstance(function, FunctionType)
+    bound = FunctionType(
+        function.__code__,
+        {**function.__globals__, "xp": namespace},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return bound  # type: ignore[return-value]

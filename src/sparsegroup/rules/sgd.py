@@ -1,0 +1,18 @@
+"""SGD with the paper's step size α / √t (Table 1)."""
+
+import math
+from typing import Any
+
+from sparsegroup.rules.rule import Rule
+
+
+def scalars(t: int, lr: float) -> tuple[float, ...]:
+    return (math.sqrt(t) / lr,)
+
+
+def update(g: Any, inverse_lr: Any) -> tuple[Any, ...]:
+    """m_t = g_t, σ_t = √t / α."""
+    return g, g - g + inverse_lr
+
+
+SGD = Rule("sgd", scalars, update, state={})

@@ -1,0 +1,112 @@
+"""How sparse a model is: the feature rate of a table, and a report over an optimizer's groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsegroup.groups import grouping
+from sparsegroup.optim.base import GroupOptimizer
+
+
+@torch.no_grad()
+def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
+    """The paper's "sparsity": rows with a non-zero vector over distinct features ever seen in training.
+
+    Args:
+        weight: `[rows, …]`, an embedding table.
+        seen: `[rows]` bool, which rows training has seen (a row never seen keeps its random start and counts neither
+            above nor below); or the number of features ever seen; or None, where all rows were.
+
+    Returns:
+        A number in [0, 1]; 0 if nothing was seen.
+
+    Raises:
+        ValueError: `seen` is a mask of another length or a negative number.
+
+    Example:
+        >>> import torch
+        >>> from sparsegroup import feature_rate
+        >>> feature_rate(torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]))
+        0.5
+    """
+    live = (weight != 0).reshape(len(weight), -1).any(dim=1)
+    if isinstance(seen, Tensor):
+        if seen.shape != live.shape or seen.dtype != torch.bool:
+            raise ValueError(
+                f"seen must be a bool mask of shape {list(live.shape)}, got {seen.dtype} {list(seen.shape)}"
+            )
+        live, count = live & seen, int(seen.sum())
+    else:
+        count = len(live) if seen is None else seen
+        if count < 0:
+            raise ValueError(f"seen must be >= 0, got {count}")
+    return int(live.sum()) / count if count else 0.0
+
+
+@dataclass(frozen=True)
+class ParameterSparsity:
+    """How many groups and elements of one parameter are exactly zero.
+
+    Attributes:
+        name: The parameter's name, or its place in the optimizer where it has none.
+        shape: Of the parameter.
+        groups: Number of groups.
+        zero_groups: Of these, all elements exactly 0.
+        zero_elements: Elements exactly 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    groups: int
+    zero_groups: int
+    zero_elements: int
+
+    @property
+    def live_rate(self) -> float:
+        """Share of the groups that are not zero."""
+        return 1 - self.zero_groups / self.groups if self.groups else 0.0
+
+
+class SparsityReport(tuple[ParameterSparsity, ...]):
+    """One entry per parameter; `str()` gives an aligned table."""
+
+    def __str__(self) -> str:
+        rows: Sequence[tuple[str, ...]] = [
+            ("parameter", "shape", "groups", "zero groups", "live"),
+            *(
+                (
+                    entry.name,
+                    "×".join(map(str, entry.shape)) or "scalar",
+                    f"{entry.groups:,}",
+                    f"{entry.zero_groups:,}",
+                    f"{entry.live_rate:.2%}",
+                )
+                for entry in self
+            ),
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        )
+
+
+@torch.no_grad()
+def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
+    """How many groups of each parameter of `optimizer` are exactly zero, by the groups it regularizes.
+
+    Give the optimizer named parameters (`model.named_parameters()` or `param_groups`) to see their names.
+    """
+    entries = []
+    for group_index, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names")
+        for index, parameter in enumerate(group["params"]):
+            name = names[index] if names else f"param_groups[{group_index}][{index}]"
+            live, total = grouping(group["groups"], parameter.shape, parameter.device).count_nonzero(parameter)
+            zeros = parameter.numel() - int(torch.count_nonzero(parameter))
+            entries.append(ParameterSparsity(name, tuple(parameter.shape), total, total - live, zeros))
+    return SparsityReport(entries)

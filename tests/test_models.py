@@ -1,0 +1,106 @@
+"""The models of §4.1: sizes as in the paper, forward passes against their formulas, inputs checked."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.models import DCN, MLP, OPNN
+
+MODELS = (MLP, OPNN, DCN)
+
+
+def hidden_sizes(layers: nn.Sequential) -> list[int]:
+    return [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
+
+
+def test_sizes_are_the_papers_by_default() -> None:
+    mlp, opnn, dcn = MLP(fields=22), OPNN(fields=16), DCN(fields=26, numbers=13)
+    assert (mlp.dim, hidden_sizes(mlp.hidden), mlp.output.out_features) == (16, [64, 32, 16], 1)
+    assert (opnn.dim, hidden_sizes(opnn.hidden), opnn.output.out_features) == (10, [512, 256, 128], 1)
+    assert [layer.p for layer in opnn.hidden if isinstance(layer, nn.Dropout)] == [0.5] * 3
+    assert (dcn.dim, hidden_sizes(dcn.deep), len(dcn.cross.weight)) == (8, [64, 64], 2)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("numbers", [0, 3])
+def test_one_logit_per_row_and_gradients_reach_every_input(model: type[nn.Module], numbers: int) -> None:
+    torch.manual_seed(0)
+    network = model(fields=4, dim=5, numbers=numbers, hidden=(7, 6))
+    embeddings = torch.randn(9, 4, 5, requires_grad=True)
+    numeric = torch.randn(9, numbers, requires_grad=True) if numbers else None
+    logits = network(embeddings, numeric)
+    assert logits.shape == (9,)
+    logits.square().sum().backward()
+    assert embeddings.grad.abs().sum(dim=(0, 2)).min() > 0
+    assert numeric is None or numeric.grad.abs().sum(dim=0).min() > 0
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def outer_products(embeddings: Tensor, pairwise: bool) -> Tensor:
+    rows = []
+    for fields in embeddings:
+        if pairwise:
+            rows.append(torch.cat([torch.outer(a, b).flatten() for a, b in combinations(fields, 2)]))
+        else:
+            rows.append(torch.outer(fields.sum(0), fields.sum(0)).flatten())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_opnn_feeds_embeddings_and_outer_products_to_its_first_layer(pairwise: bool) -> None:
+    torch.manual_seed(1)
+    network = OPNN(fields=3, dim=4, hidden=(6, 5), pairwise=pairwise).eval()
+    embeddings = torch.randn(8, 3, 4)
+    z_and_p = torch.cat([embeddings.flatten(1), outer_products(embeddings, pairwise)], dim=1)
+    expected = network.output(network.hidden(z_and_p)).squeeze(1)
+    torch.testing.assert_close(network(embeddings), expected)
+
+
+def test_opnn_by_superposition_is_the_sum_of_all_ordered_pairs() -> None:
+    embeddings = torch.randn(2, 3, 4)
+    all_pairs = torch.einsum("bid,bje->bde", embeddings, embeddings).flatten(1)
+    torch.testing.assert_close(outer_products(embeddings, pairwise=False), all_pairs)
+
+
+def test_cross_layers_follow_their_formula() -> None:
+    torch.manual_seed(2)
+    network = DCN(fields=2, dim=3, hidden=(4,), cross_layers=3)
+    torch.nn.init.normal_(network.cross.bias)
+    x_0 = torch.randn(5, 6)
+    x = x_0
+    for weight, bias in zip(network.cross.weight, network.cross.bias, strict=True):
+        # eq. 3 of DCN with the outer product x_0 x^T written out.
+        x = (x_0.unsqueeze(2) @ x.unsqueeze(1) @ weight.view(1, -1, 1)).squeeze(2) + bias + x
+    torch.testing.assert_close(network.cross(x_0), x)
+
+
+def test_numbers_join_the_embeddings() -> None:
+    torch.manual_seed(3)
+    network = MLP(fields=2, dim=3, numbers=2, hidden=(4,))
+    embeddings, numbers = torch.randn(5, 2, 3), torch.randn(5, 2)
+    flat = torch.cat([embeddings.flatten(1), numbers], dim=1)
+    torch.testing.assert_close(network(embeddings, numbers), network.output(network.hidden(flat)).squeeze(1))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("embeddings", "numbers", "message"),
+    [
+        (torch.zeros(5, 3, 3), torch.zeros(5, 2), r"embeddings must be \[batch, 2, 3\], got \[5, 3, 3\]"),
+        (torch.zeros(5, 6), torch.zeros(5, 2), r"embeddings must be \[batch, 2, 3\], got \[5, 6\]"),
+        (torch.zeros(5, 2, 3), None, r"numbers must be \[5, 2\], got None"),
+        (torch.zeros(5, 2, 3), torch.zeros(5, 1), r"numbers must be \[5, 2\], got \[5, 1\]"),
+    ],
+)
+def test_inputs_of_another_shape_are_named(
+    model: type[nn.Module], embeddings: Tensor, numbers: Tensor | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(fields=2, dim=3, numbers=2)(embeddings, numbers)
+
+
+def test_unannounced_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="numbers must be None, got"):
+        DCN(fields=2, dim=3)(torch.zeros(5, 2, 3), torch.zeros(5, 1))

@@ -1,0 +1,125 @@
+"""The streaming pass: test-then-train metrics, the feature rate over features seen, pruning, a reloadable run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparsegroup.data import ClickLog, SyntheticConfig, synthetic_log
+from sparsegroup.training import TrainConfig, evaluate, load_model, predict, prune_rows, save_run, score, train
+from sparsegroup.training.trainer import WINDOWS
+
+
+@pytest.fixture(scope="module")
+def log() -> ClickLog:
+    return synthetic_log(SyntheticConfig(rows=20_000, cardinalities=(10, 100, 2_000)), seed=3)
+
+
+def test_training_learns_and_the_history_covers_the_pass(log: ClickLog) -> None:
+    model, optimizer = TrainConfig(lr=1e-2).build(log)
+    untrained = score(model, log)
+    trained = train(model, optimizer, log)
+    assert trained.test.auc > 0.62
+    assert untrained.auc < 0.58
+    assert trained.test.log_loss < untrained.log_loss
+    samples = [point.samples for point in trained.history]
+    assert samples == sorted(set(samples))
+    assert samples[-1] == log.train_rows
+    assert WINDOWS // 2 <= len(samples) <= WINDOWS
+
+
+def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
+    # With one batch as the whole window, the first point must be that of the untrained model.
+    config = TrainConfig(lr=1e-2, batch_size=log.train_rows)
+    model, optimizer = config.build(log)
+    before = evaluate(log.labels[: log.train_rows], predict(model, log, 0, log.train_rows))
+    history = train(model, optimizer, log, batch_size=log.train_rows).history
+    assert len(history) == 1
+    assert history[0].auc == pytest.approx(before.auc, abs=1e-6)
+    assert history[0].log_loss == pytest.approx(before.log_loss, abs=1e-6)
+
+
+def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: ClickLog) -> None:
+    rates = []
+    for l21 in (0.0, 1e-4, 1e-3, 1e-2, 10.0):
+        model, optimizer = TrainConfig(lr=1e-2, l21=l21).build(log)
+        trained = train(model, optimizer, log)
+        assert trained.live_rows == int((model.embedding.weight != 0).any(dim=1).sum())
+        assert trained.feature_rate == trained.live_rows / log.features
+        rates.append(trained.feature_rate)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 1
+    assert rates[-1] == 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"])
+@pytest.mark.parametrize("model", ["mlp", "opnn", "dcn"])
+def test_every_optimizer_trains_every_model_twice_the_same(log: ClickLog, model: str, optimizer: str) -> None:
+    config = TrainConfig(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=4, seed=5)
+    results = []
+    for _ in range(2):
+        network, group_optimizer = config.build(log)
+        trained = train(network, group_optimizer, log, train_rows=2_000)
+        results.append((trained, network.state_dict()))
+    (one, weights), (two, same) = results
+    assert one == two
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert np.isfinite(one.test.log_loss)
+
+
+def test_validation_uses_training_rows_alone(log: ClickLog) -> None:
+    model, optimizer = TrainConfig(lr=1e-2).build(log)
+    trained = train(model, optimizer, log, train_rows=16_000)
+    assert trained.history[-1].samples == 16_000
+    again = score(model, log, 16_000, log.train_rows)
+    assert trained.test == again
+
+
+def test_unknown_features_are_the_zero_vector(log: ClickLog) -> None:
+    model, optimizer = TrainConfig(lr=1e-2).build(log)
+    train(model, optimizer, log, train_rows=5_000)
+    assert (model.embedding.weight[0] == 0).all()
+
+
+def test_pruning_keeps_the_rows_of_largest_norm() -> None:
+    weight = torch.tensor([[0.0, 3.0], [1.0, 1.0], [-4.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
+    prune_rows(weight, 2)
+    torch.testing.assert_close(weight, torch.tensor([[0.0, 3.0], [0, 0], [-4.0, 0.0], [0, 0], [0, 0]]))
+    with pytest.raises(ValueError, match=r"keep must be in \[0, 5\], got 6"):
+        prune_rows(weight, 6)
+
+
+def test_a_saved_run_predicts_the_same_and_names_its_features(log: ClickLog, tmp_path: Path) -> None:
+    config = TrainConfig(model="opnn", lr=1e-2, l21=1e-3, dim=4)
+    model, optimizer = config.build(log)
+    trained = train(model, optimizer, log, train_rows=5_000)
+    save_run(tmp_path / "run", config, log, model, trained)
+    again = load_model(tmp_path / "run")
+    expected = predict(model, log, log.train_rows, len(log))
+    np.testing.assert_array_equal(predict(again, log, log.train_rows, len(log)), expected)
+    vocabulary = pq.read_table(tmp_path / "run" / "vocabulary.parquet").to_pydict()
+    assert vocabulary["id"] == list(range(1, log.features + 1))
+    assert vocabulary["value"][:3] == [str(value) for value in log.vocabulary["field_0"].to_pylist()[:3]]
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["test_auc"] == trained.test.auc
+    assert len(metrics["history"]) == len(trained.history)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"l21": -0.1}, "l21 must be >= 0, got -0.1"),
+        ({"lr": -1.0}, "lr must be finite and >= 0, got -1"),
+        ({"model": "fm"}, "model must be one of mlp, opnn, dcn, got 'fm'"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, .*, got 'lion'"),
+        ({"optimizer": "ftrl"}, "ftrl has no default learning rate: give lr"),
+        ({"dim": 0}, "dim must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+    ],
+)
+def test_settings_are_checked_when_made(setting: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**setting)
