@@ -66,7 +66,7 @@ class ByIndex:
 
     Args:
         shape: Shape of the tensor, at least 1-d.
-        ids: `[shape[0]]` int64 on the tensor's device, each ≥ 0.
+        ids: `[shape[0]]` int64 on the tensor's device, each ≥ 0; memory is in proportion to the largest.
     """
 
     shape: torch.Size
@@ -79,19 +79,22 @@ class ByIndex:
     def _to_rows(self, per_group: Tensor) -> Tensor:
         return per_group[self.ids].view(-1, *[1] * (len(self.shape) - 1))
 
+    def _as_matrix(self, x: Tensor) -> Tensor:
+        return x.reshape(self.shape[0], self.shape[1:].numel())
+
     @property
     def sqrt_size(self) -> Tensor:
         row_size = self.shape[1:].numel()
         return self._to_rows(torch.sqrt(self._per_group(torch.full_like(self.ids, row_size)).double()))
 
     def norm(self, x: Tensor) -> Tensor:
-        return self._to_rows(torch.sqrt(self._per_group(x.reshape(self.shape[0], -1).square().sum(1))))
+        return self._to_rows(torch.sqrt(self._per_group(self._as_matrix(x).square().sum(1))))
 
     def any(self, mask: Tensor) -> Tensor:
-        return self._to_rows(self._per_group(mask.reshape(self.shape[0], -1).any(1).long()) > 0)
+        return self._to_rows(self._per_group(self._as_matrix(mask).any(1).long()) > 0)
 
     def count_nonzero(self, x: Tensor) -> tuple[int, int]:
-        live = self._per_group((x != 0).reshape(self.shape[0], -1).any(1).long())
+        live = self._per_group(self._as_matrix(x != 0).any(1).long())
         present = self._per_group(torch.ones_like(self.ids))
         return int((live > 0).sum()), int((present > 0).sum())
 
@@ -101,10 +104,10 @@ def check_groups(spec: object, shape: torch.Size, where: str) -> None:
     if isinstance(spec, Tensor):
         if spec.dtype != torch.int64:
             raise TypeError(f"groups: an index must be int64, got {spec.dtype} ({where})")
-        rows = shape[0] if shape else 0
-        if spec.shape != (rows,):
+        if not shape or spec.shape != shape[:1]:
+            expected = f"shape [{shape[0]}]" if shape else "which a 0-d parameter has not"
             raise ValueError(
-                f"groups: an index needs one id per row, shape [{rows}] for a parameter of shape {list(shape)}, "
+                f"groups: an index needs one id per row, {expected} for a parameter of shape {list(shape)}, "
                 f"got shape {list(spec.shape)} ({where})"
             )
         if spec.numel() and int(spec.min()) < 0:
@@ -136,9 +139,17 @@ def grouping(spec: GroupSpec, shape: torch.Size, device: torch.device) -> Groupi
     A 0-d tensor is one group; the rows of a 1-d tensor are its elements.
     """
     if isinstance(spec, Tensor):
-        return ByIndex(shape, spec.to(device))
+        return ByIndex(shape, _compact(spec.to(device)))
     if not shape or spec == "all":
         return Along(shape, None)
     if isinstance(spec, int):
         return Along(shape, spec % len(shape))
     return Along(shape, 1 if spec == "columns" else 0)
+
+
+def _compact(ids: Tensor) -> Tensor:
+    """The same groups with ids not much larger than their number: ids may be hashes."""
+    if ids.numel() and int(ids.max()) >= 4 * ids.numel():
+        _, compact = torch.unique(ids, return_inverse=True)
+        return compact  # type: ignore[no-any-return]
+    return ids

@@ -1,16 +1,20 @@
-"""The closed form of the sparse group lasso (Theorem 1, Algorithm 1), in its dual-residual form.
+"""The closed form of the sparse group lasso (Theorem 1, Algorithm 1), as a step from x.
 
-With m_t, σ_t from the base optimizer, c = σ + 2 λ2, and u the dual residual that a group carries:
+With m_t and σ_t from the base optimizer, c = σ + 2 λ2, and u the dual residual that a group carries:
 
     z  = u + m - σ x
     s  = -sign(z) max(|z| - λ1, 0)                       eq:s_t
-    k  = shrink(‖weigh(s)‖₂)                             per group, τ = √d λ21
-    x⁺ = k s / c                                         eq:ada-group-lasso
-    u⁺ = z + σ x̂                                         x̂: x⁺ as stored
+    r  = z + s                                           z, clipped to ±λ1
+    q  = shrinkage(‖weigh(s)‖₂)                          per group, τ = √d λ21; k = 1 - q
+    x⁺ = x - (u + m - r + q s + 2 λ2 x) / c              = k s / c of eq:ada-group-lasso
+    u⁺ = r - q s - 2 λ2 k s / c + σ (x̂ - x⁺)             = z + σ x̂; x̂: x⁺ as stored
+
+The last two lines are the algorithm's k s / c and z + σ x̂ with the large terms cancelled by hand: σ x is 1/lr times
+as large as what remains, and its rounding, kept in u, would return as a jump of x when the learning rate rises again.
 
 All functions are element-wise, take their array functions from the global `xp` and hold no numeric literals, as
 the rules do: `sparsegroup.rules.bind` makes the same source serve torch, NumPy and Triton. `zero` and `one` are
-0 and 1 in the compute dtype.
+0 and 1 in the compute dtype. A NaN goes through (`zero * z` is NaN where z is): it must show, not become a zero.
 """
 
 import math
@@ -25,17 +29,17 @@ Penalty = Literal["lasso", "mcp", "hard"]
 
 def base_step(x: Any, m: Any, sigma: Any, zero: Any) -> Any:
     """x⁺ = x - m / σ, the base optimizer (Theorem 2); an element with σ = 0 stays."""
-    return x - xp.where(sigma > zero, m / sigma, zero)
-
-
-def residual(x: Any, u: Any, m: Any, sigma: Any) -> Any:
-    """z_t = u + m - σ x, which equals Algorithm 1's z_{t-1} + m_t - (σ_t - σ_{t-1}) x_t."""
-    return u + m - sigma * x
+    return x - xp.where(sigma == zero, zero, m / sigma)
 
 
 def soft_threshold(z: Any, l1: Any, zero: Any) -> Any:
-    """S = -sign(z) max(|z| - λ1, 0) (eq:s_t)."""
-    return xp.where(z > l1, l1 - z, xp.where(z < -l1, -l1 - z, zero))
+    """s = -sign(z) max(|z| - λ1, 0) (eq:s_t)."""
+    return xp.where(z > l1, l1 - z, xp.where(z < -l1, -l1 - z, zero * z))
+
+
+def clip(z: Any, l1: Any) -> Any:
+    """r = z clipped to ±λ1: z + s without its rounding."""
+    return xp.where(z > l1, l1, xp.where(z < -l1, -l1, z))
 
 
 def weigh_s(s: Any, c: Any, zero: Any) -> Any:
@@ -45,42 +49,68 @@ def weigh_s(s: Any, c: Any, zero: Any) -> Any:
 
 def weigh_s_tilde(s: Any, c: Any, zero: Any) -> Any:
     """‖s̃‖ / 2 with s̃ = (σ/2 + λ2)⁻¹ s, as eq:st_2 is printed; an element with c = 0 counts 0."""
-    return xp.where(c > zero, s / c, zero)
+    return xp.where(c == zero, zero, s / c)
 
 
 def weigh_metric(s: Any, c: Any, zero: Any) -> Any:
     """‖(σ/2 + λ2)^(-1/2) s‖ / √2, which makes x⁺ the minimizer of eq:ada-sgl; an element with c = 0 counts 0."""
-    return xp.where(c > zero, s / xp.sqrt(c), zero)
+    return xp.where(c == zero, zero, s / xp.sqrt(c))
 
 
-def shrink_lasso(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
-    """K = max(1 - τ / ‖s‖, 0), and 0 where ‖s‖ = 0; τ > 0."""
-    return xp.where(norm > tau, (norm - tau) / norm, zero)
+def shrinkage_lasso(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
+    """q = min(τ / ‖s‖, 1), so that k = max(1 - τ / ‖s‖, 0); τ > 0."""
+    return xp.where(norm > tau, tau / norm, one + zero * norm)
 
 
-def shrink_mcp(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
-    """K = min(γ/(γ-1) max(1 - τ / ‖s‖, 0), 1): group MCP (Breheny and Huang, 2009); `mcp_ratio` is γ/(γ-1)."""
-    k = xp.where(norm > tau, mcp_ratio * (norm - tau) / norm, zero)
-    return xp.where(k < one, k, one)
+def shrinkage_mcp(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
+    """k = min(γ/(γ-1) max(1 - τ / ‖s‖, 0), 1): group MCP (Breheny and Huang, 2009); `mcp_ratio` is γ/(γ-1)."""
+    q = xp.where(norm > tau, (mcp_ratio * tau - (mcp_ratio - one) * norm) / norm, one + zero * norm)
+    return xp.where(q < zero, zero, q)
 
 
-def shrink_hard(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
-    """K = 1 where ‖s‖ > τ, else 0."""
-    return xp.where(norm > tau, one, zero)
+def shrinkage_hard(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
+    """q = 0 where ‖s‖ > τ, else 1."""
+    return xp.where(norm > tau, zero, one + zero * norm)
 
 
-def solution(x: Any, s: Any, k: Any, c: Any, keep: Any, zero: Any) -> Any:
-    """x⁺ = k s / c. Where c = 0, k x if λ1 = 0 (`keep` = 1), else 0 (`keep` = 0)."""
-    return xp.where(c > zero, k * s / c, keep * k * x)
+def solution(
+    x: Any, u: Any, m: Any, r: Any, s: Any, q: Any, two_l2: Any, c: Any, keep: Any, zero: Any, one: Any
+) -> Any:
+    """x⁺; exactly 0 where k s = 0. Where c = 0, k x if λ1 = 0 (`keep` = 1), else 0 (`keep` = 0)."""
+    k = one - q
+    stepped = x - (u + m - r + q * s + two_l2 * x) / c
+    return xp.where(c == zero, keep * k * x, xp.where(k * s == zero, zero, stepped))
 
 
-def next_residual(z: Any, sigma: Any, x: Any) -> Any:
-    """u⁺ = z + σ x̂ with x̂ the parameter *as stored*, so that its rounding is fed back."""
-    return z + sigma * x
+def next_residual(
+    r: Any,
+    s: Any,
+    q: Any,
+    two_l2: Any,
+    c: Any,
+    sigma: Any,
+    exact: Any,
+    stored: Any,
+    zero: Any,
+    one: Any,
+    minus_zero: Any,
+) -> Any:
+    """u⁺ from x⁺ (`exact`) and x̂ (`stored`), whose difference feeds the rounding of low-precision parameters back.
+
+    A result of 0 becomes -0: only a group that was never updated carries u = +0, its initial value. That is how the
+    two are told apart where the base optimizer keeps no state (SGD).
+    """
+    shrunk = xp.where(c == zero, zero, (one - q) * s / c)  # x⁺ again, with small weights relatively exact
+    u = r - q * s - two_l2 * shrunk + sigma * (stored - exact)
+    return xp.where(u == minus_zero, minus_zero, u)
 
 
 WEIGH: Mapping[Norm, Callable[..., Any]] = {"s": weigh_s, "s_tilde": weigh_s_tilde, "metric": weigh_metric}
-SHRINK: Mapping[Penalty, Callable[..., Any]] = {"lasso": shrink_lasso, "mcp": shrink_mcp, "hard": shrink_hard}
+SHRINKAGE: Mapping[Penalty, Callable[..., Any]] = {
+    "lasso": shrinkage_lasso,
+    "mcp": shrinkage_mcp,
+    "hard": shrinkage_hard,
+}
 
 TAU_SCALE: Mapping[Norm, float] = {"s": 1.0, "s_tilde": 0.5, "metric": math.sqrt(0.5)}
 """`weigh` leaves out a constant factor of the norm; τ is divided by the same factor."""

@@ -23,7 +23,7 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
         A number in [0, 1]; 0 if nothing was seen.
 
     Raises:
-        ValueError: `seen` is a mask of another length or a negative number.
+        ValueError: `seen` is a mask of another length, or fewer than the live rows.
 
     Example:
         >>> import torch
@@ -31,7 +31,7 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
         >>> feature_rate(torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]))
         0.5
     """
-    live = (weight != 0).reshape(len(weight), -1).any(dim=1)
+    live = (weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0
     if isinstance(seen, Tensor):
         if seen.shape != live.shape or seen.dtype != torch.bool:
             raise ValueError(
@@ -40,8 +40,8 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
         live, count = live & seen, int(seen.sum())
     else:
         count = len(live) if seen is None else seen
-        if count < 0:
-            raise ValueError(f"seen must be >= 0, got {count}")
+        if count < int(live.sum()):
+            raise ValueError(f"seen must be at least the number of live rows, {int(live.sum())}, got {count}")
     return int(live.sum()) / count if count else 0.0
 
 

@@ -44,17 +44,23 @@ def moments(
     return m, sigma, state_after
 
 
-def ever_touched(
-    g: Tensor, u: Tensor | None, state: Sequence[Tensor], initial: Sequence[float], groups: Grouping
-) -> Tensor:
+def updated_before(u: Tensor) -> Tensor:
+    """Where a dual residual is not its initial +0: `prox.next_residual` leaves -0 or another number."""
+    return (u != 0) | torch.signbit(u)
+
+
+def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequence[float], groups: Grouping) -> Tensor:
     """Whether a group has ever had a non-zero gradient, told from what that leaves behind (broadcasts to `g`)."""
-    touched = g != 0
+    touched = (g != 0) | updated_before(u)
     for before, untouched in zip(state, initial, strict=True):
         # As the state is stored: a default such as 0.1 has another float32 value.
         touched |= before != torch.tensor(untouched, dtype=before.dtype)
-    if u is not None:
-        touched |= u != 0
     return groups.any(touched)
+
+
+def with_start(u: Tensor, x: Tensor, sigma_0: float, groups: Grouping) -> Tensor:
+    """u with u₀ = σ₀ x₁ in the groups that were never updated."""
+    return torch.where(groups.any(updated_before(u)), u, sigma_0 * x)
 
 
 def regularized_step(
@@ -75,20 +81,24 @@ def regularized_step(
         x̂ in `dtype`, and u⁺ in the compute dtype.
     """
     zero, one = _constants(x.dtype, x.device)
-    z = prox.residual(x, u, m, sigma)
+    two_l2 = 2 * regularizer.l2
+    z = u + m - sigma * x
     s = prox.soft_threshold(z, regularizer.l1, zero)
-    c = sigma + 2 * regularizer.l2
-    k = one
+    r = prox.clip(z, regularizer.l1)
+    c = sigma + two_l2
+    q = zero
     if regularizer.l21 > 0:
         norm = groups.norm(prox.WEIGH[regularizer.norm](s, c, zero))
         tau = torch.as_tensor(
             groups.sqrt_size * (regularizer.l21 * prox.TAU_SCALE[regularizer.norm]), dtype=x.dtype, device=x.device
         )
         mcp_ratio = regularizer.mcp_gamma / (regularizer.mcp_gamma - 1)
-        k = prox.SHRINK[regularizer.penalty](norm, tau, mcp_ratio, zero, one)
+        q = prox.SHRINKAGE[regularizer.penalty](norm, tau, mcp_ratio, zero, one)
     keep = one if regularizer.l1 == 0 else zero
-    stored = prox.solution(x, s, k, c, keep, zero).to(dtype)
-    return stored, prox.next_residual(z, sigma, stored.to(x.dtype))
+    exact = prox.solution(x, u, m, r, s, q, two_l2, c, keep, zero, one)
+    stored = exact.to(dtype)
+    residual = prox.next_residual(r, s, q, two_l2, c, sigma, exact, stored.to(x.dtype), zero, one, -zero)
+    return stored, residual
 
 
 def base_step(x: Tensor, m: Tensor, sigma: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ class GroupAdaHessian(GroupOptimizer):
     """AdaHessian with sparse group lasso. With all λ = 0 it is AdaHessian as published (Yao et al., AAAI 2021).
 
     Call `loss.backward(create_graph=True)` before `step()`, or in its closure. `step()` leaves detached gradients
-    behind, so that the graph is freed. Sparse gradients are taken, lazily. Not for use under `GradScaler`, whose
+    behind, so that the graph is freed. Sparse gradients are taken, lazily (torch has no second derivative of
+    `nn.EmbeddingBag`, only of `nn.Embedding`). Not for use under `GradScaler`, whose
     scale would enter the Hessian: use bfloat16 autocast.
 
     Args:
@@ -49,6 +50,7 @@ class GroupAdaHessian(GroupOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-4,
         weight_decay: float = 0.0,
+        *,
         spatial_average_block_size: Sequence[int] = (-1, -1, -1, -1),
         generator: torch.Generator | None = None,
         **options: Unpack[Options],
@@ -59,7 +61,7 @@ class GroupAdaHessian(GroupOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "spatial_average_block_size": tuple(spatial_average_block_size),
+            "spatial_average_block_size": spatial_average_block_size,
         }
         super().__init__(params, defaults, **options)
 
@@ -69,13 +71,16 @@ class GroupAdaHessian(GroupOptimizer):
     def _check_group(self, group: dict[str, Any], where: str) -> None:
         super()._check_group(group, where)
         sizes = group["spatial_average_block_size"]
-        if len(sizes) != 4 or not all(isinstance(size, int) and (size == -1 or size > 0) for size in sizes):
+        valid = isinstance(sizes, tuple | list) and len(sizes) == 4
+        if not valid or not all(isinstance(size, int) and (size == -1 or size > 0) for size in sizes):
             raise ValueError(
                 f"spatial_average_block_size must be four ints, each -1 or positive, got {sizes!r} ({where})"
             )
 
     def _plan(self) -> list[Update]:
         if hasattr(self, "grad_scale"):
+            for left_behind in {"grad_scale", "found_inf"} & vars(self).keys():  # by a scaler that sees step() raise
+                delattr(self, left_behind)
             raise RuntimeError(
                 "GroupAdaHessian cannot run under GradScaler: its scale would enter the Hessian; use bfloat16 autocast"
             )

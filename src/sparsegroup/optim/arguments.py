@@ -1,13 +1,14 @@
 """The arguments that all optimizers share: their defaults, their ranges, and torch's own that are refused by name."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
 from typing import Any, TypedDict
 
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec
-from sparsegroup.prox import SHRINK, WEIGH, Norm, Penalty
+from sparsegroup.prox import SHRINKAGE, WEIGH, Norm, Penalty
 
 
 class Options(TypedDict, total=False):
@@ -54,11 +55,14 @@ REFUSED: Mapping[str, str] = {
 }
 """Arguments of torch.optim and of the published AdaHessian that change the result: accepted at their default only."""
 
-_REFUSED_DEFAULTS: Mapping[str, tuple[Any, ...]] = {"hessian_power": (1, 1.0)}
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {"hessian_power": (1,)}
+"""Values of refused arguments that ask for nothing; of those not named here None, False and 0."""
 
 
-def split_options(options: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
-    """The shared defaults updated by `options`, after refusing what is not supported.
+def known_options(
+    options: Mapping[str, Any], known: Collection[str], optimizer: str, where: str = ""
+) -> dict[str, Any]:
+    """Those of `options` that are `known`, after refusing what is not supported. `where` ends the messages.
 
     Raises:
         ValueError: A known argument of torch at another value than its default.
@@ -66,15 +70,15 @@ def split_options(options: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     """
     for name, value in options.items():
         if name in REFUSED or name in EXECUTION:
-            refuse(name, value, optimizer)
-        elif name not in DEFAULTS:
-            raise TypeError(f"{optimizer} got an unexpected argument {name!r}")
-    return {**DEFAULTS, **{name: value for name, value in options.items() if name in DEFAULTS}}
+            refuse(name, value, f"{optimizer}{where}")
+        elif name not in known:
+            raise TypeError(f"{optimizer} got an unexpected argument {name!r}{where}")
+    return {name: value for name, value in options.items() if name in known}
 
 
 def refuse(name: str, value: Any, where: str) -> None:
     """Raise ValueError unless `value` leaves the unsupported argument `name` at its default."""
-    if value not in _REFUSED_DEFAULTS.get(name, (None, False, 0)):
+    if value not in _HARMLESS.get(name, (None, False, 0)):
         raise ValueError(f"{name}={value!r} is not supported by {where}: {({**REFUSED, **EXECUTION})[name]}")
 
 
@@ -97,6 +101,14 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+def _are_betas(value: Any) -> bool:
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in value)
+    )
+
+
 def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
     """Raise ValueError or TypeError, naming the argument, its value and `where`, if one is out of range."""
     for name, (valid, expected) in _RANGES.items():
@@ -106,18 +118,16 @@ def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
         if isinstance(value, Tensor):
             if name != "lr":
                 raise TypeError(f"{name} must be a number, got a tensor ({where})")
-            if value.numel() != 1:
-                raise ValueError(f"lr must have one element, got shape {list(value.shape)} ({where})")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
+            if value.numel() != 1 or value.is_complex():
+                raise ValueError(f"lr must be one real number, got {value!r} ({where})")
+        elif isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r} ({where})")
         if not valid(float(value)):
             raise ValueError(f"{name} must be {expected}, got {float(value):g} ({where})")
-    if "betas" in group:
-        betas = group["betas"]
-        if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r} ({where})")
-    for name, choices in (("norm", WEIGH), ("penalty", SHRINK)):
-        if group[name] not in choices:
+    if "betas" in group and not _are_betas(group["betas"]):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {group['betas']!r} ({where})")
+    for name, choices in (("norm", WEIGH), ("penalty", SHRINKAGE)):
+        if not isinstance(group[name], str) or group[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {group[name]!r} ({where})")
     if group.get("nesterov") and not group["momentum"]:
         raise ValueError(f"nesterov=True needs momentum > 0 ({where})")

@@ -11,11 +11,14 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import check_groups, grouping, is_rows
 from sparsegroup.kernels import eager
-from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, split_options
+from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
 from sparsegroup.optim.state import Shielded, adapt_state_dict, compute_dtype
 from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
+
+VANISHING_LR = 2.0**-50
+"""Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class GroupOptimizer(Optimizer):
     rule: ClassVar[Rule]
 
     def __init__(self, params: ParamsT, defaults: Mapping[str, Any], **options: Unpack[Options]) -> None:
-        super().__init__(params, {**defaults, **split_options(options, type(self).__name__)})
+        super().__init__(params, {**defaults, **DEFAULTS, **known_options(options, DEFAULTS, type(self).__name__)})
 
     def __init_subclass__(cls) -> None:
         # `help()` shows the shared arguments with their defaults, which `**options` would hide.
@@ -96,12 +99,15 @@ class GroupOptimizer(Optimizer):
         Raises:
             ValueError, TypeError: As the constructor; nothing is added.
         """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
         if not isinstance(group["params"], Tensor | set):
             group["params"] = list(group["params"])
         where = f"param group {len(self.param_groups)}"
-        for name in group.keys() - self.defaults.keys() - {"params", "param_names", "initial_lr"}:
-            raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r} ({where})")
+        # Unlike torch, so that a misspelt l21 does not pass; the last two are what others keep there.
+        known = {*self.defaults, "params", "param_names", "initial_lr", "name", "lr_scale"}
+        group = known_options(group, known, type(self).__name__, f" ({where})")
         self._check_group({**self.defaults, **group}, where)
         super().add_param_group(group)
 
@@ -128,7 +134,7 @@ class GroupOptimizer(Optimizer):
         State keeps the compute dtype whatever the parameter's: float32 for bfloat16 parameters.
 
         Raises:
-            ValueError: State of another rule or shape; nothing is changed.
+            ValueError: State that the rule has not or that it lacks, or of another shape; nothing is changed.
         """
 
         def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
@@ -144,6 +150,8 @@ class GroupOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for parameter, entry in self.state.items():
+            if not isinstance(parameter, Tensor):
+                continue  # an entry of no parameter: torch carries those along
             for name, value in entry.items():
                 if isinstance(value, Shielded):
                     entry[name] = value.unshield(parameter)
@@ -181,7 +189,7 @@ class GroupOptimizer(Optimizer):
         updates = []
         for index, group in enumerate(self.param_groups):
             where = f"param group {index}"
-            check_hyperparameters(group, where)
+            self._check_group(group, where)
             for number, parameter in enumerate(group["params"]):
                 if parameter.grad is not None:
                     names = group.get("param_names")
@@ -193,17 +201,20 @@ class GroupOptimizer(Optimizer):
         parameter, group, rows = update.parameter, update.group, update.rows
         state = self.state[parameter]
         initial = self.rule.initial_state(group)
-        lr = float(group["lr"])
-        regularizer = eager.Regularizer(**{name: group[name] for name in eager.Regularizer.__annotations__})
         dtype = compute_dtype(parameter.dtype)
+        lr = float(group["lr"])
+        if lr < VANISHING_LR:
+            lr = 0.0
+        regularizer = eager.Regularizer(**{name: group[name] for name in eager.Regularizer.__annotations__})
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             for name, value in initial.items():
                 state[name] = torch.full_like(parameter, value, dtype=dtype)
         state["step"] += 1
         # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
-        if "u" not in state and lr > 0 and (regularizer.active or parameter.dtype != dtype or self.rule.sigma_0):
-            state["u"] = parameter.to(dtype) * self.rule.host_sigma_0(group, lr)
+        carries_u = regularizer.active or parameter.dtype != dtype or self.rule.sigma_0 is not None
+        if "u" not in state and carries_u:
+            state["u"] = torch.zeros_like(parameter, dtype=dtype)
 
         def read(tensor: Tensor) -> Tensor:
             return (tensor if rows is None else tensor[rows]).to(dtype)
@@ -212,7 +223,7 @@ class GroupOptimizer(Optimizer):
             if rows is None:
                 tensor.copy_(value)
             else:
-                tensor.index_copy_(0, rows, value)
+                tensor.index_copy_(0, rows, value.to(tensor.dtype))
 
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
         scalars = self.rule.host_scalars(group, int(state["step"]), lr or 1.0)
@@ -226,9 +237,11 @@ class GroupOptimizer(Optimizer):
             else:
                 u = read(state["u"])
                 groups = grouping(group["groups"], x.shape, parameter.device)
-                told_by_u = None if self.rule.sigma_0 else u
-                touched = eager.ever_touched(update.gradient, told_by_u, before, list(initial.values()), groups)
-                stored, u_after = eager.regularized_step(x, u, m, sigma, regularizer, groups, parameter.dtype)
+                touched = eager.ever_touched(update.gradient, u, before, list(initial.values()), groups)
+                charged = u
+                if self.rule.sigma_0 is not None:
+                    charged = eager.with_start(u, x, self.rule.host_sigma_0(group, lr), groups)
+                stored, u_after = eager.regularized_step(x, charged, m, sigma, regularizer, groups, parameter.dtype)
                 write(parameter, torch.where(touched, stored, parameter if rows is None else parameter[rows]))
                 write(state["u"], torch.where(touched, u_after, u))
         for name, moment in zip(self.rule.state, after, strict=True):

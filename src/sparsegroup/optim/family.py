@@ -26,7 +26,7 @@ class GroupSGD(GroupOptimizer):
     rule = SGD
 
     def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3, weight_decay: float = 0.0, **options: Unpack[Options]
+        self, params: ParamsT, lr: float | Tensor = 1e-3, *, weight_decay: float = 0.0, **options: Unpack[Options]
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, **options)
 
@@ -53,6 +53,7 @@ class GroupMomentum(GroupOptimizer):
         params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.9,
+        *,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         **options: Unpack[Options],

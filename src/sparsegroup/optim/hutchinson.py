@@ -26,16 +26,18 @@ def hessian_diagonals(
     # coalesce() keeps the graph, and gives the distinct rows that the step will update.
     gradients = [g.coalesce() if g.layout == torch.sparse_coo else g for g in gradients]
     outputs = [g.values() if g.layout == torch.sparse_coo else g for g in gradients]
-    if outputs and not any(output.requires_grad for output in outputs):
+    # torch gives the empty sparse gradient of an empty lookup no graph.
+    if outputs and not any(output.requires_grad or not output.numel() for output in outputs):
         raise RuntimeError("GroupAdaHessian needs second derivatives: call loss.backward(create_graph=True)")
     vectors = [_rademacher(output, generator) for output in outputs]
     linked = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not linked:
+        return [torch.zeros_like(vector) for vector in vectors]
     products = torch.autograd.grad(
         [outputs[i] for i in linked],
         parameters,
         grad_outputs=[vectors[i] for i in linked],
         allow_unused=True,
-        materialize_grads=False,
     )
     return [
         vector * _like(product, gradient, vector)

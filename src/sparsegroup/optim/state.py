@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.arguments import REFUSED, refuse
+from sparsegroup.optim.arguments import EXECUTION, REFUSED, refuse
 from sparsegroup.rules import Rule
 
 
@@ -59,9 +59,12 @@ def adapt_state_dict(
     for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
         where = f"{optimizer}, loaded param group {index}"
         for name in REFUSED.keys() & saved.keys():
-            refuse(name, saved[name], where)
-        kept = own.keys() | {"initial_lr"}
-        groups[index] = {**own, **{name: value for name, value in saved.items() if name in kept}}
+            own_name = name == "amsgrad" and "max_exp_avg_sq" in rule.state
+            without_effect = name == "decoupled_weight_decay" and not saved.get("weight_decay")  # AdamW
+            if not own_name and not without_effect:
+                refuse(name, saved[name], where)
+        kept = {name: value for name, value in saved.items() if name not in REFUSED and name not in EXECUTION}
+        groups[index] = {**own, **kept}  # kept: also what schedulers leave there
         check({**groups[index], "params": own["params"]}, where)
         for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
             if saved_id in state:
@@ -78,10 +81,14 @@ def _adapt_entry(entry: Mapping[str, Any], parameter: Tensor, rule: Rule, where:
     if entry and (missing := required - entry.keys()):
         raise ValueError(f"state {', '.join(map(repr, sorted(missing)))} of {rule.name!r} is missing ({where})")
     for name, value in entry.items():
+        if not isinstance(value, Tensor) and name != "step":
+            raise TypeError(f"state {name!r} must be a tensor, got {type(value).__name__} ({where})")
         if name != "step" and value.shape != parameter.shape:
             raise ValueError(
                 f"state {name!r} has shape {list(value.shape)}, the parameter {list(parameter.shape)} ({where})"
             )
     if entry:
         entry.setdefault("step", torch.zeros((), dtype=torch.float32))
-    return {name: value if name == "step" else Shielded(value) for name, value in entry.items()}
+    return {
+        name: torch.as_tensor(value).clone() if name == "step" else Shielded(value) for name, value in entry.items()
+    }

@@ -18,7 +18,7 @@ def update(g: Any, sum: Any, beta: Any, inverse_lr: Any) -> tuple[Any, ...]:
 
 def sigma_0(lr: float, beta: float, initial_accumulator_value: float) -> float:
     """σ₀ = (√a₀ + β) / α, so that u₀ = σ₀ x₁."""
-    return (math.sqrt(initial_accumulator_value) + beta) / lr
+    return (math.sqrt(initial_accumulator_value) + beta) * (1 / lr)  # rounded as in `update`: the two must cancel
 
 
 FTRL = Rule("ftrl", scalars, update, state={"sum": "initial_accumulator_value"}, sigma_0=sigma_0)

@@ -34,7 +34,7 @@ class Rule:
             gradient, or the name of the hyperparameter that holds that value.
         second_order: The rule needs a diagonal of the Hessian beside the gradient.
         sigma_0: `sigma_0(*, lr, …) -> float` where the start x₁ is not charged to z, so that u₀ = σ₀ x₁
-            (FTRL). None, the usual case, is u₀ = 0.
+            (FTRL), with the learning rate of a group's first update. None, the usual case, is u₀ = 0.
     """
 
     name: str
@@ -49,9 +49,8 @@ class Rule:
         return self.scalars(**_pick(self.scalars, {**hyperparameters, "t": t, "lr": lr}))
 
     def host_sigma_0(self, hyperparameters: Mapping[str, Any], lr: float) -> float:
-        """σ₀, the part of σ that is not charged to the start: 0 for all rules but FTRL."""
-        if self.sigma_0 is None:
-            return 0.0
+        """`sigma_0` at learning rate `lr`."""
+        assert self.sigma_0 is not None
         return self.sigma_0(**_pick(self.sigma_0, {**hyperparameters, "lr": lr}))
 
     def initial_state(self, hyperparameters: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,164 @@
+"""Theorem 2: with all λ = 0 every optimizer is its counterpart in torch.optim, under any scheduler."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from fixed_gradients import relative_error
+from sparsegroup import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupMomentum, GroupOptimizer, GroupSGD
+
+STEPS = 1000
+SHAPE = (6, 3)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def always_one(epoch: int) -> float:
+    return 1.0
+
+
+def inverse_square_root(epoch: int) -> float:
+    return (epoch + 1) ** -0.5
+
+
+def triangle_that_rests_at_0(epoch: int) -> float:
+    return max(0.0, abs(epoch % 200 - 100) / 100 - 0.1)
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """An optimizer and what it must equal.
+
+    Attributes:
+        ours: An optimizer of the library.
+        theirs: An optimizer of torch.
+        lr: Of both.
+        options: Hyperparameters of both.
+        only_theirs: Hyperparameters that the library has no name for.
+        rate: What torch's learning rate is multiplied by in each step, beside the scheduler.
+        sparse: Gradients hold some rows only.
+    """
+
+    ours: type[GroupOptimizer]
+    theirs: type[Optimizer]
+    lr: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    only_theirs: Mapping[str, Any] = field(default_factory=dict)
+    rate: Callable[[int], float] = always_one
+    sparse: bool = False
+
+    def build(self, x: Tensor) -> tuple[GroupOptimizer, Tensor, Optimizer, Tensor]:
+        a, b = torch.nn.Parameter(x.clone()), torch.nn.Parameter(x.clone())
+        return (
+            self.ours([a], lr=self.lr, **self.options),
+            a,
+            self.theirs([b], lr=self.lr, **self.options, **self.only_theirs),
+            b,
+        )
+
+
+SGD, ADAGRAD, ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
+START_AND_DECAY = {"lr_decay": 0.01, "initial_accumulator_value": 0.1, "eps": 1e-6}
+
+TABLE: Mapping[str, Equivalence] = {
+    "sgd": Equivalence(GroupSGD, SGD, 0.5, rate=inverse_square_root),
+    "sgd, sparse": Equivalence(GroupSGD, SGD, 0.5, rate=inverse_square_root, sparse=True),
+    "sgd at a constant rate": Equivalence(GroupMomentum, SGD, 0.02, {"momentum": 0.0}),
+    "momentum": Equivalence(GroupMomentum, SGD, 0.02, {"momentum": 0.9}),
+    "nesterov, weight decay, maximize": Equivalence(
+        GroupMomentum, SGD, 0.02, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}
+    ),
+    "adagrad": Equivalence(GroupAdagrad, ADAGRAD, 0.5),
+    "adagrad, start and decay": Equivalence(GroupAdagrad, ADAGRAD, 0.5, {**START_AND_DECAY, "weight_decay": 0.1}),
+    "adagrad, sparse": Equivalence(GroupAdagrad, ADAGRAD, 0.5, START_AND_DECAY, sparse=True),
+    "adam": Equivalence(GroupAdam, ADAM, 0.05),
+    "adam, weight decay": Equivalence(GroupAdam, ADAM, 0.05, {"betas": (0.8, 0.95), "weight_decay": 0.1}),
+    "adam, sparse": Equivalence(GroupAdam, torch.optim.SparseAdam, 0.05, sparse=True),
+    "amsgrad": Equivalence(GroupAMSGrad, ADAM, 0.05, {"betas": (0.9, 0.9), "weight_decay": 0.1}, {"amsgrad": True}),
+}
+
+
+def one_cycle(optimizer: Optimizer) -> LRScheduler:
+    """A warm-up that ends near 0, and that cycles momentum or β1 where the optimizer has them."""
+    defaults = optimizer.defaults
+    cycles = "betas" in defaults or bool(defaults.get("momentum"))
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=defaults["lr"], total_steps=STEPS, cycle_momentum=cycles)
+
+
+SCHEDULERS: Mapping[str, Callable[[Optimizer], LRScheduler]] = {
+    "constant": lambda optimizer: lr_scheduler.LambdaLR(optimizer, always_one),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=50, T_mult=2),
+    "to 0 and back": lambda optimizer: lr_scheduler.LambdaLR(optimizer, triangle_that_rests_at_0),
+    "one cycle": one_cycle,
+}
+
+
+def gradients(dtype: torch.dtype, sparse: bool) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    g = torch.randn(STEPS, *SHAPE, dtype=dtype, generator=generator)
+    g += torch.randn(1, *SHAPE, dtype=dtype, generator=generator) * 0.3
+    if not sparse:
+        return list(g)
+    rows = [torch.randperm(SHAPE[0], generator=generator)[:2] for _ in range(STEPS)]
+    return [
+        torch.sparse_coo_tensor(at[None], step[at], SHAPE, dtype=dtype, check_invariants=True)
+        for at, step in zip(rows, g, strict=True)
+    ]
+
+
+def scheduled_step(optimizer: Optimizer, scheduler: LRScheduler, factor: float) -> float:
+    """A step at `factor` times the learning rate, unseen by the scheduler; returns the learning rate."""
+    group = optimizer.param_groups[0]
+    lr = group["lr"]
+    group["lr"] = lr * factor
+    optimizer.step()
+    group["lr"] = lr
+    scheduler.step()
+    return float(lr)
+
+
+RUNS = [(torch.float64, scheduler) for scheduler in SCHEDULERS] + [
+    (torch.float32, scheduler) for scheduler in ("constant", "restarts")
+]
+
+
+@pytest.mark.parametrize(("dtype", "scheduler"), RUNS, ids=str)
+@pytest.mark.parametrize("case", TABLE)
+def test_without_regularizer_it_is_the_base_optimizer(case: str, dtype: torch.dtype, scheduler: str) -> None:
+    equivalence = TABLE[case]
+    x = torch.randn(SHAPE, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    ours, a, theirs, b = equivalence.build(x)
+    if equivalence.theirs is torch.optim.SparseAdam:
+        # Its ε is ours times √(1 - β2^t), and its constructor refuses 0.
+        ours.param_groups[0]["eps"] = theirs.param_groups[0]["eps"] = 0.0
+    our_scheduler, their_scheduler = SCHEDULERS[scheduler](ours), SCHEDULERS[scheduler](theirs)
+
+    our_path, their_path, rates = [], [], []
+    # torch's optimizers build sparse tensors, which warns unless these checks are switched on or off.
+    with torch.sparse.check_sparse_tensor_invariants():
+        for epoch, g in enumerate(gradients(dtype, equivalence.sparse)):
+            a.grad = b.grad = g
+            rates.append(scheduled_step(ours, our_scheduler, 1.0))
+            assert scheduled_step(theirs, their_scheduler, equivalence.rate(epoch)) == rates[-1]
+            our_path.append(a.detach().clone())
+            their_path.append(b.detach().clone())
+
+    assert (0.0 in rates) == (scheduler == "to 0 and back")
+    assert relative_error(torch.stack(our_path), torch.stack(their_path)) < TOLERANCE[dtype]
+
+
+def test_group_sgd_is_sgd_under_the_inverse_square_root_schedule() -> None:
+    x = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours, a, theirs, b = TABLE["sgd"].build(x)
+    schedule = lr_scheduler.LambdaLR(theirs, lambda e: (e + 1) ** -0.5)
+    for g in gradients(torch.float64, sparse=False):
+        a.grad = b.grad = g
+        ours.step()
+        theirs.step()
+        schedule.step()
+    assert relative_error(a.detach(), b.detach()) < TOLERANCE[torch.float64]

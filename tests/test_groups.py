@@ -1,0 +1,212 @@
+"""How tensors are cut into groups, and `param_groups`, which chooses the layers."""
+
+import math
+from collections.abc import Hashable
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make, parameter, train
+from sparsegroup import GroupAdam, param_groups
+from sparsegroup.groups import grouping
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+IDS = torch.tensor([2, 0, 2, 7])
+
+
+def key_of(spec, shape: torch.Size, at: tuple[int, ...]) -> Hashable:
+    """The group of the element at index `at`, said in the plainest way."""
+    if spec == "all" or not shape:
+        return 0
+    if isinstance(spec, torch.Tensor):
+        return int(spec[at[0]])
+    return at[{"rows": 0, "columns": 1, "channels": 0}.get(spec, spec)]
+
+
+def cut(spec, shape: torch.Size) -> dict[Hashable, torch.Tensor]:
+    """A bool mask per group."""
+    masks: dict[Hashable, torch.Tensor] = {}
+    for at in product(*map(range, shape)):
+        masks.setdefault(key_of(spec, shape, at), torch.zeros(shape, dtype=torch.bool))[at] = True
+    return masks
+
+
+SHAPES = [(4,), (4, 3), (4, 3, 2), (4, 1, 2, 3)]
+CUTS = [
+    *((spec, shape) for shape in SHAPES for spec in ("rows", "channels", "all", 0, -1)),
+    *((spec, shape) for shape in SHAPES[1:] for spec in ("columns", 1, -2)),
+    *((IDS, shape) for shape in SHAPES[:3]),
+    *((spec, ()) for spec in ("rows", "columns", "channels", "all", 0, 3)),
+]
+
+
+@pytest.mark.parametrize(("spec", "shape"), CUTS, ids=str)
+def test_a_cut_equals_the_plain_one(spec, shape):
+    x = parameter(*shape).detach()
+    if shape:
+        x[..., ::2] = 0.0
+    groups = grouping(spec, x.shape, x.device)
+    masks = cut(spec, x.shape)
+    norm, size, mask = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    for members in masks.values():
+        norm[members] = x[members].square().sum().sqrt()
+        size[members] = math.sqrt(int(members.sum()))
+        mask[members] = float((x[members] > 1).any())
+    torch.testing.assert_close(groups.norm(x).expand(x.shape), norm)
+    torch.testing.assert_close((groups.sqrt_size * torch.ones_like(x)), size)
+    assert_identical(groups.any(x > 1).expand(x.shape), mask.bool())
+    live = sum(bool((x[members] != 0).any()) for members in masks.values())
+    assert groups.count_nonzero(x) == (live, len(masks))
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("spec", ["rows", "columns", "channels", "all", 2, -1, IDS], ids=str)
+def test_whole_groups_become_zero_and_others_do_not(cls, spec):
+    """The pattern of zeros is a union of groups; a threshold between their norms leaves some of either kind."""
+    x = parameter(4, 3, 2)
+    optimizer = make(cls, [x], groups=spec, lr=0.1)
+    masks = cut(spec, x.shape)
+    weak = next(iter(masks.values()))
+    coefficient = torch.where(weak, 1e-3, 1.0).double()
+    optimizer.param_groups[0]["l21"] = 0.3
+    with torch.no_grad():
+        x.mul_(coefficient)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = (coefficient * (x * x / 2 + torch.sign(x.detach()) * x)).sum()
+        loss.backward(create_graph=cls.rule.second_order)
+        optimizer.step()
+    zero = {bool((x[members] == 0).all()) for members in masks.values()}
+    for members in masks.values():
+        assert len(set((x[members] == 0).tolist())) == 1
+    assert (x[weak] == 0).all()
+    assert zero == ({True} if spec == "all" else {True, False})
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("rows", 0),
+        ("rows", -3),
+        ("rows", "channels"),
+        ("rows", torch.arange(4)),
+        ("columns", 1),
+        ("columns", -2),
+        (2, -1),
+        ("all", torch.zeros(4, dtype=torch.int64)),
+        (IDS, torch.tensor([1, 5, 1, 0])),
+    ],
+    ids=str,
+)
+def test_two_ways_to_say_the_same_groups(cls, one, other):
+    x, y = parameter(4, 3, 2), parameter(4, 3, 2)
+    for each, spec in ((x, one), (y, other)):
+        train(make(cls, [each], groups=spec, l21=0.3), 3)
+    torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-13)
+
+
+def test_ids_may_be_any_numbers_from_0():
+    """Hashes, say: the memory does not depend on how large they are."""
+    x, y = parameter(4, 3), parameter(4, 3)
+    train(GroupAdam([x], groups=torch.tensor([0, 1, 0, 2]), l21=0.3), 2)
+    train(GroupAdam([y], groups=torch.tensor([0, 2**62, 0, 2**63 - 1]), l21=0.3), 2)
+    assert_identical(x, y)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 2)
+        self.bag = nn.EmbeddingBag(4, 2)
+        self.head = nn.Linear(2, 5)
+
+
+def named(groups: list[dict]) -> list[list[str]]:
+    return [[name for name, _ in group["params"]] for group in groups]
+
+
+def test_param_groups_regularizes_the_embeddings_only():
+    net = Net()
+    groups = param_groups(net, l21=0.1, l1=0.2, norm="metric")
+    assert named(groups) == [["words.weight", "bag.weight"], ["head.weight", "head.bias"]]
+    assert [(g.get("l1", 0.0), g.get("l21", 0.0), g.get("l2", 0.0)) for g in groups] == [(0.2, 0.1, 0), (0, 0, 0)]
+    optimizer = GroupAdam(groups, lr=0.5, l21=7.0, l2=0.3)
+    assert optimizer.param_groups[0]["l2"] == 0.3, "the optimizer's default, where nothing was said"
+    assert optimizer.param_groups[1]["l21"] == 0.0, "nor does the optimizer's default reach the rest"
+    assert optimizer.param_groups[0]["norm"] == "metric"
+    assert {g["lr"] for g in optimizer.param_groups} == {0.5}
+    assert sorted(id(p) for g in optimizer.param_groups for p in g["params"]) == sorted(map(id, net.parameters()))
+
+
+def test_a_tied_weight_counts_once_and_as_an_embedding():
+    net = Net()
+    net.head.weight = net.words.weight
+    assert named(param_groups(net, l21=0.1)) == [["words.weight", "bag.weight"], ["head.bias"]]
+    head_first = nn.Sequential(nn.Linear(2, 5, bias=False), nn.Embedding(5, 2))
+    head_first[1].weight = head_first[0].weight
+    assert named(param_groups(head_first, l21=0.1)) == [["0.weight"]]
+
+
+def test_a_model_of_embeddings_alone_is_one_group():
+    assert named(param_groups(nn.Embedding(3, 2), l21=0.1)) == [["weight"]]
+
+
+def test_subclasses_of_embeddings_are_embeddings():
+    class Table(nn.Embedding):
+        pass
+
+    assert named(param_groups(nn.Sequential(Table(3, 2), nn.Linear(2, 1)), l21=0.1))[0] == ["0.weight"]
+
+
+def test_other_layers_can_be_named():
+    groups = param_groups(Net(), layers=nn.Linear, l21=0.1, groups="columns")
+    assert named(groups) == [["head.weight"], ["words.weight", "bag.weight", "head.bias"]]
+    optimizer = GroupAdam(groups)
+    assert [g["groups"] for g in optimizer.param_groups] == ["columns", "rows"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "match"), [({}, "Embedding, EmbeddingBag"), ({"layers": nn.Conv2d}, "Conv2d")], ids=["default", "conv"]
+)
+def test_a_model_without_such_layers_is_refused(layers, match):
+    with pytest.raises(ValueError, match=f"no layer of type {match}"):
+        param_groups(nn.Linear(2, 2), l21=0.1, **layers)
+
+
+@pytest.mark.parametrize(
+    "convolutions",
+    [(nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)],
+    ids=["1d", "2d", "3d"],
+)
+def test_channels_are_the_output_channels_of_both_kinds_of_convolution(convolutions):
+    plain, transposed = convolutions
+    net = nn.Sequential(plain(2, 3, 2), transposed(3, 5, 2), nn.BatchNorm1d(5))
+    groups = param_groups(net, layers=convolutions, groups="channels", l21=0.1)
+    assert named(groups) == [["0.weight"], ["1.weight"], ["0.bias", "1.bias", "2.weight", "2.bias"]]
+    optimizer = GroupAdam(groups)
+    for group, convolution in zip(optimizer.param_groups[:2], net[:2], strict=True):
+        weight = group["params"][0]
+        assert weight is convolution.weight
+        _, count = grouping(group["groups"], weight.shape, weight.device).count_nonzero(weight)
+        assert count == convolution.out_channels
+
+
+def test_a_transposed_convolution_in_several_parts_has_no_channels_to_cut():
+    net = nn.Sequential(nn.ConvTranspose1d(4, 4, 2, groups=2))
+    with pytest.raises(ValueError, match=r"groups='channels'.*'0'.*groups > 1"):
+        param_groups(net, layers=nn.ConvTranspose1d, groups="channels", l21=0.1)
+    assert named(param_groups(net, layers=nn.ConvTranspose1d, groups="rows", l21=0.1)) == [["0.weight"], ["0.bias"]]
+
+
+def test_param_groups_train_the_embedding_alone_towards_zero():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+    optimizer = GroupAdam(param_groups(net, l21=100.0), lr=0.1)
+    net(torch.tensor([[0, 1], [2, 0]])).square().sum().backward()
+    optimizer.step()
+    assert (net[0].weight == 0).all(dim=1).tolist() == [True] * 3 + [False] * 3
+    assert (net[2].weight != 0).all()

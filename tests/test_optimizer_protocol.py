@@ -1,0 +1,201 @@
+"""The constructor: torch's names, places and defaults, every argument per param group, refusals by name."""
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make, parameter, refused, train
+from sparsegroup import (
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupOptimizer,
+    GroupSGD,
+)
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+COUNTERPART = {
+    GroupSGD: torch.optim.SGD,
+    GroupMomentum: torch.optim.SGD,
+    GroupAdagrad: torch.optim.Adagrad,
+    GroupAdam: torch.optim.Adam,
+    GroupAMSGrad: torch.optim.Adam,
+}
+SHARED = {
+    "l1": 0.0,
+    "l21": 0.0,
+    "l2": 0.0,
+    "groups": "rows",
+    "norm": "s",
+    "penalty": "lasso",
+    "mcp_gamma": 3.0,
+    "maximize": False,
+}
+# Not torch's default, on purpose: momentum is what the class is for.
+OTHER_DEFAULTS = {(GroupMomentum, "momentum"): 0.9}
+HOW_NOT_WHAT = ("foreach", "fused", "capturable", "differentiable")
+NOT_SUPPORTED = {"amsgrad": True, "decoupled_weight_decay": True, "dampening": 0.5, "hessian_power": 0.5}
+
+# One value per argument that differs from the default and is valid beside the others.
+OTHER_VALUES: dict[str, Any] = {
+    "lr": 0.05,
+    "momentum": 0.5,
+    "nesterov": True,
+    "weight_decay": 0.03,
+    "lr_decay": 0.2,
+    "initial_accumulator_value": 0.3,
+    "eps": 1e-3,
+    "beta": 0.7,
+    "betas": (0.7, 0.8),
+    "spatial_average_block_size": (1, 1, 1, 1),
+    "l1": 0.02,
+    "l21": 0.03,
+    "l2": 0.04,
+    "groups": "columns",
+    "norm": "metric",
+    "penalty": "mcp",
+    "mcp_gamma": 2.0,
+    "maximize": True,
+}
+PER_GROUP = [
+    (cls, name)
+    for cls in ALL
+    for name in inspect.signature(cls).parameters
+    if name not in ("params", "generator")  # the generator is the optimizer's
+]
+
+
+def positional(cls: type[torch.optim.Optimizer]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+@pytest.mark.parametrize("cls", COUNTERPART)
+def test_arguments_have_torchs_names_and_defaults(cls):
+    theirs = inspect.signature(COUNTERPART[cls]).parameters
+    for name, argument in inspect.signature(cls).parameters.items():
+        if name in theirs:
+            assert argument.default == OTHER_DEFAULTS.get((cls, name), theirs[name].default), name
+        else:
+            assert name in SHARED
+
+
+@pytest.mark.parametrize("cls", COUNTERPART)
+def test_a_positional_argument_means_what_it_means_in_torch(cls):
+    """Or is refused: `SGD(params, 0.1, 0.9, 0, 1e-4)` with the class name changed must not become something else."""
+    ours, theirs = positional(cls), positional(COUNTERPART[cls])
+    assert [p.name for p in ours] == [p.name for p in theirs][: len(ours)]
+
+
+@pytest.mark.parametrize("cls", COUNTERPART)
+def test_every_argument_of_torch_is_supported_or_refused_by_name(cls):
+    for name, argument in inspect.signature(COUNTERPART[cls]).parameters.items():
+        # Plain SGD has no momentum: these are unknown to GroupSGD.
+        if name not in inspect.signature(cls).parameters and name not in ("momentum", "nesterov"):
+            make(cls, [parameter(2)], **{name: argument.default})
+            with pytest.raises(ValueError, match=name):
+                make(cls, [parameter(2)], **{name: 0.5 if name == "dampening" else True})
+
+
+def test_adahessian_has_the_published_arguments_and_defaults():
+    expected = {"lr": 0.15, "betas": (0.9, 0.999), "eps": 1e-4, "weight_decay": 0.0}
+    arguments = inspect.signature(GroupAdaHessian).parameters
+    assert {name: arguments[name].default for name in expected} == expected
+
+
+def test_ftrl_asks_for_a_learning_rate():
+    with pytest.raises(TypeError, match="lr"):
+        GroupFTRL([parameter(2)])
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_the_regularizers_arguments_are_shown_and_keyword_only(cls):
+    arguments = inspect.signature(cls).parameters
+    assert {name: arguments[name].default for name in SHARED} == SHARED
+    assert all(arguments[name].kind is inspect.Parameter.KEYWORD_ONLY for name in SHARED)
+    with pytest.raises(TypeError, match="positional"):
+        cls([parameter(2)], *[p.default for p in positional(cls)[2:]], 0.1, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("cls", "name"), PER_GROUP)
+def test_an_argument_of_one_param_group_acts_on_that_group_alone(cls, name):
+    base = {"weight_decay": 0.01, "l1": 0.01, "l21": 0.01}
+    if name == "mcp_gamma":  # read where some groups are shrunk and not zero
+        base |= {"penalty": "mcp", "l21": 2.0}
+    one, other = parameter(4, 3, seed=1), parameter(4, 3, seed=2)
+    together = make(cls, [{"params": [one]}, {"params": [other], name: OTHER_VALUES[name]}], **base)
+    train(together, 4)
+
+    plain, alone = parameter(4, 3, seed=1), parameter(4, 3, seed=2)
+    # A second parameter gets the loss of second parameters.
+    train(make(cls, [plain, parameter(4, 3, seed=2)], **base), 4)
+    train(make(cls, [parameter(4, 3, seed=1), alone], **{**base, name: OTHER_VALUES[name]}), 4)
+    assert_identical([one, other], [plain, alone])
+    default = parameter(4, 3, seed=2)
+    train(make(cls, [parameter(4, 3, seed=1), default], **base), 4)
+    assert not torch.equal(other, default), "the argument has no effect"
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize(("name", "value"), [*NOT_SUPPORTED.items(), *((name, True) for name in HOW_NOT_WHAT)])
+def test_an_unsupported_argument_is_refused_by_name_for_all_and_for_one_group(cls, name, value):
+    with pytest.raises(ValueError, match=name):
+        make(cls, [parameter(2)], **{name: value})
+    optimizer = make(cls, [parameter(2)])
+    with refused(optimizer, (TypeError, ValueError), name):
+        optimizer.add_param_group({"params": [parameter(2)], name: value})
+
+
+@pytest.mark.parametrize("name", HOW_NOT_WHAT)
+def test_an_unsupported_argument_stays_refused_after_a_state_was_loaded(name):
+    # torch's `__setstate__` adds "differentiable" to the defaults, which must not make it a known argument.
+    optimizer = GroupAdam([parameter(2)])
+    optimizer.load_state_dict(optimizer.state_dict())
+    with refused(optimizer, (TypeError, ValueError), name):
+        optimizer.add_param_group({"params": [parameter(2)], name: True})
+
+
+@pytest.mark.parametrize("name", HOW_NOT_WHAT)
+@pytest.mark.parametrize("value", [None, False])
+def test_an_unsupported_argument_is_accepted_at_its_default(name, value):
+    GroupAdam([parameter(2)], **{name: value})
+    GroupAdam([{"params": [parameter(2)], name: value}])
+
+
+def test_the_params_of_a_group_may_come_from_a_generator_and_with_names():
+    model = nn.Linear(3, 2)
+    optimizer = GroupAdam([{"params": (item for item in model.named_parameters()), "l21": 0.1}])
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+def test_a_group_passed_in_is_not_changed():
+    group = {"params": [parameter(2)], "l21": 0.1}
+    GroupAdam([group])
+    assert group.keys() == {"params", "l21"}
+
+
+def test_a_subclass_with_arguments_of_its_own_shows_the_shared_ones_too():
+    class Wrapped(GroupAdam):
+        def __init__(self, params, extra=1, **options):
+            super().__init__(params, **options)
+
+    assert list(inspect.signature(Wrapped).parameters) == ["params", "extra", *SHARED]
+
+
+def test_an_argument_is_a_number_of_any_kind():
+    ours = GroupAdam([parameter(2)], lr=np.float32(0.5), l21=np.int64(1), betas=[np.float32(0.5), 0.75])
+    assert (ours.defaults["lr"], ours.defaults["l21"]) == (0.5, 1)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_repr_shows_the_groups(cls):
+    assert "l21: 0.25" in repr(make(cls, [parameter(2)], l21=0.25))
+    assert issubclass(cls, GroupOptimizer)

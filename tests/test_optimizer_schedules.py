@@ -1,0 +1,193 @@
+"""Learning rates: every scheduler of torch, tensors, vanishing rates, restarts."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from optimizer_cases import (
+    ALL,
+    ALLOW_CREATE_GRAPH,
+    assert_identical,
+    backward,
+    make,
+    parameter,
+    separable_loss,
+    snapshot,
+    train,
+)
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupMomentum
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+REGULARIZED = {"l1": 0.01, "l21": 0.02, "l2": 0.01}
+STEPS = 8
+
+
+def cycles_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    return "momentum" in optimizer.defaults or "betas" in optimizer.defaults
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: (epoch + 1) ** -0.5),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=3),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.25, total_iters=4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.8),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=5),  # reaches 0
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=4),  # reaches 0
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.1), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[4]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.05, 0.2, step_size_up=2, cycle_momentum=cycles_momentum(o)),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=STEPS + 1, cycle_momentum=cycles_momentum(o)),
+}
+
+
+def advance(scheduler: Any) -> None:
+    scheduler.step(*([1.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
+
+
+def test_every_scheduler_of_torch_is_among_those_tested():
+    of_torch = {
+        name
+        for name, cls in vars(lr_scheduler).items()
+        if inspect.isclass(cls) and issubclass(cls, lr_scheduler.LRScheduler) and not name.startswith("_")
+    }
+    assert of_torch - {"LRScheduler"} == SCHEDULERS.keys()
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
+def test_a_scheduler_does_what_setting_its_rates_by_hand_does(cls, name, tensor):
+    scheduled, by_hand = parameter(4, 3), parameter(4, 3)
+    lr = torch.tensor(0.1, dtype=torch.float64) if tensor else 0.1
+    optimizer, plain = make(cls, [scheduled], lr=lr, **REGULARIZED), make(cls, [by_hand], **REGULARIZED)
+    of_torch = torch.optim.Adam([parameter(1)], lr=0.1)
+    scheduler, reference = SCHEDULERS[name](optimizer), SCHEDULERS[name](of_torch)
+    for t in range(STEPS):
+        for argument in {"momentum", "betas"} & optimizer.defaults.keys():
+            plain.param_groups[0][argument] = optimizer.param_groups[0][argument]
+        plain.param_groups[0]["lr"] = float(of_torch.param_groups[0]["lr"])
+        assert float(optimizer.param_groups[0]["lr"]) == plain.param_groups[0]["lr"]
+        train(optimizer, 1, start=t)
+        train(plain, 1, start=t)
+        of_torch.step()
+        advance(scheduler)
+        advance(reference)
+    assert_identical(scheduled, by_hand)
+    assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor if tensor else float)
+
+
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "CyclicLR", "OneCycleLR", "SequentialLR"])
+@pytest.mark.parametrize("state_first", [False, True])
+def test_a_schedule_resumes_with_its_optimizer(name, state_first):
+    x = parameter(4, 3)
+    whole = GroupAdam([x], lr=0.1, **REGULARIZED)
+    scheduler = SCHEDULERS[name](whole)
+    for t in range(3):
+        train(whole, 1, start=t)
+        advance(scheduler)
+    state, schedule = copy.deepcopy(whole.state_dict()), copy.deepcopy(scheduler.state_dict())
+    resumed = GroupAdam([torch.nn.Parameter(x.detach().clone())])
+    if state_first:
+        resumed.load_state_dict(state)
+    again = SCHEDULERS[name](resumed)
+    again.load_state_dict(schedule)
+    resumed.load_state_dict(state)
+    assert_identical(snapshot(resumed)["groups"], snapshot(whole)["groups"])
+    for each, its in ((whole, scheduler), (resumed, again)):
+        for t in range(3, 6):
+            train(each, 1, start=t)
+            advance(its)
+    assert_identical(snapshot(resumed)["params"], snapshot(whole)["params"])
+
+
+def test_what_a_scheduler_keeps_in_the_param_groups_survives_loading():
+    """OneCycleLR(last_epoch=…) on a loaded optimizer reads its own keys there, as it does with torch's optimizers."""
+
+    def resume(cls):
+        first = cls([parameter(2)], lr=0.1)
+        scheduler = lr_scheduler.OneCycleLR(first, 0.2, total_steps=10)
+        for _ in range(3):
+            first.step()
+            scheduler.step()
+        second = cls([parameter(2)], lr=0.1)
+        second.load_state_dict(first.state_dict())
+        return lr_scheduler.OneCycleLR(second, 0.2, total_steps=10, last_epoch=scheduler.last_epoch).get_last_lr()
+
+    assert resume(GroupAdam) == resume(torch.optim.Adam)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_tensor_learning_rate_is_read_at_every_step_and_never_written(cls):
+    lr = torch.tensor(0.125)
+    given, plain = parameter(4, 3), parameter(4, 3)
+    optimizer, by_float = make(cls, [given], lr=lr, **REGULARIZED), make(cls, [plain], lr=0.125, **REGULARIZED)
+    for t, rate in enumerate([0.125, 0.0, 0.25]):
+        lr.fill_(rate)
+        by_float.param_groups[0]["lr"] = rate
+        train(optimizer, 1, start=t)
+        train(by_float, 1, start=t)
+    assert_identical(given, plain)
+    assert lr == 0.25
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lr", [1e-18, 1e-25, 1e-40, 1e-310])
+def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls, dtype, lr):
+    """ExponentialLR(gamma=0.9) is at 1e-25 after 500 epochs; 1 / lr no longer fits float32 a little later."""
+    x = parameter(4, 3, dtype=dtype)
+    optimizer = make(cls, [x], **REGULARIZED)
+    train(optimizer, 2)
+    before = x.detach().clone()
+    optimizer.param_groups[0]["lr"] = lr
+    train(optimizer, 2, start=2)
+    torch.testing.assert_close(x.detach(), before, rtol=0, atol=2 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("cls", [GroupMomentum, GroupAdagrad, GroupAdam, GroupFTRL])
+@pytest.mark.parametrize("low", [1e-5, 1e-8, 1e-11])
+def test_a_restart_does_not_replay_what_was_too_small_to_move_the_weights(cls, low):
+    """A warm restart raises the rate many times over. What u holds of the rounding at the low rate stays as small."""
+    rounded = parameter(4, 3, dtype=torch.float32)
+    x = torch.nn.Parameter(rounded.detach().double())
+    optimizers = make(cls, [x], lr=1e-2, l21=1e-3), make(cls, [rounded], lr=1e-2, l21=1e-3)
+    for optimizer in optimizers:
+        train(optimizer, 10)
+        optimizer.param_groups[0]["lr"] = low
+        train(optimizer, 50, start=10)
+    before = (rounded.detach().double() - x.detach()).abs().max()
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = 1e-2
+        train(optimizer, 1, start=60)
+    drift = (rounded.detach().double() - x.detach()).abs().max() - before
+    assert drift <= 1e-5
+
+
+@pytest.mark.parametrize("bad", [-1e-3, float("nan"), float("inf")])
+@pytest.mark.parametrize("cls", ALL)
+def test_a_schedule_that_leaves_the_range_is_refused_at_the_step(cls, bad):
+    x = parameter(3)
+    optimizer = make(cls, [x], lr=torch.tensor(0.1), l21=0.1)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch < 1 else bad * 10)
+    backward(optimizer, separable_loss(x))
+    optimizer.step()
+    scheduler.step()
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match="lr must be finite and >= 0"):
+        optimizer.step()
+    assert_identical(snapshot(optimizer), before)

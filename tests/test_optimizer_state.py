@@ -1,0 +1,259 @@
+"""State: its names, when `u` exists, saving, loading, resuming, copying."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optimizer_cases import (
+    ALL,
+    ALLOW_CREATE_GRAPH,
+    FIRST_ORDER,
+    LOW_PRECISION,
+    assert_identical,
+    backward,
+    make,
+    parameter,
+    refused,
+    snapshot,
+    train,
+    train_lookup,
+)
+from sparsegroup import GroupAdagrad, GroupAdaHessian, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+TORCHS_NAMES = {
+    GroupSGD: set(),
+    GroupMomentum: {"momentum_buffer"},
+    GroupAdagrad: {"sum"},
+    GroupAdam: {"exp_avg", "exp_avg_sq"},
+    GroupAMSGrad: {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    GroupAdaHessian: {"exp_avg", "exp_avg_sq"},
+    GroupFTRL: {"sum"},
+}
+REGULARIZED = {"l1": 0.01, "l21": 0.02, "l2": 0.01}
+BATCHES = [[0, 1, 1], [4, 2], [0, 4], [], [3, 0], [1, 2, 3], [2], [0, 1, 2, 3, 4]]
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def through_pickle(item: Any) -> Any:
+    return pickle.loads(pickle.dumps(item))
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_state_has_torchs_names_plus_u(cls):
+    x = parameter(4, 3)
+    optimizer = make(cls, [x], **REGULARIZED)
+    train(optimizer, 3)
+    state = optimizer.state[x]
+    assert state.keys() == {"step", "u"} | TORCHS_NAMES[cls]
+    assert state["step"].shape == ()
+    assert state["step"] == 3
+    assert all(value.shape == x.shape for name, value in state.items() if name != "step")
+    assert not any(value.requires_grad for value in state.values())
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ALL if cls is not GroupFTRL])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_parameter_never_regularized_carries_no_u(cls, dtype):
+    x, other = parameter(4, 3, dtype=dtype), parameter(4, 3, dtype=dtype)
+    optimizer = make(cls, [{"params": [x]}, {"params": [other], "l21": 0.1}])
+    train(optimizer, 2)
+    assert "u" not in optimizer.state[x]
+    assert "u" in optimizer.state[other]
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_a_low_precision_parameter_carries_u_as_compensation_without_any_regularizer(cls, dtype):
+    x = parameter(4, 3, dtype=dtype)
+    optimizer = make(cls, [x])
+    train(optimizer, 2)
+    assert optimizer.state[x]["u"].dtype == torch.float32
+    assert optimizer.state[x]["u"].abs().max() > 0
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ALL if cls is not GroupFTRL])
+@pytest.mark.parametrize("name", ["l1", "l21", "l2"])
+def test_a_regularizer_turned_on_later_starts_from_u_0(cls, name):
+    x = parameter(4, 3)
+    optimizer = make(cls, [x])
+    train(optimizer, 3)
+    y = nn.Parameter(x.detach().clone())
+    zero_u = make(cls, [y], **{name: 0.05})
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["u"] = torch.zeros_like(x)
+    state["param_groups"][0][name] = 0.05
+    zero_u.load_state_dict(state)
+    optimizer.param_groups[0][name] = 0.05
+    train(optimizer, 2, start=3)
+    train(zero_u, 2, start=3)
+    assert_identical(x, y)
+    assert_identical(optimizer.state[x], zero_u.state[y])
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_regularizer_turned_off_lets_u_drain(cls):
+    x = parameter(4, 3)
+    optimizer = make(cls, [x], l1=0.3, l21=0.3)
+    train(optimizer, 4)
+    assert optimizer.state[x]["u"].abs().max() > 0.1
+    for name in ("l1", "l21"):
+        optimizer.param_groups[0][name] = 0.0
+    train(optimizer, 1, start=4)
+    assert optimizer.state[x]["u"].abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("regularized", [False, True])
+def test_at_lr_0_the_moments_advance_and_the_weights_stay(cls, regularized):
+    options = REGULARIZED if regularized else {}
+    x, y = parameter(4, 3), parameter(4, 3)
+    paused, running = make(cls, [x], **options), make(cls, [y], **options)
+    train(paused, 2)
+    train(running, 2)
+    before = snapshot(paused)
+    paused.param_groups[0]["lr"] = 0.0
+    train(paused, 1, start=2)
+    train(running, 1, start=2)
+    after, advanced = snapshot(paused), snapshot(running)
+    assert_identical(after["params"], before["params"])
+    u = {"u"} & after["state"][0].keys()
+    for name, value in after["state"][0].items():
+        assert_identical(value, (before if name in u else advanced)["state"][0][name], name)
+    paused.param_groups[0]["lr"] = 0.1
+    train(paused, 1, start=3)
+    assert not torch.equal(x, before["params"][0])
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *LOW_PRECISION])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_resuming_from_a_file_equals_not_stopping(cls, dtype, sparse):
+    # A lookup of nothing has no graph to differentiate twice, see test_optimizer_gradients.py.
+    batches = [rows for rows in BATCHES if rows or cls is not GroupAdaHessian]
+
+    def go(optimizer, start, stop):
+        if sparse:
+            train_lookup(optimizer, batches[start:stop], start)
+        else:
+            train(optimizer, stop - start, start)
+
+    x = parameter(5, 3, dtype=dtype)
+    whole = make(cls, [x], **REGULARIZED)
+    go(whole, 0, 4)
+    weights, state = through_a_file({"x": x.detach()})["x"], through_a_file(whole.state_dict())
+    go(whole, 4, 7)
+
+    y = nn.Parameter(weights)
+    resumed = make(cls, [y])  # the regularizer comes with the state
+    resumed.load_state_dict(state)
+    go(resumed, 4, 7)
+    assert_identical(x, y)
+    assert_identical(whole.state[x], resumed.state[y])
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_float32_state_reaches_a_low_precision_parameter_bit_for_bit(cls, dtype):
+    x, low = parameter(4, 3, dtype=torch.float32), parameter(4, 3, dtype=dtype)
+    optimizer, cast = make(cls, [x], **REGULARIZED), make(cls, [low], **REGULARIZED)
+    train(optimizer, 3)
+    cast.load_state_dict(optimizer.state_dict())
+    assert_identical(cast.state[low], optimizer.state[x])
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize(("source", "target"), [(torch.float64, torch.float32), (torch.bfloat16, torch.float64)])
+def test_loaded_state_takes_the_compute_dtype_of_the_parameter(cls, source, target):
+    x, y = parameter(4, 3, dtype=source), parameter(4, 3, dtype=target)
+    optimizer, cast = make(cls, [x], **REGULARIZED), make(cls, [y], **REGULARIZED)
+    train(optimizer, 3)
+    cast.load_state_dict(optimizer.state_dict())
+    for name, value in optimizer.state[x].items():
+        assert_identical(cast.state[y][name], value if name == "step" else value.to(target), name)
+    train(cast, 1, start=3)
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_loaded_state_is_laid_out_as_the_parameter(cls):
+    x = parameter(2, 3, 2, 2)
+    y = nn.Parameter(x.detach().contiguous(memory_format=torch.channels_last))
+    optimizer, other = make(cls, [x], **REGULARIZED), make(cls, [y], **REGULARIZED)
+    train(optimizer, 2)
+    other.load_state_dict(optimizer.state_dict())
+    assert {v.stride() for name, v in other.state[y].items() if name != "step"} == {y.stride()}
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_loaded_state_shares_no_memory_with_its_source(cls):
+    x, y = parameter(4, 3), parameter(4, 3)
+    source, copied = make(cls, [x], **REGULARIZED), make(cls, [y], **REGULARIZED)
+    train(source, 2)
+    copied.load_state_dict(source.state_dict())
+    before = snapshot(source)
+    train(copied, 2, start=2)
+    assert_identical(snapshot(source), before)
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, through_pickle])
+def test_a_copy_with_its_parameters_trains_on_alike(cls, copy_of):
+    generator = {"generator": torch.Generator().manual_seed(3)} if cls is GroupAdaHessian else {}
+    x = parameter(4, 3)
+    optimizer = make(cls, [x], **REGULARIZED, **generator)
+
+    def go(x, optimizer):  # not separable: AdaHessian's generator must have been copied in its state
+        for _ in range(2):
+            backward(optimizer, (x @ x.t()).square().sum() / 50)
+            optimizer.step()
+
+    go(x, optimizer)
+    y, twin = copy_of((x, optimizer))
+    go(x, optimizer)
+    go(y, twin)
+    assert type(twin) is cls
+    assert_identical(x, y)
+    assert_identical(snapshot(optimizer)["state"], snapshot(twin)["state"])
+    with refused(twin, ValueError, "l21"):
+        twin.add_param_group({"params": [parameter(2)], "l21": -1.0})
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_hyperparameters_come_with_the_state(cls):
+    x, y = parameter(4, 3), parameter(4, 3)
+    ids = torch.tensor([1, 0, 1, 2])
+    optimizer = make(cls, [x], lr=torch.tensor(0.25), groups=ids, norm="metric", **REGULARIZED)
+    other = make(cls, [y])
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert_identical(snapshot(other)["groups"], snapshot(optimizer)["groups"])
+
+
+def test_named_parameters_keep_their_names_through_a_state_without_names():
+    model = nn.Linear(2, 2)
+    named, unnamed = GroupAdam(model.named_parameters()), GroupAdam(model.parameters())
+    named.load_state_dict(unnamed.state_dict())
+    assert named.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("cls", FIRST_ORDER)
+def test_state_of_a_parameter_without_steps_loads(cls):
+    used, unused = parameter(2), parameter(3)
+    optimizer = make(cls, [used, unused], l21=0.1)
+    (used**2).sum().backward()
+    optimizer.step()
+    other = make(cls, [parameter(2), parameter(3)], l21=0.1)
+    other.load_state_dict(optimizer.state_dict())
+    assert len(other.state) == 1

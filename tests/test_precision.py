@@ -1,0 +1,86 @@
+"""What float32 state and bfloat16 parameters cost: measured against more precise ones on the same fixed gradients."""
+
+import math
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from family import SIX
+from fixed_gradients import relative_error
+
+STEPS = 10_000
+SHAPE = (4, 2)
+
+every_member = pytest.mark.parametrize("name", SIX)
+
+
+@cache
+def gradients() -> Tensor:
+    """Noise around means, `[STEPS, *SHAPE]` bfloat16, which all dtypes hold exactly."""
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.randn(SHAPE, generator=generator) * torch.tensor([[0.2], [0.0], [0.05], [0.02]])
+    return (mean + torch.randn(STEPS, *SHAPE, generator=generator)).bfloat16()
+
+
+@cache
+def trained(name: str, dtype: torch.dtype, l21: float, steps: int, lowest_rate: float = 1.0) -> Tensor:
+    """The parameter after every hundredth step, `[steps / 100, *SHAPE]` float64.
+
+    Args:
+        name: Of the optimizer.
+        dtype: Of the parameter.
+        l21: λ21 beside a smaller λ1 and λ2; 0 for none of the three. Times the member's gain.
+        steps: How many.
+        lowest_rate: Cosines fall from 1 to this factor of the learning rate every 250 steps.
+    """
+    member = SIX[name]
+    weights = {"l1": l21 * member.gain / 6, "l21": l21 * member.gain, "l2": l21 / 100}
+    start = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).bfloat16() / 4
+    parameter = torch.nn.Parameter(start.to(dtype))
+    optimizer = member.build(parameter, **weights)
+    (group,) = optimizer.param_groups
+    visited = []
+    for t, g in enumerate(gradients()[:steps].to(dtype)):
+        # The Hessian is 1 for AdaHessian, and its gradient still fixed.
+        parameter.grad = g + (parameter - parameter.detach()) if member.second_order else g
+        cosine = (1 + math.cos(math.pi * (t % 250) / 249)) / 2
+        group["lr"] = member.lr * (lowest_rate + (1 - lowest_rate) * cosine)
+        optimizer.step()
+        if (t + 1) % 100 == 0:
+            visited.append(parameter.detach().to(torch.float64, copy=True))
+    return torch.stack(visited)
+
+
+def has_both(rows: Iterable[Tensor]) -> bool:
+    """Whether there are rows that are zero, and others."""
+    return {bool(row.any()) for row in rows} == {False, True}
+
+
+@every_member
+def test_float32_stays_with_float64_over_10000_steps(name: str) -> None:
+    single, double = (trained(name, dtype, 60, STEPS) for dtype in (torch.float32, torch.float64))
+    assert has_both(double.flatten(0, 1))
+    assert relative_error(single, double) < 1e-4
+
+
+@every_member
+def test_float32_stays_with_float64_while_the_rate_restarts_from_a_thousandth(name: str) -> None:
+    single, double = (trained(name, dtype, 20, 1000, 1e-3) for dtype in (torch.float32, torch.float64))
+    assert has_both(double.flatten(0, 1))
+    assert relative_error(single, double) < 1e-3
+
+
+@every_member
+def test_regularized_bfloat16_parameters_stay_within_1_percent_of_float32(name: str) -> None:
+    half, single = trained(name, torch.bfloat16, 60, 3000), trained(name, torch.float32, 60, STEPS)[:30]
+    assert has_both(single.flatten(0, 1))
+    assert relative_error(half, single) < 1e-2
+
+
+@every_member
+def test_plain_bfloat16_parameters_stay_within_1_percent_of_float32(name: str) -> None:
+    half, single = (trained(name, dtype, 0, 3000) for dtype in (torch.bfloat16, torch.float32))
+    assert relative_error(half, single) < 1e-2
