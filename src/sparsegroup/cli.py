@@ -39,14 +39,8 @@ def _print_version(wanted: bool) -> None:
 
 
 Threads = Annotated[
-    int | None,
-    typer.Option(min=1, help="CPU threads; a seed repeats bit for bit with as many.", show_default="all cores"),
+    int, typer.Option(min=1, help="CPU threads. Models this small hardly gain by more; a seed repeats with as many.")
 ]
-
-
-def _set_threads(threads: int | None) -> None:
-    # Setting the number, even to what it is, stops MKL from choosing another under load: results would differ.
-    torch.set_num_threads(threads or torch.get_num_threads())
 
 
 @app.callback()
@@ -110,13 +104,13 @@ def train_command(
     seed: Annotated[
         int, typer.Option(help="Of the initialization, the dropout and the synthetic log.")
     ] = TrainConfig.seed,
-    threads: Threads = None,
+    threads: Threads = 1,
 ) -> None:
     """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
 
     Every column is a categorical feature, but for the label, `id`, `ts`, `timestamp` and `split`.
     """
-    _set_threads(threads)
+    torch.set_num_threads(threads)
     config = _settings(
         model=model,
         dim=dim,
@@ -171,10 +165,10 @@ def demo_command(
     penalty: Annotated[Penalty, typer.Option(help="Shape of the group threshold.")] = "lasso",
     lr: Annotated[float, typer.Option(help="Learning rate of all.")] = 1e-2,
     seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
-    threads: Threads = None,
+    threads: Threads = 1,
 ) -> None:
     """Adam, Adam with magnitude pruning and Group Adam on a synthetic click log, side by side."""
-    _set_threads(threads)
+    torch.set_num_threads(threads)
     config = _settings(lr=lr, l21=l21, penalty=penalty, seed=seed)
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     assert data.informative is not None
