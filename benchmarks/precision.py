@@ -48,7 +48,7 @@ def train(step: Step, x: Tensor, gradients: list[Tensor], schedule: Callable[[in
     u, state = torch.zeros_like(x), [torch.zeros_like(x), torch.zeros_like(x)]
     for t, g in enumerate(gradients, start=1):
         scalars = ADAM.host_scalars({"betas": (0.9, 0.999), "eps": 1e-8}, t, schedule(t - 1))
-        m, sigma, state = eager.moments(ADAM, [g.to(x.dtype)], state, scalars)
+        m, sigma, *state = ADAM.update(g.to(x.dtype), *state, *scalars)
         x, u = step(x, u, m, sigma, REGULARIZER, groups, x.dtype)
     return x.double()
 

@@ -29,19 +29,56 @@ class Regularizer:
         return self.l1 > 0 or self.l21 > 0 or self.l2 > 0
 
 
-def moments(
-    rule: Rule, gradients: Sequence[Tensor], state: Sequence[Tensor], scalars: Sequence[float]
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(m_t, σ_t, state) of the base optimizer, each shaped as the gradient.
+@dataclass(frozen=True)
+class Block:
+    """A parameter, or some rows of one, on its way through a step; all tensors shaped alike, in the compute dtype.
+
+    Attributes:
+        x: The weights.
+        u: Dual residual; None for a parameter that carries none.
+        state: In the order of `rule.state`.
+    """
+
+    x: Tensor
+    u: Tensor | None
+    state: Sequence[Tensor]
+
+
+def advance(
+    rule: Rule,
+    block: Block,
+    gradients: Sequence[Tensor],
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    sigma_0: float | None,
+    regularizer: Regularizer,
+    groups: Grouping,
+    dtype: torch.dtype,
+) -> Block:
+    """One step: base optimizer and closed form.
 
     Args:
         rule: The base optimizer.
+        block: Before the step; not changed.
         gradients: The gradient, and the diagonal of the Hessian for a second-order rule.
-        state: In the order of `rule.state`.
         scalars: From `rule.host_scalars`.
+        initial: What `block.state` is before the first gradient.
+        sigma_0: From `rule.host_sigma_0`, for a rule that has it.
+        regularizer: λ1, λ21, λ2, norm and penalty.
+        groups: The groups of `block.x`.
+        dtype: In which the parameter is stored.
+
+    Returns:
+        The block after the step, its `x` in `dtype`.
     """
-    m, sigma, *state_after = rule.update(*gradients, *state, *scalars)
-    return m, sigma, state_after
+    x, u = block.x, block.u
+    m, sigma, *state = rule.update(*gradients, *block.state, *scalars)
+    if u is None:
+        return Block(base_step(x, m, sigma), None, state)
+    charged = u if sigma_0 is None else with_start(u, x, sigma_0, groups)
+    stored, u_after = regularized_step(x, charged, m, sigma, regularizer, groups, dtype)
+    touched = ever_touched(gradients[0], u, block.state, initial, groups)
+    return Block(torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), state)
 
 
 def updated_before(u: Tensor) -> Tensor:

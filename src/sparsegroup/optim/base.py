@@ -225,27 +225,30 @@ class GroupOptimizer(Optimizer):
             else:
                 tensor.index_copy_(0, rows, value.to(tensor.dtype))
 
+        before = eager.Block(
+            read(parameter),
+            read(state["u"]) if "u" in state else None,
+            [read(state[name]) for name in self.rule.state],
+        )
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
-        scalars = self.rule.host_scalars(group, int(state["step"]), lr or 1.0)
-        gradients = [update.gradient] if update.hessian is None else [update.gradient, update.hessian]
-        before = [read(state[name]) for name in self.rule.state]
-        m, sigma, after = eager.moments(self.rule, gradients, before, scalars)
-        if lr > 0:
-            x = read(parameter)
-            if "u" not in state:
-                write(parameter, eager.base_step(x, m, sigma))
-            else:
-                u = read(state["u"])
-                groups = grouping(group["groups"], x.shape, parameter.device)
-                touched = eager.ever_touched(update.gradient, u, before, list(initial.values()), groups)
-                charged = u
-                if self.rule.sigma_0 is not None:
-                    charged = eager.with_start(u, x, self.rule.host_sigma_0(group, lr), groups)
-                stored, u_after = eager.regularized_step(x, charged, m, sigma, regularizer, groups, parameter.dtype)
-                write(parameter, torch.where(touched, stored, parameter if rows is None else parameter[rows]))
-                write(state["u"], torch.where(touched, u_after, u))
-        for name, moment in zip(self.rule.state, after, strict=True):
+        rate = lr or 1.0
+        after = eager.advance(
+            self.rule,
+            before,
+            [update.gradient] if update.hessian is None else [update.gradient, update.hessian],
+            self.rule.host_scalars(group, int(state["step"]), rate),
+            list(initial.values()),
+            None if self.rule.sigma_0 is None else self.rule.host_sigma_0(group, rate),
+            regularizer,
+            grouping(group["groups"], before.x.shape, parameter.device),
+            parameter.dtype,
+        )
+        for name, moment in zip(self.rule.state, after.state, strict=True):
             write(state[name], moment)
+        if lr > 0:
+            write(parameter, after.x)
+            if after.u is not None:
+                write(state["u"], after.u)
 
 
 def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
