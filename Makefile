@@ -20,8 +20,9 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs  ## The documentation, into site/
 	$(RUN)/mkdocs build --strict
 
-results: $(VENV)/.installed  ## The README's comparison on real data, about an hour on 2 cores; wants DATA=folder
-	$(RUN)/python benchmarks/pruning.py --data $(DATA)
+results: $(VENV)/.installed  ## The README's comparison on real data, half an hour on 2 cores; wants DATA=folder
+	$(RUN)/python benchmarks/pruning.py --data $(DATA) --json benchmarks/results/pruning.json \
+	  --markdown benchmarks/results/pruning.md
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,35 @@
+"""What README and docs print runs as printed, and the figures in the README are those that the benchmark wrote."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+EXAMPLES = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL))
+    if "--8<--" not in code  # an included file, which has a test of its own
+]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_an_example_runs_as_printed(code: str) -> None:
+    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_example_has_15_lines_and_keeps_the_features_that_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(code.splitlines()) == 15
+    exec(compile(code, "README.md", "exec"), {})
+    printed = re.fullmatch(r"loss ([\d.]+), feature rate ([\d.]+)\n", capsys.readouterr().out)
+    assert printed is not None
+    assert float(printed[1]) < 0.2
+    assert 0.05 <= float(printed[2]) < 0.1
+
+
+def test_the_readme_shows_the_measured_tables() -> None:
+    measured = (ROOT / "benchmarks" / "results" / "pruning.md").read_text().strip()
+    assert measured in README
