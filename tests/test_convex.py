@@ -1,4 +1,4 @@
-"""norm="metric" solves the paper's convex problem eq:ada-sgl, as a numerical solver does, and -u is its subgradient."""
+"""norm="metric" solves the paper's convex problem eq. 6, as a numerical solver does, and -u is its subgradient."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def steps_of(member: Member, seed: int, steps: int = 12) -> Iterator[Step]:
 
 
 def minimizer(m: Array, Q: Array, x: Array, l1: float, l21: float, l2: float) -> Array:
-    """eq:ada-sgl by Clarabel: argmin m_{1:t}·y + Σ_s ½‖y - x_s‖²_{Q_s/α_s} + Ψ_t(y), each row a group.
+    """eq. 6 by Clarabel: argmin m_{1:t}·y + Σ_s ½‖y - x_s‖²_{Q_s/α_s} + Ψ_t(y), each row a group.
 
     Args:
         m, Q, x: m_s, Q_s/α_s and x_s of all steps, `[t, rows, size]`.

@@ -3,10 +3,10 @@
 With m_t and σ_t from the base optimizer, c = σ + 2 λ2, and u the dual residual that a group carries:
 
     z  = u + m - σ x
-    s  = -sign(z) max(|z| - λ1, 0)                       eq:s_t
+    s  = -sign(z) max(|z| - λ1, 0)                       eq. 9
     r  = z + s                                           z, clipped to ±λ1
     q  = shrinkage(‖weigh(s)‖₂)                          per group, τ = √d λ21; k = 1 - q
-    x⁺ = x - (u + m - r + q s + 2 λ2 x) / c              = k s / c of eq:ada-group-lasso
+    x⁺ = x - (u + m - r + q s + 2 λ2 x) / c              = k s / c of eq. 8
     u⁺ = r - q s - 2 λ2 k s / c + σ (x̂ - x⁺)             = z + σ x̂; x̂: x⁺ as stored
 
 The last two lines are the algorithm's k s / c and z + σ x̂ with the large terms cancelled by hand: σ x is 1/lr times
@@ -33,7 +33,7 @@ def base_step(x: Any, m: Any, sigma: Any, zero: Any) -> Any:
 
 
 def soft_threshold(z: Any, l1: Any, zero: Any) -> Any:
-    """s = -sign(z) max(|z| - λ1, 0) (eq:s_t)."""
+    """s = -sign(z) max(|z| - λ1, 0) (eq. 9)."""
     return xp.where(z > l1, l1 - z, xp.where(z < -l1, -l1 - z, zero * z))
 
 
@@ -48,12 +48,12 @@ def weigh_s(s: Any, c: Any, zero: Any) -> Any:
 
 
 def weigh_s_tilde(s: Any, c: Any, zero: Any) -> Any:
-    """‖s̃‖ / 2 with s̃ = (σ/2 + λ2)⁻¹ s, as eq:st_2 is printed; an element with c = 0 counts 0."""
+    """‖s̃‖ / 2 with s̃ = (σ/2 + λ2)⁻¹ s, as eq. 10 is printed; an element with c = 0 counts 0."""
     return xp.where(c == zero, zero, s / c)
 
 
 def weigh_metric(s: Any, c: Any, zero: Any) -> Any:
-    """‖(σ/2 + λ2)^(-1/2) s‖ / √2, which makes x⁺ the minimizer of eq:ada-sgl; an element with c = 0 counts 0."""
+    """‖(σ/2 + λ2)^(-1/2) s‖ / √2, which makes x⁺ the minimizer of eq. 6; an element with c = 0 counts 0."""
     return xp.where(c == zero, zero, s / xp.sqrt(c))
 
 

@@ -57,19 +57,19 @@ class GroupOptimizer(Optimizer):
         params: Parameters, `(name, parameter)` pairs or param groups, as for any torch optimizer: float64, float32,
             bfloat16 or float16, dense, of any shape.
         defaults: The base optimizer's hyperparameters; every one can be set per param group.
-        l1: λ1 ≥ 0, the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
-        l21: λ21 ≥ 0, the weight of √d ‖x‖₂ of each group.
-        l2: λ2 ≥ 0, the weight of ‖x‖₂² (not of half of it).
-        groups: "rows" (dimension 0: an embedding vector; the elements of a 1-d parameter), "columns" (dimension 1:
-            the outgoing weights of an input unit of `nn.Linear`), "channels" (dimension 0: a convolution's filter;
+        l1: λ1 ≥ 0 (default 0), the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
+        l21: λ21 ≥ 0 (default 0), the weight of √d ‖x‖₂ of each group.
+        l2: λ2 ≥ 0 (default 0), the weight of ‖x‖₂² (not of half of it).
+        groups: "rows" (default; dimension 0: an embedding vector; the elements of a 1-d parameter), "columns"
+            (dimension 1: the outgoing weights of an input unit of `nn.Linear`), "channels" (dimension 0: a filter;
             `param_groups` finds dimension 1 for transposed convolutions), "all", an int dimension, or an int64
             tensor with one group id ≥ 0 per row. Sparse gradients need "rows". A 0-d parameter is one group.
-        norm: "s" (the practical algorithm), "s_tilde" (eq:st_2 as printed) or "metric" (the exact minimizer of
-            eq:ada-sgl).
-        penalty: Shape of the group threshold: "lasso" (the paper's), "mcp" or "hard", which leave large groups
+        norm: "s" (default; the practical algorithm), "s_tilde" (eq. 10 as printed) or "metric" (the exact minimizer of
+            eq. 6).
+        penalty: Shape of the group threshold: "lasso" (default; the paper's), "mcp" or "hard", which leave large groups
             unshrunk.
-        mcp_gamma: γ > 1 of "mcp".
-        maximize: Maximize the objective.
+        mcp_gamma: γ > 1 of "mcp" (default 3).
+        maximize: Maximize the objective (default False).
         foreach, fused, capturable, differentiable: torch's; accepted at their defaults, otherwise refused.
 
     Raises:

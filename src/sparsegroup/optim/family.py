@@ -14,7 +14,8 @@ class GroupSGD(GroupOptimizer):
     """SGD with step size lr / √t (Table 1) and sparse group lasso.
 
     With all λ = 0 it is `torch.optim.SGD` under `LambdaLR(lambda e: (e + 1) ** -0.5)`. For SGD with a constant
-    learning rate take `GroupMomentum(momentum=0)`.
+    learning rate take `GroupMomentum(momentum=0)`. It keeps no state but u: where λ is turned on after training
+    without, a group feels it from its next non-zero gradient on.
 
     Args:
         params: See `GroupOptimizer`.
