@@ -119,7 +119,7 @@ class GroupAdam(GroupOptimizer):
         >>> import torch
         >>> from sparsegroup import GroupAdam
         >>> table = torch.nn.Embedding(4, 2, sparse=True)
-        >>> optimizer = GroupAdam(table.parameters(), lr=1e-2, l21=100.0)
+        >>> optimizer = GroupAdam(table.parameters(), lr=1e-2, l21=1e4)
         >>> table(torch.tensor([0, 2])).sum().backward()
         >>> optimizer.step()
         >>> (table.weight == 0).all(dim=1).tolist()
