@@ -25,7 +25,7 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
     Raises:
         ValueError: `seen` is a mask of another length, or fewer than the live rows.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from sparsegroup import feature_rate
         >>> feature_rate(torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]))

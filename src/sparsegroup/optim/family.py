@@ -115,7 +115,7 @@ class GroupAdam(GroupOptimizer):
         weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
         **options: The regularizer's arguments, see `GroupOptimizer`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from sparsegroup import GroupAdam
         >>> table = torch.nn.Embedding(4, 2, sparse=True)
@@ -143,8 +143,7 @@ class GroupAdam(GroupOptimizer):
 class GroupAMSGrad(GroupAdam):
     """AMSGrad with sparse group lasso. With all λ = 0 it is `torch.optim.Adam(amsgrad=True)`.
 
-    Args:
-        params, lr, betas, eps, weight_decay, **options: As `GroupAdam`.
+    The arguments are those of `GroupAdam`.
     """
 
     rule = AMSGRAD

@@ -31,7 +31,7 @@ def param_groups(
         ValueError: The model has no such layer, or a transposed convolution has `groups` > 1 (its filters do not lie
             along a dimension).
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> from sparsegroup import GroupAdam, param_groups
         >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1))
