@@ -10,18 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsegroup import (
-    GroupAdagrad,
-    GroupAdaHessian,
-    GroupAdam,
-    GroupAMSGrad,
-    GroupFTRL,
-    GroupMomentum,
-    GroupOptimizer,
-    GroupSGD,
-)
+from family import FAMILY
+from sparsegroup import GroupOptimizer
 
-ALL = (GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupAdaHessian, GroupFTRL)
+ALL = tuple(member.optimizer for member in FAMILY.values())
 FIRST_ORDER = tuple(cls for cls in ALL if not cls.rule.second_order)
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 

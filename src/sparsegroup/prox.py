@@ -6,10 +6,11 @@ With m_t and σ_t from the base optimizer, c = σ + 2 λ2, and u the dual residu
     s  = -sign(z) max(|z| - λ1, 0)                       eq. 9
     r  = z + s                                           z, clipped to ±λ1
     q  = shrinkage(‖weigh(s)‖₂)                          per group, τ = √d λ21; k = 1 - q
-    x⁺ = x - (u + m - r + q s + 2 λ2 x) / c              = k s / c of eq. 8
-    u⁺ = r - q s - 2 λ2 k s / c + σ (x̂ - x⁺)             = z + σ x̂; x̂: x⁺ as stored
+    y  = k s / c                                         eq. 8
+    x⁺ = x - (u + m - r + q s + 2 λ2 x) / c              = y
+    u⁺ = r - q s - 2 λ2 y + σ (x̂ - x⁺)                   = z + σ x̂; x̂: x⁺ as stored
 
-The last two lines are the algorithm's k s / c and z + σ x̂ with the large terms cancelled by hand: σ x is 1/lr times
+The last two lines are the algorithm's y and z + σ x̂ with the large terms cancelled by hand: σ x is 1/lr times
 as large as what remains, and its rounding, kept in u, would return as a jump of x when the learning rate rises again.
 
 All functions are element-wise, take their array functions from the global `xp` and hold no numeric literals, as
@@ -73,35 +74,27 @@ def shrinkage_hard(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> 
     return xp.where(norm > tau, zero, one + zero * norm)
 
 
-def solution(
-    x: Any, u: Any, m: Any, r: Any, s: Any, q: Any, two_l2: Any, c: Any, keep: Any, zero: Any, one: Any
-) -> Any:
-    """x⁺; exactly 0 where k s = 0. Where c = 0, k x if λ1 = 0 (`keep` = 1), else 0 (`keep` = 0)."""
+def closed_form(x: Any, s: Any, q: Any, c: Any, keep: Any, zero: Any, one: Any) -> Any:
+    """y = k s / c (eq. 8). Where c = 0, k x if λ1 = 0 (`keep` = 1), else 0 (`keep` = 0)."""
     k = one - q
+    return xp.where(c == zero, keep * k * x, k * s / c)
+
+
+def solution(x: Any, u: Any, m: Any, r: Any, s: Any, q: Any, y: Any, two_l2: Any, c: Any, zero: Any) -> Any:
+    """x⁺ as a step from x, which rounds no term larger than x; y itself where that is 0, or c is."""
     stepped = x - (u + m - r + q * s + two_l2 * x) / c
-    return xp.where(c == zero, keep * k * x, xp.where(k * s == zero, zero, stepped))
+    return xp.where(c == zero, y, xp.where(y == zero, zero, stepped))
 
 
 def next_residual(
-    r: Any,
-    s: Any,
-    q: Any,
-    two_l2: Any,
-    c: Any,
-    sigma: Any,
-    exact: Any,
-    stored: Any,
-    zero: Any,
-    one: Any,
-    minus_zero: Any,
+    r: Any, s: Any, q: Any, y: Any, two_l2: Any, sigma: Any, exact: Any, stored: Any, minus_zero: Any
 ) -> Any:
     """u⁺ from x⁺ (`exact`) and x̂ (`stored`), whose difference feeds the rounding of low-precision parameters back.
 
     A result of 0 becomes -0: only a group that was never updated carries u = +0, its initial value. That is how the
     two are told apart where the base optimizer keeps no state (SGD).
     """
-    shrunk = xp.where(c == zero, zero, (one - q) * s / c)  # x⁺ again, with small weights relatively exact
-    u = r - q * s - two_l2 * shrunk + sigma * (stored - exact)
+    u = r - q * s - two_l2 * y + sigma * (stored - exact)
     return xp.where(u == minus_zero, minus_zero, u)
 
 

@@ -132,10 +132,10 @@ def regularized_step(
         mcp_ratio = regularizer.mcp_gamma / (regularizer.mcp_gamma - 1)
         q = prox.SHRINKAGE[regularizer.penalty](norm, tau, mcp_ratio, zero, one)
     keep = one if regularizer.l1 == 0 else zero
-    exact = prox.solution(x, u, m, r, s, q, two_l2, c, keep, zero, one)
+    y = prox.closed_form(x, s, q, c, keep, zero, one)
+    exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)
     stored = exact.to(dtype)
-    residual = prox.next_residual(r, s, q, two_l2, c, sigma, exact, stored.to(x.dtype), zero, one, -zero)
-    return stored, residual
+    return stored, prox.next_residual(r, s, q, y, two_l2, sigma, exact, stored.to(x.dtype), -zero)
 
 
 def base_step(x: Tensor, m: Tensor, sigma: Tensor) -> Tensor:

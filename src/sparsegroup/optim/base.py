@@ -80,7 +80,7 @@ class GroupOptimizer(Optimizer):
     rule: ClassVar[Rule]
 
     def __init__(self, params: ParamsT, defaults: Mapping[str, Any], **options: Unpack[Options]) -> None:
-        super().__init__(params, {**defaults, **DEFAULTS, **known_options(options, DEFAULTS, type(self).__name__)})
+        super().__init__(params, {**DEFAULTS, **defaults, **known_options(options, DEFAULTS, type(self).__name__)})
 
     def __init_subclass__(cls) -> None:
         # `help()` shows the shared arguments with their defaults, which `**options` would hide.
