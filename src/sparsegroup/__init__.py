@@ -15,10 +15,12 @@ from sparsegroup.optim import (
 )
 from sparsegroup.rules import Rule
 from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
+from sparsegroup.table import FieldCount, HashEmbedding, HashEmbeddingBag, TableMemory
 
 __version__ = version("sparsegroup")
 
 __all__ = [
+    "FieldCount",
     "GroupAMSGrad",
     "GroupAdaHessian",
     "GroupAdagrad",
@@ -27,9 +29,12 @@ __all__ = [
     "GroupMomentum",
     "GroupOptimizer",
     "GroupSGD",
+    "HashEmbedding",
+    "HashEmbeddingBag",
     "ParameterSparsity",
     "Rule",
     "SparsityReport",
+    "TableMemory",
     "feature_rate",
     "param_groups",
     "sparsity_report",

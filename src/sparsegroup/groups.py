@@ -147,6 +147,18 @@ def grouping(spec: GroupSpec, shape: torch.Size, device: torch.device) -> Groupi
     return Along(shape, 1 if spec == "columns" else 0)
 
 
+def contiguous_groups(spec: GroupSpec, shape: torch.Size) -> tuple[int, int] | None:
+    """Elements of a group and number of groups, where the groups of a contiguous tensor lie one after the other."""
+    if isinstance(spec, Tensor):
+        return None
+    if not shape or spec == "all":
+        return (shape.numel(), 1)
+    dim = spec % len(shape) if isinstance(spec, int) else 1 if spec == "columns" else 0
+    if shape[:dim].numel() != 1:
+        return None
+    return (shape[dim + 1 :].numel(), shape[dim])
+
+
 def _compact(ids: Tensor) -> Tensor:
     """The same groups with ids not much larger than their number: ids may be hashes."""
     if ids.numel() and int(ids.max()) >= 4 * ids.numel():

@@ -2,43 +2,20 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, Unpack, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
-from sparsegroup.groups import check_groups, grouping, is_rows
-from sparsegroup.kernels import eager
+from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
-from sparsegroup.optim.state import Shielded, adapt_state_dict, compute_dtype
+from sparsegroup.optim.execution import Execution, Update, compute_dtype
+from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.state import Shielded, adapt_state_dict
 from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
-
-VANISHING_LR = 2.0**-50
-"""Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """One parameter's part of a step, checked and ready to be carried out.
-
-    Attributes:
-        parameter: The parameter.
-        group: Its param group.
-        rows: `[n]` int64, the rows of a sparse gradient in ascending order, or None for a dense one.
-        gradient: In the compute dtype, shaped as the parameter or as its `rows`.
-        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
-    """
-
-    parameter: Tensor
-    group: ParamGroup
-    rows: Tensor | None
-    gradient: Tensor
-    hessian: Tensor | None = None
-
 
 class GroupOptimizer(Optimizer):
     """Base of the optimizers with sparse group lasso: Algorithm 1 of Yue et al. (2021) for any base optimizer.
@@ -180,9 +157,17 @@ class GroupOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        by_group: dict[int, list[Update]] = {}
         for update in self._plan():
-            self._carry_out(update)
+            by_group.setdefault(id(update.group), []).append(update)
+        for updates in by_group.values():
+            self._execution.carry_out(updates[0].group, updates, self.state)
         return loss
+
+    @property
+    def _execution(self) -> Execution:
+        execution: Execution = self.__dict__.setdefault("_executes", Execution(self.rule))
+        return execution
 
     def _plan(self) -> list[Update]:
         """All of a step that can fail, before anything is changed."""
@@ -197,65 +182,13 @@ class GroupOptimizer(Optimizer):
                     updates.append(_read_gradient(parameter, group, here))
         return updates
 
-    def _carry_out(self, update: Update) -> None:
-        parameter, group, rows = update.parameter, update.group, update.rows
-        state = self.state[parameter]
-        initial = self.rule.initial_state(group)
-        dtype = compute_dtype(parameter.dtype)
-        lr = float(group["lr"])
-        if lr < VANISHING_LR:
-            lr = 0.0
-        regularizer = eager.Regularizer(**{name: group[name] for name in eager.Regularizer.__annotations__})
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            for name, value in initial.items():
-                state[name] = torch.full_like(parameter, value, dtype=dtype)
-        state["step"] += 1
-        # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
-        carries_u = regularizer.active or parameter.dtype != dtype or self.rule.sigma_0 is not None
-        if "u" not in state and carries_u:
-            state["u"] = torch.zeros_like(parameter, dtype=dtype)
-
-        def read(tensor: Tensor) -> Tensor:
-            return (tensor if rows is None else tensor[rows]).to(dtype)
-
-        def write(tensor: Tensor, value: Tensor) -> None:
-            if rows is None:
-                tensor.copy_(value)
-            else:
-                tensor.index_copy_(0, rows, value.to(tensor.dtype))
-
-        before = eager.Block(
-            read(parameter),
-            read(state["u"]) if "u" in state else None,
-            [read(state[name]) for name in self.rule.state],
-        )
-        # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
-        rate = lr or 1.0
-        after = eager.advance(
-            self.rule,
-            before,
-            [update.gradient] if update.hessian is None else [update.gradient, update.hessian],
-            self.rule.host_scalars(group, int(state["step"]), rate),
-            list(initial.values()),
-            None if self.rule.sigma_0 is None else self.rule.host_sigma_0(group, rate),
-            regularizer,
-            grouping(group["groups"], before.x.shape, parameter.device),
-            parameter.dtype,
-        )
-        for name, moment in zip(self.rule.state, after.state, strict=True):
-            write(state[name], moment)
-        if lr > 0:
-            write(parameter, after.x)
-            if after.u is not None:
-                write(state["u"], after.u)
-
-
 def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     """The gradient of `parameter` in the compute dtype, with `maximize` and `weight_decay` applied."""
     gradient = parameter.grad
     assert gradient is not None
     gradient = gradient.detach()
+    if isinstance(parameter, StoredParameter):
+        return _read_stored(parameter, gradient, group, where)
     dtype = compute_dtype(parameter.dtype)
     rows = None
     if gradient.layout == torch.sparse_coo:
@@ -277,3 +210,29 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     if group.get("weight_decay"):
         gradient = gradient.add(parameter.to(dtype), alpha=group["weight_decay"])
     return Update(parameter, group, rows, gradient)
+
+
+def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup, where: str) -> Update:
+    """The gradient of rows in a store."""
+    store = parameter.store
+    if not is_rows(group["groups"]):
+        raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({where})")
+    if group.get("weight_decay"):
+        raise ValueError(
+            f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({where}); use l2"
+        )
+    if gradient.layout != torch.sparse_coo:
+        raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
+    if not gradient.is_coalesced() and not store.are_distinct(gradient._indices()[0]):
+        gradient = gradient.coalesce()
+    rows, values = gradient._indices()[0], gradient._values()
+    if group["maximize"]:
+        values = -values
+    finite = torch.isfinite(values).all(dim=1) if not bool(torch.isfinite(values).all()) else None
+    if finite is not None:
+        if not store.skips_nonfinite:
+            bad = store.describe(rows[~finite].numpy())
+            raise FloatingPointError(f"the gradient of {bad} is not finite ({where}); nothing has been changed")
+        store.skipped_rows += int((~finite).sum())
+        rows, values = rows[finite], values[finite]
+    return Update(parameter, group, rows, values)

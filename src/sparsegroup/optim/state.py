@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from sparsegroup.optim.arguments import EXECUTION, REFUSED, refuse
+from sparsegroup.optim.execution import compute_dtype
 from sparsegroup.rules import Rule
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of state and arithmetic: float64 for float64 parameters, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ xp: Any = torch
 """Array namespace of every `update` and of `prox`: `bind` puts NumPy's or Triton's in its place."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """A base optimizer: `(m, σ, state) = rule(g, state, …)` of the paper's Table 1, with σ_t = √V_t / α_t.
 

@@ -1,0 +1,384 @@
+"""The step on CPU, as Numba compiles it for a rule: blocks of groups that fit the first-level cache.
+
+Within a block the work is cut into loops over contiguous elements that the compiler turns into vector instructions;
+only the reduction of a group to its norm and the search for untouched groups go group by group.
+
+The globals marked below are replaced when the source is bound to a rule, see `sparsegroup.kernels.cpu`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsegroup import prox
+from sparsegroup.kernels.jit import array_at, inline, jitted, prefetch
+
+BLOCK = 256
+"""Elements of a block. Its nine arrays take 9 KB of float32."""
+
+CARRIES_U: bool = True  # bound
+HAS_START: bool = False  # bound
+PARTS: int = 0  # bound: weights, u, and the rule's state
+_unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
+update_at = unpack = parts_at = scratch_parts = gradient_at = _unbound  # bound
+is_initial = part_of = _unbound  # bound
+
+STRIDE = BLOCK + 16
+"""Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
+_M, _SIGMA, _Z, _W, _Q, _X = 0, STRIDE, 2 * STRIDE, 3 * STRIDE, 4 * STRIDE, 5 * STRIDE
+
+LASSO, MCP, HARD = 0, 1, 2
+NO_NORM, NORM_S, NORM_S_TILDE, NORM_METRIC = -1, 0, 1, 2
+
+_soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
+_weigh_s, _weigh_s_tilde, _weigh_metric = (
+    inline(prox.weigh_s),
+    inline(prox.weigh_s_tilde),
+    inline(prox.weigh_metric),
+)
+_lasso, _mcp, _hard = inline(prox.shrinkage_lasso), inline(prox.shrinkage_mcp), inline(prox.shrinkage_hard)
+_closed_form, _solution, _next_residual = inline(prox.closed_form), inline(prox.solution), inline(prox.next_residual)
+_base_step = inline(prox.base_step)
+
+
+def charge_start(x: Any, u: Any, start: int, d: int, sigma_0: Any, zero: Any, one: Any) -> None:
+    """u₀ = σ₀ x₁ in a group that was never updated (`eager.with_start`)."""
+    for i in range(start, start + d):
+        if u[i] != zero or math.copysign(one, u[i]) < zero:
+            return
+    for i in range(start, start + d):
+        u[i] = sigma_0 * x[i]
+
+
+def untouched(u: Any, state: Any, g: Any, start: int, d: int, initial: Any, zero: Any, one: Any) -> bool:
+    """Whether the group at `start` never had a non-zero gradient (the opposite of `eager.ever_touched`)."""
+    for i in range(start, start + d):
+        if g[i] != zero:
+            return False
+    for i in range(start, start + d):
+        if u[i] != zero or math.copysign(one, u[i]) < zero or not is_initial(state, initial, i):
+            return False
+    return True
+
+
+def rule_only(state: Any, g: Any, hessian: Any, n: int, scalars: Any) -> None:
+    """The state advances; x and u stay (a learning rate of 0)."""
+    for i in range(n):
+        update_at(g, hessian, state, i, scalars)
+
+
+def base_only(x: Any, state: Any, g: Any, hessian: Any, n: int, scalars: Any, zero: Any) -> None:
+    """The base optimizer's step."""
+    for i in range(n):
+        m, sigma = update_at(g, hessian, state, i, scalars)
+        x[i] = _base_step(x[i], m, sigma, zero)
+
+
+def rule_and_weights(
+    x: Any, u: Any, state: Any, g: Any, hessian: Any, S: Any, n: int, norm: int, l1: Any, two_l2: Any, scalars: Any, zero: Any
+) -> None:
+    """m, σ and z of `n` elements, and the squares of what the norm sums up."""
+    for i in range(n):
+        m, sigma = update_at(g, hessian, state, i, scalars)
+        S[_M + i] = m
+        S[_SIGMA + i] = sigma
+        S[_Z + i] = u[i] + m - sigma * x[i]
+    if norm == NORM_S:
+        for i in range(n):
+            w = _weigh_s(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
+            S[_W + i] = w * w
+    elif norm == NORM_S_TILDE:
+        for i in range(n):
+            w = _weigh_s_tilde(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
+            S[_W + i] = w * w
+    elif norm == NORM_METRIC:
+        for i in range(n):
+            w = _weigh_metric(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
+            S[_W + i] = w * w
+
+
+@jitted
+def sum_groups(S: Any, T: Any, groups: int, d: int, zero: Any) -> None:
+    """The sums of the groups, in place, by halves where `d` is even: short chains, and vector instructions."""
+    width, count = d, groups * d
+    while width % 4 == 0:
+        width //= 4
+        count //= 2
+        for i in range(count):
+            T[i] = S[_W + 2 * i] + S[_W + 2 * i + 1]
+        count //= 2
+        for i in range(count):
+            S[_W + i] = T[2 * i] + T[2 * i + 1]
+    if width > 1:
+        for j in range(groups):
+            total = zero
+            for i in range(j * width, (j + 1) * width):
+                total += S[_W + i]
+            S[_W + j] = total
+
+
+@jitted
+def shrink_groups(S: Any, groups: int, penalty: int, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> None:
+    """q of each group from its sum of squares, in place."""
+    if penalty == LASSO:
+        for j in range(groups):
+            S[_W + j] = _lasso(math.sqrt(S[_W + j]), tau, mcp_ratio, zero, one)
+    elif penalty == MCP:
+        for j in range(groups):
+            S[_W + j] = _mcp(math.sqrt(S[_W + j]), tau, mcp_ratio, zero, one)
+    else:
+        for j in range(groups):
+            S[_W + j] = _hard(math.sqrt(S[_W + j]), tau, mcp_ratio, zero, one)
+
+
+@jitted
+def spread_groups(S: Any, groups: int, d: int, zero: Any) -> None:
+    """q of each group to its elements, eight at a time."""
+    at = np.int64(S.ctypes.data) + _Q * S.itemsize
+    for j in range(groups):
+        q = S[_W + j]
+        for _ in range(d // 8):
+            eight = array_at(at, 8, zero)
+            for i in range(8):
+                eight[i] = q
+            at += 8 * S.itemsize
+        for _ in range(d % 8):
+            array_at(at, 1, zero)[0] = q
+            at += S.itemsize
+
+
+@jitted
+def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero: Any, one: Any) -> None:
+    """x⁺ and u⁺ of `n` elements from m, σ, z and q."""
+    for i in range(n):
+        before, residual, sigma, z, q = x[i], u[i], S[_SIGMA + i], S[_Z + i], S[_Q + i]
+        s = _soft_threshold(z, l1, zero)
+        r = _clip(z, l1)
+        c = sigma + two_l2
+        y = _closed_form(before, s, q, c, keep, zero, one)
+        after = _solution(before, residual, S[_M + i], r, s, q, y, two_l2, c, zero)
+        x[i] = after
+        u[i] = _next_residual(r, s, q, y, two_l2, sigma, after, after, -zero)
+
+
+def advance(
+    x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: int, d: int,
+    S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any, tau: Any, norm: int, penalty: int, frozen: bool,
+) -> None:  # fmt: skip
+    """One step of whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
+    l1, two_l2, mcp_ratio, keep, sigma_0, zero, one = constants
+    n = groups * d
+    if frozen:
+        rule_only(state, g, hessian, n, scalars)
+        return
+    if not CARRIES_U:
+        base_only(x, state, g, hessian, n, scalars, zero)
+        return
+    zeros = 0
+    for i in range(n):
+        zeros += int(g[i] == zero)
+    quiet_groups = 0
+    if zeros >= d or HAS_START:
+        for j in range(groups):
+            if g[j * d] == zero and untouched(u, state, g, j * d, d, initial, zero, one):
+                for i in range(d):
+                    S[_X + quiet_groups * d + i] = x[j * d + i]
+                quiet[quiet_groups] = j
+                quiet_groups += 1
+            elif HAS_START:
+                charge_start(x, u, j * d, d, sigma_0, zero, one)
+    rule_and_weights(x, u, state, g, hessian, S, n, norm, l1, two_l2, scalars, zero)
+    if norm == NO_NORM:
+        for i in range(n):
+            S[_Q + i] = zero
+    else:
+        sum_groups(S, T, groups, d, zero)
+        shrink_groups(S, groups, penalty, tau, mcp_ratio, zero, one)
+        spread_groups(S, groups, d, zero)
+    solve(x, u, S, n, l1, two_l2, keep, zero, one)
+    for k in range(quiet_groups):
+        for i in range(d):
+            x[quiet[k] * d + i] = S[_X + k * d + i]
+            u[quiet[k] * d + i] = zero
+
+
+def advance_large(
+    x: Any, u: Any, state: Any, g: Any, hessian: Any, d: int, S: Any, T: Any, H: Any,
+    scalars: Any, initial: Any, constants: Any, tau: Any, norm: int, penalty: int, frozen: bool,
+) -> None:  # fmt: skip
+    """One step of one group of more than `BLOCK` elements; `H` (at least 3 d) keeps what lies between its two passes."""
+    l1, two_l2, mcp_ratio, keep, sigma_0, zero, one = constants
+    if frozen:
+        rule_only(state, g, hessian, d, scalars)
+        return
+    if not CARRIES_U:
+        base_only(x, state, g, hessian, d, scalars, zero)
+        return
+    quiet = untouched(u, state, g, 0, d, initial, zero, one)
+    if HAS_START and not quiet:
+        charge_start(x, u, 0, d, sigma_0, zero, one)
+    total = zero
+    for start in range(0, d, BLOCK):
+        end = min(start + BLOCK, d)
+        n = end - start
+        rule_and_weights(
+            x[start:end], u[start:end], part_of(state, start, end), g[start:end], hessian[start:end],
+            S, n, norm, l1, two_l2, scalars, zero,
+        )  # fmt: skip
+        for i in range(n):
+            H[start + i] = S[_M + i]
+        for i in range(n):
+            H[d + start + i] = S[_SIGMA + i]
+        for i in range(n):
+            H[2 * d + start + i] = S[_Z + i]
+        if norm != NO_NORM:
+            sum_groups(S, T, 1, n, zero)
+            total += S[_W]
+    if quiet:
+        return
+    q = zero
+    if norm != NO_NORM:
+        S[_W] = total
+        shrink_groups(S, 1, penalty, tau, mcp_ratio, zero, one)
+        q = S[_W]
+    for start in range(0, d, BLOCK):
+        end = min(start + BLOCK, d)
+        n = end - start
+        for i in range(n):
+            S[_M + i] = H[start + i]
+        for i in range(n):
+            S[_SIGMA + i] = H[d + start + i]
+        for i in range(n):
+            S[_Z + i] = H[2 * d + start + i]
+        for i in range(n):
+            S[_Q + i] = q
+        solve(x[start:end], u[start:end], S, n, l1, two_l2, keep, zero, one)
+
+
+@jitted
+def move(source: Any, target: Any, count: int, size: int, zero: Any) -> None:
+    """Copy `count` elements of `size` bytes between addresses, eight at a time."""
+    at = 0
+    while at + 8 <= count:
+        a, b = array_at(source + at * size, 8, zero), array_at(target + at * size, 8, zero)
+        v0, v1, v2, v3, v4, v5, v6, v7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+        b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7] = v0, v1, v2, v3, v4, v5, v6, v7
+        at += 8
+    while at < count:
+        array_at(target + at * size, 1, zero)[0] = array_at(source + at * size, 1, zero)[0]
+        at += 1
+
+
+@jitted
+def scratch(count: int, like: Any) -> Any:
+    """`[count]` array that begins at a cache line, for vector loads that lie within one."""
+    memory = np.empty(count + 64, like.dtype)
+    skipped = (64 - np.int64(memory.ctypes.data) % 64) // memory.itemsize
+    return memory[skipped : skipped + count]
+
+
+@jitted
+def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
+    for i in range(start, start + d):
+        if x[i] != zero:
+            return True
+    return False
+
+
+def step(
+    work: Any, base: Any, gradients: Any, widths: Any, pages: Any, shift: int, strides: Any, rows: Any,
+    scalars: Any, taus: Any, initial: Any, constants: Any, norm: int, penalty: int, frozen: bool,
+) -> int:  # fmt: skip
+    """The step over pieces of tensors, or over rows of one.
+
+    Args:
+        work: `[k, 3]` int64: tensor, first group, and one past the last.
+        base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.
+        gradients: `[tensors, 2]` int64, address of the gradient and of the Hessian's diagonal (0 where there is none).
+        widths: `[tensors]` int64, elements of a group.
+        pages: `[p]` int64, addresses; row r of part p begins at
+            `pages[r >> shift] + (r & (2**shift - 1)) * strides[p] + base[0, p]`.
+        shift: See `pages`.
+        strides: `[PARTS]` int64, bytes.
+        rows: `[n]` int64, the distinct rows that the gradient's n groups belong to, or empty: then groups are contiguous.
+        scalars: `[tensors, s]`, from the rule.
+        taus: `[tensors]`, √d λ21 scaled to the norm.
+        initial: `[states]`, what the states are before the first gradient.
+        constants: l1, 2 λ2, γ/(γ-1), keep, σ₀, 0, 1.
+        norm: `NORM_S`, …, or `NO_NORM` where λ21 = 0.
+        penalty: `LASSO`, `MCP` or `HARD`.
+        frozen: The learning rate is 0.
+
+    Returns:
+        How many more rows are non-zero than before; counted with `rows` only.
+    """
+    zero, one = constants[5], constants[6]
+    parameters = (constants[0], constants[1], constants[2], constants[3], constants[4], zero, one)
+    S = scratch(6 * STRIDE, constants)
+    T = scratch(BLOCK, constants)
+    quiet = np.empty(BLOCK, np.int64)
+    size = constants.itemsize
+    mask = (np.int64(1) << np.int64(shift)) - 1
+    born = 0
+    for k in range(len(work)):
+        t, first, last = work[k, 0], work[k, 1], work[k, 2]
+        d = widths[t]
+        row_scalars = unpack(scalars[t])
+        tau = taus[t]
+        if d > BLOCK:
+            H = np.empty(3 * d, constants.dtype)
+            for j in range(first, last):
+                if len(rows):
+                    page, slot = pages[rows[j] >> shift], rows[j] & mask
+                    x, u, state = parts_at(base[t], page, slot, strides, d, zero)
+                else:
+                    x, u, state = parts_at(base[t], j * d * size, 0, strides, d, zero)
+                g, hessian = gradient_at(gradients[t], j * d * size, d, zero)
+                was = len(rows) > 0 and is_live(x, 0, d, zero)
+                advance_large(
+                    x, u, state, g, hessian, d, S, T, H,
+                    row_scalars, initial, parameters, tau, norm, penalty, frozen,
+                )  # fmt: skip
+                if len(rows):
+                    born += int(is_live(x, 0, d, zero)) - int(was)
+            continue
+        per_block = BLOCK // d
+        if len(rows) == 0:
+            for j in range(first, last, per_block):
+                groups = min(per_block, last - j)
+                x, u, state = parts_at(base[t], j * d * size, 0, strides, groups * d, zero)
+                g, hessian = gradient_at(gradients[t], j * d * size, groups * d, zero)
+                advance(
+                    x, u, state, g, hessian, groups, d, S, T, quiet,
+                    row_scalars, initial, parameters, tau, norm, penalty, frozen,
+                )  # fmt: skip
+            continue
+        R = scratch(PARTS * STRIDE, constants)
+        x, u, state = scratch_parts(R)
+        R_address = np.int64(R.ctypes.data)
+        for j in range(first, last, per_block):
+            groups = min(per_block, last - j)
+            for i in range(groups):
+                ahead = j + i + per_block
+                if ahead < last:
+                    for p in range(PARTS):
+                        address = pages[rows[ahead] >> shift] + (rows[ahead] & mask) * strides[p] + base[t, p]
+                        for line in range(0, d * size, 64):
+                            prefetch(address + line)
+                for p in range(PARTS):
+                    address = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * strides[p] + base[t, p]
+                    move(address, R_address + (p * STRIDE + i * d) * size, d, size, zero)
+                born -= int(is_live(x, i * d, d, zero))
+            g, hessian = gradient_at(gradients[t], j * d * size, groups * d, zero)
+            advance(
+                x, u, state, g, hessian, groups, d, S, T, quiet,
+                row_scalars, initial, parameters, tau, norm, penalty, frozen,
+            )  # fmt: skip
+            for i in range(groups):
+                for p in range(PARTS):
+                    address = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * strides[p] + base[t, p]
+                    move(R_address + (p * STRIDE + i * d) * size, address, d, size, zero)
+                born += int(is_live(x, i * d, d, zero))
+    return born

@@ -1,0 +1,166 @@
+"""Numba: functions compiled on first use, kept on disk, and never stale.
+
+Numba's own cache knows a compiled function by its file and line. A kernel here is one source bound to many rules, and
+what it calls lies in other files: so each carries a digest of all of that in its name.
+"""
+
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sparsegroup.kernels import namespace
+from sparsegroup.rules import bind
+
+COMPILER = {"error_model": "numpy", "nogil": True}
+"""Division by zero gives inf or NaN, as in torch; other threads run while a kernel does."""
+
+NOTICE_AFTER = 0.7
+"""Seconds after which a compilation says so: loading a compiled kernel takes less."""
+
+
+def jitted(function: Callable[..., Any]) -> Any:
+    """`function` for use inside kernels."""
+    return njit(**COMPILER)(function)
+
+
+def with_globals(function: Callable[..., Any], bindings: Mapping[str, Any]) -> Any:
+    """`function` for use inside kernels, with some of its globals replaced."""
+    assert isinstance(function, FunctionType)
+    return jitted(FunctionType(function.__code__, {**function.__globals__, **bindings}, function.__name__))
+
+
+def inline(function: Callable[..., Any]) -> Any:
+    """`function` for use inside kernels, with Numba's scalars behind its global `xp`."""
+    return jitted(bind(function, namespace))
+
+
+def source(text: str, names: Mapping[str, Any]) -> Any:
+    """The function that `text` defines, for use inside kernels: for what depends on a rule's number of arguments."""
+    scope = dict(names)
+    exec(text, scope)
+    return jitted(scope[text.split("(")[0].removeprefix("def ").strip()])
+
+
+def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] | None = None, digest: str = "") -> Any:
+    """`function` compiled for calls from Python, with some of its globals replaced.
+
+    Args:
+        function: The source, from a module of this package.
+        name: What it is called in messages.
+        bindings: Global name → what it stands for.
+        digest: Of whatever the bindings hold that is not part of this package.
+    """
+    assert isinstance(function, FunctionType)
+    bound = FunctionType(function.__code__, {**function.__globals__, **(bindings or {})}, function.__name__)
+    content = f"{_package_digest()} {digest} {sorted(bindings or {})}".encode()
+    bound.__qualname__ = f"{function.__name__}_{hashlib.sha256(content).hexdigest()[:16]}"
+    bound.__module__ = function.__module__
+    try:
+        compiled = njit(cache=True, **COMPILER)(bound)
+    except RuntimeError:  # no folder to keep it in
+        compiled = njit(**COMPILER)(bound)
+    return _Kernel(compiled, name)
+
+
+class _Kernel:
+    """A compiled function that says so where its first call takes a while."""
+
+    def __init__(self, compiled: Any, name: str) -> None:
+        self.compiled = compiled
+        self.name = name
+        self._known = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._known == len(self.compiled.signatures) and self._known:
+            return self.compiled(*arguments)
+        with _noticed(self.name):
+            result = self.compiled(*arguments)
+        self._known = len(self.compiled.signatures)
+        return result
+
+
+@contextmanager
+def _noticed(name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    shown = threading.Event()
+
+    def show() -> None:
+        shown.set()
+        print(f"sparsegroup: compiling {name} for this machine, once …", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(NOTICE_AFTER, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if shown.is_set():
+            seconds = time.perf_counter() - started
+            print(f"sparsegroup: compiled {name} in {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+@cache
+def _package_digest() -> str:
+    """Of every source that a kernel can be made of."""
+    package = Path(__file__).parents[1]
+    files = [
+        package / "prox.py",
+        *sorted((package / "kernels").glob("*.py")),
+        *sorted((package / "table").glob("*.py")),
+        *sorted((package / "rules").glob("*.py")),
+    ]
+    digest = hashlib.sha256(version("sparsegroup").encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """Of what a function does, wherever it was defined."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__
+    return hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names, code.co_varnames)).encode()).hexdigest()
+
+
+@intrinsic
+def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at `address` (int64), to be read and written soon."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        pointer = builder.inttoptr(arguments[0], byte_pointer)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32]), "llvm.prefetch.p0"
+        )
+        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def _pointer(typing_context, address, like):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(types.int64, like), generate
+
+
+@njit(**COMPILER)  # type: ignore[untyped-decorator]
+def array_at(address: Any, count: Any, like: Any) -> Any:
+    """`[count]` array of the type of the scalar `like` over the memory at `address` (int64)."""
+    return carray(_pointer(address, like), (count,))

@@ -1,0 +1,22 @@
+"""The array functions that rules and prox take from `xp`, on Numba scalars."""
+
+import math
+from typing import Any
+
+from numba import njit
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def sqrt(x: Any) -> Any:
+    return math.sqrt(x)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def where(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def maximum(a: Any, b: Any) -> Any:
+    """The larger one, NaN if either is, as torch and NumPy have it."""
+    return a if (a >= b or a != a) else b

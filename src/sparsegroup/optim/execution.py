@@ -1,0 +1,278 @@
+"""Carrying out a checked step: which kernel takes which parameter.
+
+Compiled on CPU where parameter and gradient are contiguous float32 or float64 and their groups lie one after the other;
+eager everywhere else; and in a parameter's own store where it has one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsegroup.groups import contiguous_groups, grouping
+from sparsegroup.kernels import cpu, eager
+from sparsegroup.optim.stored import Claim, StoredParameter
+from sparsegroup.rules import Rule
+
+VANISHING_LR = 2.0**-50
+"""Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
+
+_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+
+State = dict[str, Any]
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of state and arithmetic: float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(slots=True)
+class Update:
+    """One parameter's part of a step, checked and ready to be carried out.
+
+    Attributes:
+        parameter: The parameter.
+        group: Its param group.
+        rows: `[n]` int64, the distinct rows of a sparse gradient, or None for a dense one.
+        gradient: In the compute dtype, shaped as the parameter or as its `rows`.
+        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
+    """
+
+    parameter: Tensor
+    group: dict[str, Any]
+    rows: Tensor | None
+    gradient: Tensor
+    hessian: Tensor | None = None
+
+
+class Execution:
+    """Carries out the steps of one optimizer.
+
+    Args:
+        rule: The optimizer's.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._places: dict[Tensor, _Place] = {}
+
+    def carry_out(self, group: Mapping[str, Any], updates: Sequence[Update], states: Mapping[Tensor, State]) -> None:
+        """The updates of one param group. `states[parameter]` is empty before a parameter's first."""
+        step = _GroupStep(self.rule, group)
+        together: dict[tuple[np.dtype[Any], bool], list[tuple[Update, _Place]]] = {}
+        for update in updates:
+            parameter, state = update.parameter, states[update.parameter]
+            if isinstance(parameter, StoredParameter):
+                step.in_store(parameter, update, state)
+                continue
+            place = self._places.get(parameter)
+            if place is None or not place.holds(parameter, state, step):
+                step.prepare(parameter, state)
+                place = self._places[parameter] = _Place(parameter, state, step)
+            place.step[...] += 1
+            if not parameter.numel():
+                continue
+            if not place.contiguous or not _fits(update, place) or not cpu.is_ready(self.rule, place.carries_u, place.dtype):
+                step.eagerly(update, state)
+            elif update.rows is not None:
+                step.over_rows(update, place)
+            else:
+                together.setdefault((place.dtype, place.carries_u), []).append((update, place))
+        for batch in together.values():
+            step.over_tensors(batch)
+
+
+class _GroupStep:
+    """One step of one param group."""
+
+    def __init__(self, rule: Rule, group: Mapping[str, Any]) -> None:
+        self.rule = rule
+        self.group = group
+        lr = float(group["lr"])
+        self.frozen = lr < VANISHING_LR
+        # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
+        self.rate = 1.0 if self.frozen else lr
+        self.regularizer = eager.Regularizer(**{name: group[name] for name in eager.Regularizer.__annotations__})
+        self.initial = rule.initial_state(group)
+        self.sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, self.rate)
+        self.wants_u = self.regularizer.active or rule.sigma_0 is not None
+        self.settings = cpu.Settings(self.regularizer, tuple(self.initial.values()), self.sigma_0, self.frozen)
+        self._scalars: dict[float, tuple[float, ...]] = {}
+
+    def scalars(self, t: float) -> tuple[float, ...]:
+        """The rule's, for step `t`."""
+        known = self._scalars.get(t)
+        if known is None:
+            known = self._scalars[t] = self.rule.host_scalars(self.group, int(t), self.rate)
+        return known
+
+    def prepare(self, parameter: Tensor, state: State) -> None:
+        """Add to `state` what it lacks."""
+        dtype = compute_dtype(parameter.dtype)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name, value in self.initial.items():
+                state[name] = torch.full_like(parameter, value, dtype=dtype)
+        # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
+        if "u" not in state and (self.wants_u or parameter.dtype != dtype):
+            state["u"] = torch.zeros_like(parameter, dtype=dtype)
+
+    def over_tensors(self, batch: Sequence[tuple[Update, "_Place"]]) -> None:
+        """Dense gradients of one dtype, in one launch."""
+        places = [place for _, place in batch]
+        cpu.advance_tensors(
+            self.rule,
+            places[0].carries_u,
+            places[0].dtype,
+            np.array([place.base for place in places], np.int64),
+            np.array([_addresses(update) for update, _ in batch], np.int64),
+            np.array([place.width for place in places], np.int64),
+            np.array([place.count for place in places], np.int64),
+            np.array([self.scalars(place.step.item()) for place in places]),
+            self.settings,
+        )
+
+    def over_rows(self, update: Update, place: "_Place") -> None:
+        """A sparse gradient."""
+        assert update.rows is not None
+        if not len(update.rows):
+            return
+        cpu.advance_rows(
+            self.rule,
+            place.carries_u,
+            place.dtype,
+            update.rows.numpy(),
+            cpu.apart(np.array(place.base, np.int64), place.width * place.dtype.itemsize),
+            np.array([_addresses(update)], np.int64),
+            place.width,
+            np.array([self.scalars(place.step.item())]),
+            self.settings,
+        )
+
+    def in_store(self, parameter: StoredParameter, update: Update, state: State) -> None:
+        """Rows of a store, which keeps u and the rule's state beside them."""
+        assert update.rows is not None
+        store = parameter.store
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["claim"] = Claim()
+        state["step"] += 1
+        has_u = store.claim is state["claim"] and "u" in store.state_names
+        names = {**({"u": 0.0} if has_u or self.wants_u else {}), **self.initial}
+        store.lay_out(state["claim"], names)
+        gradients = [g.contiguous().numpy() for g in (update.gradient, update.hessian) if g is not None]
+        scalars = np.array([self.scalars(float(state["step"]))])
+        store.step(self.rule, update.rows.contiguous().numpy(), gradients, scalars, self.settings)
+
+    def eagerly(self, update: Update, state: State) -> None:
+        """Any parameter, by way of PyTorch's own operations."""
+        parameter, rows = update.parameter, update.rows
+        dtype = compute_dtype(parameter.dtype)
+
+        def read(tensor: Tensor) -> Tensor:
+            return (tensor if rows is None else tensor[rows]).to(dtype)
+
+        def write(tensor: Tensor, value: Tensor) -> None:
+            if rows is None:
+                tensor.copy_(value)
+            else:
+                tensor.index_copy_(0, rows, value.to(tensor.dtype))
+
+        before = eager.Block(
+            read(parameter),
+            read(state["u"]) if "u" in state else None,
+            [read(state[name]) for name in self.rule.state],
+        )
+        after = eager.advance(
+            self.rule,
+            before,
+            [update.gradient] if update.hessian is None else [update.gradient, update.hessian],
+            self.scalars(float(state["step"])),
+            list(self.initial.values()),
+            self.sigma_0,
+            self.regularizer,
+            grouping(self.group["groups"], before.x.shape, parameter.device),
+            parameter.dtype,
+        )
+        for name, moment in zip(self.rule.state, after.state, strict=True):
+            write(state[name], moment)
+        if not self.frozen:
+            write(parameter, after.x)
+            if after.u is not None:
+                write(state["u"], after.u)
+
+
+class _Place:
+    """Where a parameter and its state lie, looked up once.
+
+    Attributes:
+        step: View of the step count.
+        contiguous: Whether the compiled step can take it: float32 or float64 on the CPU, group after group.
+        dtype: NumPy's name of the compute dtype.
+        carries_u: Whether there is a u.
+        base: Addresses of x, u (if carried) and the states.
+        width: Elements of a group.
+        count: Groups.
+    """
+
+    __slots__ = (
+        "_address",
+        "_spec",
+        "_tensors",
+        "base",
+        "carries_u",
+        "contiguous",
+        "count",
+        "dtype",
+        "shape",
+        "step",
+        "width",
+    )
+
+    def __init__(self, parameter: Tensor, state: State, step: _GroupStep) -> None:
+        self.dtype = _DTYPES[compute_dtype(parameter.dtype)]
+        self.carries_u = "u" in state
+        names = ("step", *(("u",) if self.carries_u else ()), *step.rule.state)
+        self._tensors = [(name, state[name]) for name in names]
+        self._address, self._spec, self.shape = parameter.data_ptr(), step.group["groups"], parameter.shape
+        self.step = state["step"].numpy() if state["step"].device.type == "cpu" else state["step"]
+        parts = [parameter, *(tensor for _, tensor in self._tensors[1:])]
+        layout = contiguous_groups(self._spec, parameter.shape)
+        self.contiguous = layout is not None and all(
+            part.device.type == "cpu"
+            and part.dtype == compute_dtype(parameter.dtype)
+            and part.shape == parameter.shape
+            and part.is_contiguous()
+            for part in parts
+        )
+        self.width, self.count = layout or (0, 0)
+        self.base = [part.data_ptr() for part in parts]
+
+    def holds(self, parameter: Tensor, state: State, step: _GroupStep) -> bool:
+        """Whether all is still where it was, and nothing is missing."""
+        if (
+            parameter.data_ptr() != self._address
+            or parameter.shape != self.shape
+            or step.group["groups"] is not self._spec
+            or (step.wants_u and not self.carries_u)
+            or len(state) != len(self._tensors)
+        ):
+            return False
+        return all(state.get(name) is tensor for name, tensor in self._tensors)
+
+
+def _fits(update: Update, place: _Place) -> bool:
+    gradient = update.gradient
+    return (
+        gradient.is_contiguous()
+        and (update.rows is not None or gradient.shape == place.shape)
+        and (update.hessian is None or update.hessian.is_contiguous())
+    )
+
+
+def _addresses(update: Update) -> tuple[int, int]:
+    return update.gradient.data_ptr(), 0 if update.hessian is None else update.hessian.data_ptr()

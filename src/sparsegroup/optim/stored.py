@@ -1,0 +1,125 @@
+"""Parameters whose rows lie in a store of their own, such as a table that grows: what an optimizer needs of them."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.cpu import Settings
+from sparsegroup.rules import Rule
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+
+HEIGHT = 1 << 40
+"""Rows that a stored parameter and its gradients have for autograd, which wants a fixed number."""
+
+
+class Claim:
+    """An optimizer's right to keep its state in a store: one holds at a time."""
+
+
+class RowStore(Protocol):
+    """Rows of weights, found by number, with an optimizer's state beside them."""
+
+    claim: Claim | None
+    skipped_rows: int
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_live(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def skips_nonfinite(self) -> bool: ...
+    @property
+    def state_names(self) -> tuple[str, ...]: ...
+
+    def lay_out(self, claim: Claim, initial: Mapping[str, float]) -> None:
+        """Give the rows the parts `initial` beside the weights; another claim ends, and its state with it."""
+
+    def are_distinct(self, rows: Tensor) -> bool:
+        """Whether `rows` is known to hold each row once."""
+
+    def describe(self, rows: Int64s) -> str:
+        """The rows in the user's terms, for messages."""
+
+    def step(
+        self, rule: Rule, rows: Int64s, gradients: Sequence[Floats], scalars: Floats, settings: Settings
+    ) -> None:
+        """The optimizer's step over distinct rows."""
+
+    def export(self) -> dict[str, npt.NDArray[Any]]:
+        """ "keys" `[n]`, "weight" and every part of the state, `[n, dim]`."""
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Set the parts of the state from what `export` gave; rows without an entry start afresh."""
+
+
+class StoredParameter(Tensor):
+    """A parameter without a tensor: its rows are in `store`.
+
+    Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python it has
+    the shape of the rows that there are. Arithmetic on it raises.
+    """
+
+    store: RowStore
+
+    @staticmethod
+    def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
+        dtype = torch.from_numpy(np.empty(0, store.dtype)).dtype
+        parameter: Self = Tensor._make_wrapper_subclass(
+            cls, (HEIGHT, store.dim), dtype=dtype, device="cpu", requires_grad=requires_grad
+        )
+        parameter.store = store
+        parameter._is_param = True  # what isinstance(…, nn.Parameter) looks at
+        return parameter
+
+    def __init__(self, store: RowStore, requires_grad: bool = True) -> None:
+        pass
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """`[rows, dim]` at this moment."""
+        return torch.Size((self.store.num_rows, self.store.dim))
+
+    def numel(self) -> int:
+        """Rows × dim at this moment."""
+        return self.store.num_rows * self.store.dim
+
+    def __len__(self) -> int:
+        return self.store.num_rows
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"StoredParameter(rows={self.store.num_rows}, dim={self.store.dim}, requires_grad={self.requires_grad})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(arguments[0].store, requires_grad=False)
+        _refuse(str(function))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StoredParameter":
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(copy.deepcopy(self.store, memo), self.requires_grad)
+        result: StoredParameter = memo[id(self)]
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self), (self.store, self.requires_grad)
+
+
+def _refuse(operation: str) -> NoReturn:
+    raise TypeError(
+        f"the weight of a HashEmbedding is not one tensor, so {operation} cannot be done on it. Train it with an "
+        "optimizer of sparsegroup; read it with lookup(keys) or items()"
+    )

@@ -1,0 +1,367 @@
+"""`HashEmbedding` and `HashEmbeddingBag`: the table as modules."""
+
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.optim.stored import HEIGHT, StoredParameter
+from sparsegroup.table.lookup import vectors
+from sparsegroup.table.start import Init
+from sparsegroup.table.table import FieldCount, Located, Table, TableConfig, TableMemory
+
+_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+
+
+class HashEmbedding(nn.Module):
+    """An embedding for 64-bit keys whose rows appear when a key is first seen: `nn.Embedding` without a vocabulary.
+
+    In training mode a key that has no row gets one; in evaluation mode it gives zeros and nothing is inserted (the mode
+    decides, not `torch.no_grad`). It is trained by any optimizer of this library; u and the optimizer's state lie in the
+    rows, beside the weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`.
+
+    Args:
+        dim: Length of a vector, ≥ 1.
+        std: Standard deviation ≥ 0 of a new row's elements.
+        init: "normal" or "uniform" (on ±√3 std).
+        seed: Of the initializer, in [0, 2⁶⁴). A row's start depends on seed and key alone.
+        max_rows: Raise instead of going beyond so many rows. None: up to 2⁴⁰, that is as memory lasts.
+        field_bits: How many high bits of a key say which field it belongs to, for `field_counts`; 0 to 16.
+        nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
+            anything is changed, or "skip" the row and count it in `skipped_rows`.
+        huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
+        device: Only the CPU for now.
+        dtype: torch.float32 (default) or torch.float64.
+
+    Raises:
+        ValueError, TypeError: An argument out of range.
+
+    Attributes:
+        weight: The parameter. It is no tensor that one can compute with; see `lookup` and `items`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding
+        >>> table = HashEmbedding(4)
+        >>> optimizer = GroupAdam(table.parameters(), l21=0.5)
+        >>> vectors = table(torch.tensor([[7, -1], [7, 2**62]]))
+        >>> vectors.shape, table.num_rows
+        (torch.Size([2, 2, 4]), 3)
+        >>> vectors[0].sum().backward()  # no gradient for 2**62, and 1 for the others: less than λ21 asks
+        >>> optimizer.step()
+        >>> table.num_rows, table.num_live, 7 in table
+        (3, 1, True)
+    """
+
+    weight: StoredParameter
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        std: float = 0.01,
+        init: Init = "normal",
+        seed: int = 0,
+        max_rows: int | None = None,
+        field_bits: int = 0,
+        nonfinite: Literal["raise", "skip"] = "raise",
+        huge_pages: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_int("dim", dim, 1, 1 << 20)
+        _check_int("seed", seed, 0, (1 << 64) - 1)
+        _check_int("field_bits", field_bits, 0, 16)
+        if max_rows is not None:
+            _check_int("max_rows", max_rows, 1, HEIGHT)
+        if isinstance(std, bool) or not isinstance(std, Real):
+            raise TypeError(f"std must be a number, got {std!r}")
+        if not 0 <= float(std) < float("inf"):
+            raise ValueError(f"std must be finite and >= 0, got {std!r}")
+        if init not in get_args(Init):
+            raise ValueError(f"init must be 'normal' or 'uniform', got {init!r}")
+        if nonfinite not in ("raise", "skip"):
+            raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+        if device is not None and torch.device(device).type != "cpu":
+            raise ValueError(f"device must be the CPU, got {device}")
+        config = TableConfig(
+            dim=dim,
+            std=float(std),
+            init=init,
+            seed=seed,
+            max_rows=HEIGHT if max_rows is None else max_rows,
+            field_bits=field_bits,
+            skips_nonfinite=nonfinite == "skip",
+            huge_pages=bool(huge_pages),
+            dtype=_DTYPES[dtype],
+        )
+        self.table = Table(config)
+        self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """The vectors of `keys`.
+
+        Args:
+            keys: int64 of any shape, any value.
+
+        Returns:
+            `[*keys.shape, dim]`.
+
+        Raises:
+            TypeError: Keys of another dtype.
+            ValueError: Keys on another device.
+            RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
+            MemoryError: The system has no more (nothing is inserted).
+        """
+        located = self.table.locate(_as_array(keys), insert=self.training)
+        return vectors(self.weight, self.table, located).view(*keys.shape, self.dim)
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.table.config.dim
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, zero or not."""
+        return self.table.num_rows
+
+    @property
+    def num_live(self) -> int:
+        """Rows with a non-zero vector."""
+        return self.table.num_live
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct keys ever seen in training, those that `shrink` has dropped included."""
+        return self.table.num_seen
+
+    @property
+    def feature_rate(self) -> float:
+        """The paper's "sparsity": live rows over distinct keys ever seen; 0 if none was."""
+        return self.num_live / self.num_seen if self.num_seen else 0.0
+
+    @property
+    def skipped_rows(self) -> int:
+        """Row updates left out because of a non-finite gradient, with `nonfinite="skip"`."""
+        return self.table.skipped_rows
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __contains__(self, key: int) -> bool:
+        return bool(self.contains(torch.tensor([key], dtype=torch.int64)))
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Which of `keys`, int64 of any shape, have a row: bool of the same shape."""
+        return torch.from_numpy(self.table.find(_as_array(keys)) >= 0).view(keys.shape)
+
+    def lookup(self, keys: Tensor) -> Tensor:
+        """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted."""
+        located = self.table.locate(_as_array(keys), insert=False)
+        return torch.from_numpy(self.table.expand(located)).view(*keys.shape, self.dim)
+
+    def initial(self, keys: Tensor) -> Tensor:
+        """The vectors that `keys` start from, `[*keys.shape, dim]`."""
+        return torch.from_numpy(self.table.start(_as_array(keys))).view(*keys.shape, self.dim)
+
+    def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in no particular order.
+
+        Raises:
+            RuntimeError: The table was shrunk or loaded meanwhile.
+        """
+        _check_int("batch_size", batch_size, 1, 1 << 40)
+        for keys, rows in self.table.scan(batch_size):
+            yield torch.from_numpy(keys), torch.from_numpy(rows)
+
+    def field_counts(self) -> dict[int, FieldCount]:
+        """Keys seen, rows and live rows of each field, by the number in a key's top `field_bits` bits.
+
+        Raises:
+            ValueError: `field_bits` is 0.
+        """
+        if not self.table.config.field_bits:
+            raise ValueError("field_counts needs keys that carry their field: give HashEmbedding field_bits > 0")
+        return self.table.field_counts()
+
+    def memory(self) -> TableMemory:
+        """Bytes of the index, the rows and what they hold."""
+        return self.table.memory()
+
+    def shrink(self) -> int:
+        """Drop the rows that are exactly zero and give their memory back to the system.
+
+        A dropped key that returns is a new row from its start; it is not counted anew in `num_seen` (which costs 8
+        bytes per dropped key).
+
+        Returns:
+            The number of rows dropped.
+
+        Raises:
+            RuntimeError: A gradient is pending: call it between `step()`, `zero_grad()` and the next forward.
+        """
+        if self.weight.grad is not None:
+            raise RuntimeError("a gradient for the table is pending: call step() and zero_grad() before shrink()")
+        return self.table.shrink()
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
+
+    def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        sample = torch.empty(0, dtype=self.weight.dtype)
+        moved = function(sample)
+        if moved.dtype != sample.dtype or moved.device != sample.device:
+            raise ValueError(
+                f"a HashEmbedding stays where and what it is, {sample.dtype} on the CPU; "
+                f"it cannot become {moved.dtype} on {moved.device}"
+            )
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        content = self.table.export()
+        destination[prefix + "keys"] = torch.from_numpy(content["keys"])
+        destination[prefix + "weight"] = torch.from_numpy(content["weight"])
+        destination[prefix + "dropped"] = torch.from_numpy(self.table.dropped.view(np.int64).copy())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = ("keys", "weight", "dropped")
+        if missing := [prefix + name for name in names if prefix + name not in state_dict]:
+            missing_keys.extend(missing)
+            return
+        keys, weight, dropped = (state_dict[prefix + name].detach().cpu() for name in names)
+        if keys.dtype != torch.int64 or keys.ndim != 1 or weight.shape != (len(keys), self.dim):
+            error_msgs.append(
+                f"{prefix}keys and {prefix}weight: int64 [n] and [n, {self.dim}] are expected, got {keys.dtype} "
+                f"{list(keys.shape)} and {list(weight.shape)}"
+            )
+        elif dropped.dtype != torch.int64 or dropped.ndim != 1:
+            error_msgs.append(f"{prefix}dropped: int64 [k] is expected, got {dropped.dtype} {list(dropped.shape)}")
+        elif len(torch.unique(keys)) != len(keys):
+            error_msgs.append(f"{prefix}keys: a key appears twice")
+        elif len(keys) > self.table.config.max_rows:
+            error_msgs.append(f"{prefix}keys: {len(keys):,} rows are more than max_rows={self.table.config.max_rows:,}")
+        else:
+            values = weight.to(self.weight.dtype).numpy()
+            self.table.replace(np.ascontiguousarray(keys.numpy()), values, dropped.numpy())
+
+
+class HashEmbeddingBag(HashEmbedding):
+    """`HashEmbedding` followed by the sum or mean over bags of keys: `nn.EmbeddingBag` without a vocabulary.
+
+    Args:
+        dim: Length of a vector.
+        mode: "mean" (default, as in torch) or "sum".
+        include_last_offset: `offsets` has one entry more, the number of keys.
+        **arguments: See `HashEmbedding`.
+
+    Raises:
+        ValueError, TypeError: An argument out of range.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        mode: Literal["mean", "sum"] = "mean",
+        include_last_offset: bool = False,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(dim, **arguments)
+        if mode not in ("mean", "sum"):
+            raise ValueError(f"mode must be 'mean' or 'sum', got {mode!r}")
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(  # type: ignore[override]
+        self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """The bags' vectors.
+
+        Args:
+            keys: int64 `[bags, keys per bag]`, or `[n]` with `offsets`.
+            offsets: int64 `[bags]`, where each bag begins, ascending from 0; only with 1-d keys.
+            per_sample_weights: Shaped as `keys`; only with mode "sum".
+
+        Returns:
+            `[bags, dim]`; zeros for an empty bag.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do not
+                fit; nothing is inserted.
+        """
+        _as_array(keys)
+        if per_sample_weights is not None:
+            if self.mode != "sum":
+                raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")
+            if per_sample_weights.shape != keys.shape:
+                raise ValueError(
+                    f"per_sample_weights must have the shape of the keys, {list(keys.shape)}, "
+                    f"got {list(per_sample_weights.shape)}"
+                )
+        if keys.ndim == 2:
+            if offsets is not None:
+                raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
+            sizes = torch.full((len(keys),), keys.shape[1], dtype=torch.int64)
+        elif keys.ndim == 1:
+            sizes = self._bag_sizes(len(keys), offsets)
+        else:
+            raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
+        rows = super().forward(keys.reshape(-1))
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
+        if keys.ndim == 2:
+            total = rows.view(*keys.shape, self.dim).sum(1)
+        else:
+            bags = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+            total = rows.new_zeros(len(sizes), self.dim).index_add(0, bags, rows)
+        return total if self.mode == "sum" else total / sizes.clamp(min=1).unsqueeze(1)
+
+    def _bag_sizes(self, count: int, offsets: Tensor | None) -> Tensor:
+        if offsets is None:
+            raise ValueError("1-d keys need offsets")
+        if offsets.dtype != torch.int64 or offsets.ndim != 1:
+            raise TypeError(f"offsets must be 1-d int64, got {offsets.dtype} of shape {list(offsets.shape)}")
+        ends = offsets if self.include_last_offset else torch.cat([offsets, offsets.new_tensor([count])])
+        sizes = ends.diff()
+        if len(ends) and (int(ends[0]) != 0 or int(ends[-1]) != count or bool((sizes < 0).any())):
+            raise ValueError(f"offsets must ascend from 0 to at most the number of keys, {count}, got {offsets.tolist()}")
+        if not len(ends) or (count and not len(sizes)):
+            raise ValueError(f"{count} keys need at least one bag")
+        return sizes
+
+
+def _as_array(keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if not isinstance(keys, Tensor):
+        raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}")
+    if keys.dtype != torch.int64:
+        raise TypeError(f"keys must be int64, got {keys.dtype}")
+    if keys.device.type != "cpu":
+        raise ValueError(f"keys must be on the CPU, where the table's index is, got {keys.device}")
+    return keys.detach().reshape(-1).contiguous().numpy()
+
+
+def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
+
+
+__all__ = ["FieldCount", "HashEmbedding", "HashEmbeddingBag", "Located", "TableMemory"]

@@ -1,0 +1,172 @@
+"""Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches as few cache lines as it can."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.kernels.cpu import Paged
+from sparsegroup.kernels.jit import array_at, kernel
+from sparsegroup.table.pages import Pages
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+
+WEIGHT = "weight"
+_PAGE_BYTES = 16 << 20
+
+
+class Rows:
+    """Rows of `dim` numbers per part.
+
+    Args:
+        dim: Length of a part.
+        dtype: float32 or float64.
+        huge_pages: See `Pages`.
+        initial: The parts after the weights: name → value of a new row's elements.
+    """
+
+    def __init__(self, dim: int, dtype: np.dtype[Any], huge_pages: bool, initial: Mapping[str, float]) -> None:
+        self.dim = dim
+        self.dtype = dtype
+        self.huge_pages = huge_pages
+        self.initial = dict(initial)
+        self.row_bytes = (1 + len(initial)) * dim * dtype.itemsize
+        self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
+        self.pages = Pages(self.row_bytes << self.shift, huge_pages)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names, in the order of a row."""
+        return (WEIGHT, *self.initial)
+
+    def reserve(self, count: int) -> None:
+        """Have memory for `count` rows.
+
+        Raises:
+            MemoryError: The system has no more; nothing has changed.
+        """
+        wanted = -(-count // (1 << self.shift))
+        if wanted > len(self.pages):
+            self.pages.resize(wanted)
+
+    def paged(self, parts: tuple[str, ...]) -> Paged:
+        """Where the parts lie, for the step."""
+        offsets = [self.parts.index(part) * self.dim * self.dtype.itemsize for part in parts]
+        return Paged(
+            self.pages.addresses, self.shift, np.full(len(parts), self.row_bytes, np.int64), np.array(offsets, np.int64)
+        )
+
+    def read(self, part: str, rows: Int64s) -> Floats:
+        """`[n, dim]` of a part; zeros where a row is negative."""
+        out = np.empty((len(rows), self.dim), self.dtype)
+        _read(rows, *self._place(part), out, out.dtype.type(0))
+        return out
+
+    def write(self, part: str, rows: Int64s, values: Floats) -> None:
+        """Set a part of some rows to `values`, `[n, dim]`."""
+        _write(rows, *self._place(part), np.ascontiguousarray(values, self.dtype), self.dtype.type(0))
+
+    def fill(self, part: str, count: int, value: float) -> None:
+        """Set a part of the first `count` rows to one value."""
+        _fill(count, *self._place(part), self.dim, self.dtype.type(value))
+
+    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Which of the rows first, …, last - 1 have a non-zero vector."""
+        out = np.empty(last - first, np.bool_)
+        _live(first, *self._place(WEIGHT), self.dim, out, self.dtype.type(0))
+        return out
+
+    def _place(self, part: str) -> tuple[Any, ...]:
+        offset = self.parts.index(part) * self.dim * self.dtype.itemsize
+        return self.pages.addresses, self.shift, self.row_bytes, offset
+
+    def relaid(self, initial: Mapping[str, float], count: int) -> "Rows":
+        """The first `count` rows with other parts after the weights; parts of the same name are kept. Empties `self`.
+
+        Raises:
+            MemoryError: The system has no more; nothing has changed.
+        """
+        other = Rows(self.dim, self.dtype, self.huge_pages, initial)
+        other.reserve(count)
+        step = 1 << self.shift
+        for first in range(0, count, step):
+            rows = np.arange(first, min(first + step, count))
+            for part in other.parts:
+                if part in self.parts:
+                    other.write(part, rows, self.read(part, rows))
+                elif other.initial[part] != 0:
+                    other.write(part, rows, np.full((len(rows), self.dim), other.initial[part], self.dtype))
+            self.pages.release(first >> self.shift)
+        self.pages.resize(0)
+        return other
+
+    def compact(self, kept: Int64s) -> None:
+        """Keep the rows `kept`, ascending, as rows 0, 1, …, and give the memory of the others back."""
+        _compact(kept, self.pages.addresses, self.shift, self.row_bytes)
+        pages = -(-len(kept) // (1 << self.shift))
+        self.pages.resize(pages)
+        used = len(kept) - ((pages - 1) << self.shift)
+        if pages and used < 1 << self.shift:
+            self.pages.clear_after(used * self.row_bytes)
+
+
+def _read_rows(rows: Any, pages: Any, shift: int, row_bytes: int, offset: int, out: Any, zero: Any) -> None:
+    mask = (np.int64(1) << shift) - 1
+    dim = out.shape[1]
+    for i in range(len(rows)):
+        if rows[i] < 0:
+            for l in range(dim):
+                out[i, l] = zero
+        else:
+            x = array_at(pages[rows[i] >> shift] + (rows[i] & mask) * row_bytes + offset, dim, zero)
+            for l in range(dim):
+                out[i, l] = x[l]
+
+
+def _write_rows(rows: Any, pages: Any, shift: int, row_bytes: int, offset: int, values: Any, zero: Any) -> None:
+    mask = (np.int64(1) << shift) - 1
+    dim = values.shape[1]
+    for i in range(len(rows)):
+        x = array_at(pages[rows[i] >> shift] + (rows[i] & mask) * row_bytes + offset, dim, zero)
+        for l in range(dim):
+            x[l] = values[i, l]
+
+
+def _fill_rows(count: int, pages: Any, shift: int, row_bytes: int, offset: int, dim: int, value: Any) -> None:
+    mask = (np.int64(1) << shift) - 1
+    for row in range(count):
+        x = array_at(pages[row >> shift] + (row & mask) * row_bytes + offset, dim, value)
+        for l in range(dim):
+            x[l] = value
+
+
+def _live_rows(first: int, pages: Any, shift: int, row_bytes: int, offset: int, dim: int, out: Any, zero: Any) -> None:
+    mask = (np.int64(1) << shift) - 1
+    for i in range(len(out)):
+        row = first + i
+        x = array_at(pages[row >> shift] + (row & mask) * row_bytes + offset, dim, zero)
+        out[i] = False
+        for l in range(dim):
+            if x[l] != zero:
+                out[i] = True
+                break
+
+
+def _compact_rows(kept: Any, pages: Any, shift: int, row_bytes: int) -> None:
+    mask = (np.int64(1) << shift) - 1
+    words = row_bytes // 4
+    for i in range(len(kept)):
+        if kept[i] != i:
+            source = array_at(pages[kept[i] >> shift] + (kept[i] & mask) * row_bytes, words, np.int32(0))
+            target = array_at(pages[i >> shift] + (i & mask) * row_bytes, words, np.int32(0))
+            for l in range(words):
+                target[l] = source[l]
+
+
+_read = kernel(_read_rows, "the table's rows (read)")
+_write = kernel(_write_rows, "the table's rows (write)")
+_fill = kernel(_fill_rows, "the table's rows (fill)")
+_live = kernel(_live_rows, "the table's rows (live)")
+_compact = kernel(_compact_rows, "the table's rows (compact)")

@@ -1,0 +1,63 @@
+"""Where a row starts: a function of (seed, key) and nothing else, so that order, threads and shards don't matter."""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from sparsegroup.kernels.jit import jitted, kernel
+from sparsegroup.table.hashing import mix
+
+Init = Literal["normal", "uniform"]
+INITS: tuple[Init, ...] = ("normal", "uniform")
+NORMAL, UNIFORM = 0, 1
+
+
+@jitted
+def start_row(key: Any, seed: Any, init: int, std: float, dim: int, out: Any) -> None:
+    """Write the start of `key`'s row, `[dim]`, into `out`: N(0, std²), or uniform on ±√3 std.
+
+    Element pairs 2i, 2i + 1 come from counter i of a generator in counter mode: numbers mixed from (seed, key, i).
+
+    Args:
+        key: int64.
+        seed: uint64, already mixed.
+        init: `NORMAL` or `UNIFORM`.
+        std: Standard deviation.
+        dim: Length of the row.
+        out: `[dim]` float.
+    """
+    stream = mix(np.uint64(key) ^ seed)
+    for pair in range((dim + 1) // 2):
+        stream += np.uint64(0x9E3779B97F4A7C15)
+        bits = mix(stream)
+        a = (np.float64(bits >> np.uint64(32)) + 0.5) * 2.0**-32  # in (0, 1)
+        b = (np.float64(bits & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+        if init == NORMAL:  # Box and Muller
+            radius, angle = std * math.sqrt(-2.0 * math.log(a)), 2.0 * math.pi * b
+            a, b = radius * math.cos(angle), radius * math.sin(angle)
+        else:
+            a, b = math.sqrt(3.0) * std * (2.0 * a - 1.0), math.sqrt(3.0) * std * (2.0 * b - 1.0)
+        out[2 * pair] = a
+        if 2 * pair + 1 < dim:
+            out[2 * pair + 1] = b
+
+
+def _start_rows(keys: Any, seed: Any, init: int, std: float, out: Any) -> None:
+    for i in range(len(keys)):
+        start_row(keys[i], seed, init, std, out.shape[1], out[i])
+
+
+start_rows = kernel(_start_rows, "the table's initializer")
+
+
+def _mixed_seed(seed: Any) -> Any:
+    return mix(mix(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)))
+
+
+_mixed_seed_kernel = kernel(_mixed_seed, "the table's initializer")
+
+
+def mixed_seed(seed: int) -> np.uint64:
+    """A seed whose every bit matters, for `start_row`."""
+    return np.uint64(_mixed_seed_kernel(np.uint64(seed)))

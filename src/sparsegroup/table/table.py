@@ -1,0 +1,513 @@
+"""The table without autograd: index and rows, what has been seen, and what an optimizer may do to it."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sparsegroup.kernels import cpu
+from sparsegroup.optim.stored import Claim
+from sparsegroup.rules import Rule
+from sparsegroup.table import batch
+from sparsegroup.table.index import ABSENT, Index, overfull
+from sparsegroup.table.rows import WEIGHT, Rows
+from sparsegroup.table.start import INITS, Init, mixed_seed, start_rows
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[Any]
+
+_CHUNK = 1 << 16
+"""Keys that are looked up at a time: an index that must grow does so between them."""
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """See `HashEmbedding`."""
+
+    dim: int
+    std: float
+    init: Init
+    seed: int
+    max_rows: int
+    field_bits: int
+    skips_nonfinite: bool
+    huge_pages: bool
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """Bytes of a table.
+
+    Attributes:
+        index: Of the index's slots.
+        rows: Of the pages that hold rows, the last of which may not be full yet.
+        dropped: Of the keys that `shrink` has dropped, which are remembered to count distinct keys.
+        parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
+    """
+
+    index: int
+    rows: int
+    dropped: int
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Of all that is allocated."""
+        return self.index + self.rows + self.dropped
+
+
+@dataclass(frozen=True)
+class FieldCount:
+    """Of one field: distinct keys ever seen, rows, and rows with a non-zero vector."""
+
+    seen: int
+    rows: int
+    live: int
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where the keys of one lookup are.
+
+    Attributes:
+        rows: `[distinct]` int64, each once, in order of appearance; `ABSENT` for a key without a row.
+        inverse: `[keys]` int32, the place in `rows` of each key.
+        generation: Of the table: a `shrink` renumbers the rows.
+        has_absent: Whether some key has no row.
+    """
+
+    rows: Int64s
+    inverse: npt.NDArray[np.int32]
+    generation: int
+    has_absent: bool
+
+
+class Table:
+    """Keys, their rows, and the optimizer's state in them. All methods may be called from any thread.
+
+    Args:
+        config: See `HashEmbedding`.
+    """
+
+    def __init__(self, config: TableConfig) -> None:
+        self.config = config
+        self.lock = threading.RLock()
+        self.generation = 0
+        self.skipped_rows = 0
+        self.claim: Claim | None = None
+        self._distinct: deque[Located] = deque(maxlen=8)
+        self._process = os.getpid()
+        self._seed = mixed_seed(config.seed)
+        self._scratch = np.zeros(0, np.int32)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the configuration."""
+        self._index = Index(self.config.huge_pages)
+        self._rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
+        self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.num_seen = 0
+        self.num_live = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, live or not."""
+        return len(self._index)
+
+    # Lookup
+
+    def locate(self, keys: Int64s, insert: bool) -> Located:
+        """Where `keys` `[n]` are; with `insert`, a new key gets a row.
+
+        Raises:
+            RuntimeError: `max_rows` would be exceeded, or the table belongs to a parent process; nothing has changed.
+            MemoryError: The system has no more; nothing has changed.
+        """
+        with self.lock:
+            if insert:
+                self._check_process("insert keys")
+            if len(keys) <= _CHUNK:
+                return self._locate(keys, insert)
+            return self._locate_many(keys, insert)
+
+    def _locate(self, keys: Int64s, insert: bool) -> Located:
+        n = len(keys)
+        inverse, distinct = np.empty(n, np.int32), np.empty(n, np.int64)
+        hashes = np.empty(n, np.int64)
+        count = batch.distinct(
+            keys, self._seen_scratch(n), distinct, hashes, inverse, self._index.state, self._index.pages
+        )
+        return self._located(self._rows_of(distinct[:count], hashes[:count], insert), inverse, insert)
+
+    def _locate_many(self, keys: Int64s, insert: bool) -> Located:
+        # np.unique sorts, so that the first appearances have to be put in order again.
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        distinct = keys[first[order]]
+        if insert:
+            self._check_room(distinct)
+        chunks = [distinct[i : i + _CHUNK] for i in range(0, len(distinct), _CHUNK)]
+        rows = [self._locate(chunk, insert).rows for chunk in chunks]
+        return self._located(np.concatenate(rows), place[inverse].astype(np.int32), insert)
+
+    def _located(self, rows: Int64s, inverse: npt.NDArray[np.int32], insert: bool) -> Located:
+        has_absent = not insert and bool((rows == ABSENT).any())
+        return Located(rows, inverse, self.generation, has_absent)
+
+    def _seen_scratch(self, n: int) -> npt.NDArray[np.int32]:
+        size = 1 << max(4, (2 * n - 1).bit_length())
+        if len(self._scratch) < size:
+            self._scratch = np.empty(size, np.int32)
+        part = self._scratch[:size]
+        part.fill(0)
+        return part
+
+    def _rows_of(self, distinct: Int64s, hashes: Int64s, insert: bool) -> Int64s:
+        rows = np.empty(len(distinct), np.int64)
+        if not insert:
+            batch.find_rows(
+                distinct,
+                hashes,
+                rows,
+                self._index.state,
+                self._index.pages,
+                self._rows.pages.addresses,
+                self._rows.shift,
+                self._rows.row_bytes,
+            )
+            return rows
+        before = self.num_rows
+        at_most = before + len(distinct)
+        if at_most > self.config.max_rows:
+            self._check_room(distinct)
+        self._index.reserve(at_most)
+        self._rows.reserve(at_most)
+        count, live = batch.insert_rows(
+            distinct,
+            hashes,
+            rows,
+            self._index.state,
+            self._index.pages,
+            self._rows.pages.addresses,
+            self._rows.shift,
+            self._rows.row_bytes,
+            before,
+            self._seed,
+            INITS.index(self.config.init),
+            self.config.std,
+            self.config.dim,
+            np.array([0.0, *self._rows.initial.values()], self.config.dtype),
+        )
+        if count < 0:
+            raise overfull()
+        self._index.settle(count - before)
+        self.num_live += live
+        self.num_seen += count - before
+        if len(self.dropped) and count > before:
+            self.num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
+        return rows
+
+    def _check_room(self, keys: Int64s) -> None:
+        new = int((self._index.find(keys) == ABSENT).sum())
+        if self.num_rows + new > self.config.max_rows:
+            raise RuntimeError(
+                f"the table is full: max_rows={self.config.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
+                f"brings {new:,} new keys; none was inserted"
+            )
+
+    def _check_process(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
+                "Look keys up in the main process, or in its threads"
+            )
+
+    def _was_dropped(self, keys: Int64s) -> npt.NDArray[np.bool_]:
+        values = keys.view(np.uint64)
+        at = np.minimum(np.searchsorted(self.dropped, values), len(self.dropped) - 1)
+        return self.dropped[at] == values
+
+    def expand(self, located: Located) -> Floats:
+        """The vectors of a lookup, `[keys, dim]`; zeros for keys without a row."""
+        with self.lock:
+            self.check_generation(located)
+            out = np.empty((len(located.inverse), self.config.dim), self.config.dtype)
+            rows = self._rows
+            batch.expand(
+                located.rows,
+                located.inverse,
+                rows.pages.addresses,
+                rows.shift,
+                rows.row_bytes,
+                self.config.dim,
+                out,
+                out.dtype.type(0),
+            )
+            return out
+
+    def check_generation(self, located: Located) -> None:
+        """Raise RuntimeError if the table's rows have been renumbered since."""
+        if located.generation != self.generation:
+            raise RuntimeError(
+                "the table has been shrunk or loaded since this lookup, whose rows are no longer where they were; "
+                "call shrink() between a step and the next forward"
+            )
+
+    def start(self, keys: Int64s) -> Floats:
+        """The vectors that rows of `keys` start from, `[n, dim]`."""
+        out = np.empty((len(keys), self.config.dim), self.config.dtype)
+        start_rows(keys, self._seed, INITS.index(self.config.init), self.config.std, out)
+        return out
+
+    # What an optimizer does
+
+    def lay_out(self, claim: Claim, initial: Mapping[str, float]) -> None:
+        """Give the rows the parts `initial` beside their weights; parts that they have already are kept.
+
+        Another optimizer's claim ends, and with it the state that it kept in the rows.
+        """
+        with self.lock:
+            if self.claim is not claim:
+                self._rows = self._rows.relaid({}, self.num_rows)
+                self.claim = claim
+            if tuple(self._rows.initial) != tuple(initial):
+                self._rows = self._rows.relaid(initial, self.num_rows)
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.config.dim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the vectors."""
+        return self.config.dtype
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether a step leaves out rows with a non-finite gradient instead of raising."""
+        return self.config.skips_nonfinite
+
+    def know_distinct(self, located: Located) -> None:
+        """Remember that the rows of a lookup, which its gradient will bring back, are distinct."""
+        self._distinct.append(located)
+
+    def are_distinct(self, rows: Tensor) -> bool:
+        """Whether `rows` is the very memory of a recent lookup's rows."""
+        address, count = rows.data_ptr(), len(rows)
+        return any(known.rows.ctypes.data == address and len(known.rows) == count for known in self._distinct)
+
+    def describe(self, rows: Int64s) -> str:
+        """The keys of some rows, the first few of many."""
+        keys = self.keys()[rows[:5]].tolist()
+        more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+        return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The parts of a row beside its weights."""
+        return tuple(self._rows.initial)
+
+    def step(
+        self,
+        rule: Rule,
+        rows: Int64s,
+        gradients: Sequence[Floats],
+        scalars: Floats,
+        settings: cpu.Settings,
+    ) -> None:
+        """The optimizer's step over distinct `rows` `[n]`.
+
+        Args:
+            rule: The base optimizer.
+            rows: Distinct.
+            gradients: `[n, dim]` each: the gradient, and the Hessian's diagonal for a second-order rule.
+            scalars: `[1, s]`.
+            settings: λ and what else the step needs.
+        """
+        with self.lock:
+            self._check_process("train the table")
+            if not len(rows):
+                return
+            carries_u = "u" in self._rows.initial
+            parts = (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
+            addresses = [gradient.ctypes.data for gradient in gradients] + [0]
+            self.num_live += cpu.advance_rows(
+                rule,
+                carries_u,
+                self.config.dtype,
+                rows,
+                self._rows.paged(parts),
+                np.array([addresses[:2]], np.int64),
+                self.config.dim,
+                scalars,
+                settings,
+            )
+
+    # Inspection and maintenance
+
+    def find(self, keys: Int64s) -> Int64s:
+        """Rows of `keys`, `ABSENT` where there is none."""
+        with self.lock:
+            return self._index.find(keys)
+
+    def read(self, part: str, rows: Int64s) -> Floats:
+        """A part of some rows, `[n, dim]`; zeros where a row is `ABSENT`."""
+        with self.lock:
+            return self._rows.read(part, rows)
+
+    def write(self, part: str, rows: Int64s, values: Floats) -> None:
+        """Set a part of some rows, `[n, dim]`."""
+        with self.lock:
+            self._rows.write(part, rows, values)
+            if part == WEIGHT:
+                self.num_live = int(self._rows.live(0, self.num_rows).sum())
+
+    def keys(self) -> Int64s:
+        """The keys of rows 0, 1, …"""
+        with self.lock:
+            out = np.empty(self.num_rows, np.int64)
+            for keys, rows in self._index.scan():
+                out[rows] = keys
+            return out
+
+    def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
+        """Keys and vectors of the live rows, at most `batch_size` at a time."""
+        generation = self.generation
+        for keys, rows in self._index.scan(batch_size):
+            with self.lock:
+                if generation != self.generation:
+                    raise RuntimeError("the table has been shrunk or loaded while it was iterated over")
+                vectors = self._rows.read(WEIGHT, rows)
+            live = (vectors != 0).any(axis=1)
+            if live.any():
+                yield keys[live], vectors[live]
+
+    def field_counts(self) -> dict[int, FieldCount]:
+        """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
+        with self.lock:
+            bits = self.config.field_bits
+            counts = np.zeros((1 << bits, 3), np.int64)
+            alive = self._rows.live(0, self.num_rows)
+            for keys, rows in self._index.scan():
+                fields = _fields(keys, bits)
+                counts[:, 0] += np.bincount(fields, minlength=len(counts))
+                counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
+            counts[:, 1] = counts[:, 0]
+            gone = self.dropped.view(np.int64)
+            away = gone[self._index.find(gone) == ABSENT] if len(gone) else gone
+            counts[:, 0] += np.bincount(_fields(away, bits), minlength=len(counts))
+            return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
+
+    def memory(self) -> TableMemory:
+        """Bytes of index, rows and dropped keys."""
+        with self.lock:
+            part = self.num_rows * self.config.dim * self.config.dtype.itemsize
+            return TableMemory(
+                self._index.bytes,
+                self._rows.pages.bytes,
+                self.dropped.nbytes,
+                dict.fromkeys(self._rows.parts, part),
+            )
+
+    def shrink(self) -> int:
+        """Drop the rows that are zero; returns how many."""
+        with self.lock:
+            self._check_process("shrink the table")
+            return self._keep(self._rows.live(0, self.num_rows))
+
+    def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
+        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped."""
+        dropped = len(kept) - int(kept.sum())
+        if not dropped:
+            return 0
+        keys = self.keys()
+        index = Index(self.config.huge_pages)
+        index.reserve(len(kept) - dropped)
+        remaining = keys[kept]
+        index.insert(remaining, np.arange(len(remaining)))
+        gone = np.union1d(self.dropped, keys[~kept].view(np.uint64))
+        self._rows.compact(np.flatnonzero(kept))
+        self._index, self.dropped = index, gone
+        self.generation += 1
+        return dropped
+
+    # State
+
+    def export(self) -> dict[str, npt.NDArray[Any]]:
+        """Keys `[n]` and every part `[n, dim]`, in the order of the rows."""
+        with self.lock:
+            rows = np.arange(self.num_rows)
+            return {"keys": self.keys(), **{part: self._rows.read(part, rows) for part in self._rows.parts}}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Set the parts of the state from what `export` gave.
+
+        Keys that have no row yet get one; rows of keys that are not in it start afresh.
+        """
+        with self.lock:
+            keys = state["keys"]
+            for first in range(0, len(keys), _CHUNK):
+                self._locate(keys[first : first + _CHUNK], insert=True)
+            rows = self._index.find(keys)
+            for part in self.state_names:
+                self._rows.fill(part, self.num_rows, self._rows.initial[part])
+                if part in state:
+                    self._rows.write(part, rows, state[part])
+
+    def replace(self, keys: Int64s, weight: Floats, dropped: Int64s) -> None:
+        """Have exactly the rows of `keys` with these weights; the optimizer's state of rows that were there is kept.
+
+        Args:
+            keys: `[n]`, distinct.
+            weight: `[n, dim]`.
+            dropped: Keys that have been seen and dropped.
+        """
+        with self.lock:
+            self._check_process("load a table")
+            staying = np.zeros(self.num_rows, np.bool_)
+            rows = self._index.find(keys)
+            staying[rows[rows != ABSENT]] = True
+            self._keep(staying)
+            self.generation += 1
+            self.dropped = np.unique(dropped.view(np.uint64))
+            for first in range(0, len(keys), _CHUNK):
+                self._locate(keys[first : first + _CHUNK], insert=True)
+            self.write(WEIGHT, self._index.find(keys), weight)
+            self.num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self.lock:
+            return {
+                "config": self.config,
+                "rows": self.export(),
+                "initial": self._rows.initial,
+                "dropped": self.dropped,
+                "num_seen": self.num_seen,
+                "skipped_rows": self.skipped_rows,
+                "claim": self.claim,
+            }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Table.__init__(self, state["config"])
+        parts = state["rows"]
+        self._rows = self._rows.relaid(state["initial"], 0)
+        self.replace(parts["keys"], parts[WEIGHT], state["dropped"].view(np.int64))
+        rows = self._index.find(parts["keys"])
+        for part in self.state_names:
+            self._rows.write(part, rows, parts[part])
+        self.num_seen, self.skipped_rows, self.claim = state["num_seen"], state["skipped_rows"], state["claim"]
+        self.generation = 0
+
+
+def _fields(keys: Int64s, bits: int) -> Int64s:
+    return (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
