@@ -96,14 +96,13 @@ def run_seed(source: str, config: TrainConfig, cells: list[tuple[Penalty, float]
     log = load(source)
     adam, optimizer = config.build(log)
     adam_auc = train(adam, optimizer, log).test.auc
-    dense = adam.embedding.weight.detach().clone()
+    dense = adam.embedding.state_dict()
     results = []
     for penalty, l21 in cells:
         model, optimizer = replace(config, penalty=penalty, l21=l21).build(log)
         trained = train(model, optimizer, log)
-        with torch.no_grad():
-            adam.embedding.weight.copy_(dense)
-        prune_rows(adam.embedding.weight, trained.live_rows)
+        adam.embedding.load_state_dict(dense)
+        prune_rows(adam.embedding, min(trained.live_rows, adam.embedding.num_live))
         results.append([trained.feature_rate, trained.test.auc, score(adam, log).auc])
     return adam_auc, results
 

@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from sparsegroup import HashEmbedding
 from sparsegroup.data import ClickLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.clicklog import UNKNOWN
 from sparsegroup.training import TrainConfig, evaluate, load_model, predict, prune_rows, save_run, score, train
 from sparsegroup.training.trainer import WINDOWS
 
@@ -35,7 +37,9 @@ def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
     # With one batch as the whole window, the first point must be that of the untrained model.
     config = TrainConfig(lr=1e-2, batch_size=log.train_rows)
     model, optimizer = config.build(log)
-    before = evaluate(log.labels[: log.train_rows], predict(model, log, 0, log.train_rows))
+    untrained, _ = config.build(log)
+    ids, labels = next(log.batches(0, log.train_rows, log.train_rows))
+    before = evaluate(labels.numpy(), torch.sigmoid(untrained(ids).detach().double()).numpy())
     history = train(model, optimizer, log, batch_size=log.train_rows).history
     assert len(history) == 1
     assert history[0].auc == pytest.approx(before.auc, abs=1e-6)
@@ -47,7 +51,7 @@ def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: ClickLog) -> None
     for l21 in (0.0, 1e-4, 1e-3, 1e-2, 10.0):
         model, optimizer = TrainConfig(lr=1e-2, l21=l21).build(log)
         trained = train(model, optimizer, log)
-        assert trained.live_rows == int((model.embedding.weight != 0).any(dim=1).sum())
+        assert trained.live_rows == sum(len(keys) for keys, _ in model.embedding.items())
         assert trained.feature_rate == trained.live_rows / log.features
         rates.append(trained.feature_rate)
     assert rates == sorted(rates, reverse=True)
@@ -81,15 +85,19 @@ def test_validation_uses_training_rows_alone(log: ClickLog) -> None:
 def test_unknown_features_are_the_zero_vector(log: ClickLog) -> None:
     model, optimizer = TrainConfig(lr=1e-2).build(log)
     train(model, optimizer, log, train_rows=5_000)
-    assert (model.embedding.weight[0] == 0).all()
+    unknown = torch.full((2, 3), UNKNOWN)
+    assert UNKNOWN not in model.embedding
+    assert (model.embedding(unknown) == 0).all()
 
 
 def test_pruning_keeps_the_rows_of_largest_norm() -> None:
-    weight = torch.tensor([[0.0, 3.0], [1.0, 1.0], [-4.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
-    prune_rows(weight, 2)
-    torch.testing.assert_close(weight, torch.tensor([[0.0, 3.0], [0, 0], [-4.0, 0.0], [0, 0], [0, 0]]))
-    with pytest.raises(ValueError, match=r"keep must be in \[0, 5\], got 6"):
-        prune_rows(weight, 6)
+    embedding = HashEmbedding(2)
+    keys = torch.arange(5)
+    embedding.assign(keys, torch.tensor([[0.0, 3.0], [1.0, 1.0], [-4.0, 0.0], [0.0, 0.0], [2.0, 2.0]]))
+    prune_rows(embedding, 2)
+    torch.testing.assert_close(embedding.lookup(keys), torch.tensor([[0.0, 3.0], [0, 0], [-4.0, 0.0], [0, 0], [0, 0]]))
+    with pytest.raises(ValueError, match=r"keep must be in \[0, 2\], got 6"):
+        prune_rows(embedding, 6)
 
 
 def test_a_saved_run_predicts_the_same_and_names_its_features(log: ClickLog, tmp_path: Path) -> None:

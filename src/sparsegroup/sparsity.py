@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparsegroup.groups import grouping
 from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.stored import StoredParameter
 
 
 @torch.no_grad()
@@ -15,7 +16,7 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
     """The paper's "sparsity": rows with a non-zero vector over distinct features ever seen in training.
 
     Args:
-        weight: `[rows, …]`, an embedding table.
+        weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen.
         seen: `[rows]` bool, which rows training has seen (a row never seen keeps its random start and counts neither
             above nor below); or the number of features ever seen; or None, where all rows were.
 
@@ -31,6 +32,8 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
         >>> feature_rate(torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]))
         0.5
     """
+    if isinstance(weight, StoredParameter) and seen is None:
+        return weight.store.num_live / weight.store.num_seen if weight.store.num_seen else 0.0
     live = (weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0
     if isinstance(seen, Tensor):
         if seen.shape != live.shape or seen.dtype != torch.bool:
@@ -99,14 +102,25 @@ class SparsityReport(tuple[ParameterSparsity, ...]):
 def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
     """How many groups of each parameter of `optimizer` are exactly zero, by the groups it regularizes.
 
-    Give the optimizer named parameters (`model.named_parameters()` or `param_groups`) to see their names.
+    Of a `HashEmbedding`, the groups are the rows that it has. Give the optimizer named parameters
+    (`model.named_parameters()` or `param_groups`) to see their names.
     """
     entries = []
     for group_index, group in enumerate(optimizer.param_groups):
         names = group.get("param_names")
         for index, parameter in enumerate(group["params"]):
             name = names[index] if names else f"param_groups[{group_index}][{index}]"
+            if isinstance(parameter, StoredParameter):
+                entries.append(_of_store(name, parameter))
+                continue
             live, total = grouping(group["groups"], parameter.shape, parameter.device).count_nonzero(parameter)
             zeros = parameter.numel() - int(torch.count_nonzero(parameter))
             entries.append(ParameterSparsity(name, tuple(parameter.shape), total, total - live, zeros))
     return SparsityReport(entries)
+
+
+def _of_store(name: str, parameter: StoredParameter) -> ParameterSparsity:
+    store = parameter.store
+    zero_elements = sum(int((vectors == 0).sum()) for _, vectors in store.scan(1 << 16))  # of the live rows
+    dead = store.num_rows - store.num_live
+    return ParameterSparsity(name, tuple(parameter.shape), store.num_rows, dead, zero_elements + dead * store.dim)

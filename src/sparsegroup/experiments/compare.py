@@ -4,10 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-import torch
-
 from sparsegroup.data import ClickLog
-from sparsegroup.sparsity import feature_rate
 from sparsegroup.training import ClickModel, Metrics, Progress, TrainConfig, prune_rows, score, train
 
 KEY_BYTES, FLOAT_BYTES = 8, 4
@@ -51,7 +48,7 @@ def compare(
     base_name, group_name = config.optimizer.capitalize(), f"Group {config.optimizer.capitalize()}"
     base, base_model = _train(log, replace(config, l1=0.0, l21=0.0, l2=0.0), base_name, reporting)
     group, _ = _train(log, config, group_name, reporting)
-    prune_rows(base_model.embedding.weight, group.live_rows)
+    prune_rows(base_model.embedding, min(group.live_rows, base.live_rows))
     pruned = _outcome(f"{base_name}, pruned", log, base_model, score(base_model, log))
     return [base, pruned, group]
 
@@ -70,17 +67,17 @@ def _train(
 
 
 def _outcome(name: str, log: ClickLog, model: ClickModel, metrics: Metrics) -> Outcome:
-    weight = model.embedding.weight.detach()
-    live = (weight != 0).any(dim=1)
-    rows = int(live.sum())
+    table = model.embedding
+    rows = table.num_live
     informative = None
     if log.informative is not None:
-        informative = int((live & torch.from_numpy(log.informative)).sum()) / rows if rows else 0.0
+        found = sum(int(log.informative[keys.numpy()].sum()) for keys, _ in table.items())
+        informative = found / rows if rows else 0.0
     return Outcome(
         name,
         metrics,
-        feature_rate(weight, log.features),
+        table.feature_rate,
         rows,
-        rows * (KEY_BYTES + FLOAT_BYTES * weight.shape[1]),
+        rows * (KEY_BYTES + FLOAT_BYTES * table.dim),
         informative,
     )

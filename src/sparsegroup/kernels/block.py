@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsegroup import prox
-from sparsegroup.kernels.jit import array_at, inline, jitted, prefetch
+from sparsegroup.kernels.jit import array_at, copy, inline, jitted, prefetch
 
 BLOCK = 256
 """Elements of a block. Its nine arrays take 9 KB of float32."""
@@ -77,7 +77,18 @@ def base_only(x: Any, state: Any, g: Any, hessian: Any, n: int, scalars: Any, ze
 
 
 def rule_and_weights(
-    x: Any, u: Any, state: Any, g: Any, hessian: Any, S: Any, n: int, norm: int, l1: Any, two_l2: Any, scalars: Any, zero: Any
+    x: Any,
+    u: Any,
+    state: Any,
+    g: Any,
+    hessian: Any,
+    S: Any,
+    n: int,
+    norm: int,
+    l1: Any,
+    two_l2: Any,
+    scalars: Any,
+    zero: Any,
 ) -> None:
     """m, σ and z of `n` elements, and the squares of what the norm sums up."""
     for i in range(n):
@@ -165,7 +176,8 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
 
 def advance(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: int, d: int,
-    S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any, tau: Any, norm: int, penalty: int, frozen: bool,
+    S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any,
+    tau: Any, norm: int, penalty: int, frozen: bool,
 ) -> None:  # fmt: skip
     """One step of whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
     l1, two_l2, mcp_ratio, keep, sigma_0, zero, one = constants
@@ -208,7 +220,7 @@ def advance_large(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, d: int, S: Any, T: Any, H: Any,
     scalars: Any, initial: Any, constants: Any, tau: Any, norm: int, penalty: int, frozen: bool,
 ) -> None:  # fmt: skip
-    """One step of one group of more than `BLOCK` elements; `H` (at least 3 d) keeps what lies between its two passes."""
+    """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what lies between its two passes."""
     l1, two_l2, mcp_ratio, keep, sigma_0, zero, one = constants
     if frozen:
         rule_only(state, g, hessian, d, scalars)
@@ -258,20 +270,6 @@ def advance_large(
 
 
 @jitted
-def move(source: Any, target: Any, count: int, size: int, zero: Any) -> None:
-    """Copy `count` elements of `size` bytes between addresses, eight at a time."""
-    at = 0
-    while at + 8 <= count:
-        a, b = array_at(source + at * size, 8, zero), array_at(target + at * size, 8, zero)
-        v0, v1, v2, v3, v4, v5, v6, v7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-        b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7] = v0, v1, v2, v3, v4, v5, v6, v7
-        at += 8
-    while at < count:
-        array_at(target + at * size, 1, zero)[0] = array_at(source + at * size, 1, zero)[0]
-        at += 1
-
-
-@jitted
 def scratch(count: int, like: Any) -> Any:
     """`[count]` array that begins at a cache line, for vector loads that lie within one."""
     memory = np.empty(count + 64, like.dtype)
@@ -281,7 +279,7 @@ def scratch(count: int, like: Any) -> Any:
 
 @jitted
 def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
-    for i in range(start, start + d):
+    for i in range(start, start + d):  # noqa: SIM110
         if x[i] != zero:
             return True
     return False
@@ -302,7 +300,7 @@ def step(
             `pages[r >> shift] + (r & (2**shift - 1)) * strides[p] + base[0, p]`.
         shift: See `pages`.
         strides: `[PARTS]` int64, bytes.
-        rows: `[n]` int64, the distinct rows that the gradient's n groups belong to, or empty: then groups are contiguous.
+        rows: `[n]` int64, the distinct rows of the gradient's n groups, or empty: then groups are contiguous.
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
         initial: `[states]`, what the states are before the first gradient.
@@ -325,6 +323,7 @@ def step(
     for k in range(len(work)):
         t, first, last = work[k, 0], work[k, 1], work[k, 2]
         d = widths[t]
+        width = d * size
         row_scalars = unpack(scalars[t])
         tau = taus[t]
         if d > BLOCK:
@@ -361,24 +360,23 @@ def step(
         for j in range(first, last, per_block):
             groups = min(per_block, last - j)
             for i in range(groups):
-                ahead = j + i + per_block
-                if ahead < last:
-                    for p in range(PARTS):
-                        address = pages[rows[ahead] >> shift] + (rows[ahead] & mask) * strides[p] + base[t, p]
-                        for line in range(0, d * size, 64):
-                            prefetch(address + line)
+                ahead = min(j + i + per_block, last - 1)
+                page, slot = pages[rows[ahead] >> shift], rows[ahead] & mask
                 for p in range(PARTS):
-                    address = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * strides[p] + base[t, p]
-                    move(address, R_address + (p * STRIDE + i * d) * size, d, size, zero)
+                    for line in range(0, width, 64):
+                        prefetch(page + slot * strides[p] + base[t, p] + line)
+                page, slot = pages[rows[j + i] >> shift], rows[j + i] & mask
+                for p in range(PARTS):
+                    copy(page + slot * strides[p] + base[t, p], R_address + p * STRIDE * size + i * width, width)
                 born -= int(is_live(x, i * d, d, zero))
-            g, hessian = gradient_at(gradients[t], j * d * size, groups * d, zero)
+            g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
             advance(
                 x, u, state, g, hessian, groups, d, S, T, quiet,
                 row_scalars, initial, parameters, tau, norm, penalty, frozen,
             )  # fmt: skip
             for i in range(groups):
+                page, slot = pages[rows[j + i] >> shift], rows[j + i] & mask
                 for p in range(PARTS):
-                    address = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * strides[p] + base[t, p]
-                    move(R_address + (p * STRIDE + i * d) * size, address, d, size, zero)
+                    copy(R_address + p * STRIDE * size + i * width, page + slot * strides[p] + base[t, p], width)
                 born += int(is_live(x, i * d, d, zero))
     return born

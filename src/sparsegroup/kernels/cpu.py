@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -256,7 +256,7 @@ def _launch(
     kernel = step_kernel(rule, carries_u)
     if len(parts) == 1:
         return [kernel(parts[0], *arguments, *rest)]
-    return threads.run([lambda part=part: kernel(part, *arguments, *rest) for part in parts])
+    return threads.run([partial(kernel, part, *arguments, *rest) for part in parts])
 
 
 def _split(widths: Int64s, counts: Int64s) -> list[Int64s]:

@@ -17,14 +17,14 @@ from types import FunctionType
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sparsegroup.kernels import namespace
 from sparsegroup.rules import bind
 
-COMPILER = {"error_model": "numpy", "nogil": True}
+COMPILER: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 """Division by zero gives inf or NaN, as in torch; other threads run while a kernel does."""
 
 NOTICE_AFTER = 0.7
@@ -32,8 +32,8 @@ NOTICE_AFTER = 0.7
 
 
 def jitted(function: Callable[..., Any]) -> Any:
-    """`function` for use inside kernels."""
-    return njit(**COMPILER)(function)
+    """`function` for use inside kernels, inlined: a call would cost more than most of these functions do."""
+    return njit(forceinline=True, **COMPILER)(function)
 
 
 def with_globals(function: Callable[..., Any], bindings: Mapping[str, Any]) -> Any:
@@ -84,11 +84,11 @@ class _Kernel:
         self._known = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._known == len(self.compiled.signatures) and self._known:
+        if self._known == len(self.compiled.overloads) and self._known:
             return self.compiled(*arguments)
         with _noticed(self.name):
             result = self.compiled(*arguments)
-        self._known = len(self.compiled.signatures)
+        self._known = len(self.compiled.overloads)
         return result
 
 
@@ -136,14 +136,18 @@ def code_digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names, code.co_varnames)).encode()).hexdigest()
 
 
-@intrinsic
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    return intrinsic(function)
+
+
+@_intrinsic
 def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
     """Ask for the cache line at `address` (int64), to be read and written soon."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
         pointer = builder.inttoptr(arguments[0], byte_pointer)
-        function = cgutils.get_or_insert_function(
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
             builder.module, ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32]), "llvm.prefetch.p0"
         )
         builder.call(function, [pointer, i32(0), i32(3), i32(1)])
@@ -152,15 +156,64 @@ def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
     return types.void(types.int64), generate
 
 
-@intrinsic
+@_intrinsic
+def load(typing_context, address):  # type: ignore[no-untyped-def]
+    """The int64 at `address` (int64)."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def store(typing_context, address, value):  # type: ignore[no-untyped-def]
+    """Write the int64 `value` to `address` (int64)."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _copier(kind: ir.Type) -> Any:
+    @_intrinsic
+    def copy(typing_context, source, target):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            at, to = (builder.inttoptr(address, kind.as_pointer()) for address in arguments)
+            builder.store(builder.load(at, align=4), to, align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return copy
+
+
+_copy_32, _copy_4 = _copier(ir.VectorType(ir.IntType(64), 4)), _copier(ir.IntType(32))
+
+
+@jitted
+def copy(source: Any, target: Any, count: Any) -> None:
+    """Copy `count` bytes, a multiple of 4, between addresses that are multiples of 4: for the few bytes of a row."""
+    at = 0
+    while at + 32 <= count:
+        _copy_32(source + at, target + at)
+        at += 32
+    while at < count:
+        _copy_4(source + at, target + at)
+        at += 4
+
+
+@_intrinsic
 def _pointer(typing_context, address, like):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(like)(types.int64, like), generate
+    return types.CPointer(like)(types.int64, like), generate  # type: ignore[no-untyped-call]
 
 
-@njit(**COMPILER)  # type: ignore[untyped-decorator]
+@jitted
 def array_at(address: Any, count: Any, like: Any) -> Any:
     """`[count]` array of the type of the scalar `like` over the memory at `address` (int64)."""
     return carray(_pointer(address, like), (count,))

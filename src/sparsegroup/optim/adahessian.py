@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from sparsegroup.optim.arguments import Options
-from sparsegroup.optim.base import GroupOptimizer, Update
+from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.execution import Update
 from sparsegroup.optim.hutchinson import block_average, hessian_diagonals
 from sparsegroup.rules import ADAHESSIAN
 

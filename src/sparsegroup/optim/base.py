@@ -1,7 +1,9 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds a `Rule` and its arguments."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, Unpack, overload
 
 import torch
@@ -11,11 +13,12 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
 from sparsegroup.optim.execution import Execution, Update, compute_dtype
+from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
 from sparsegroup.optim.stored import StoredParameter
-from sparsegroup.optim.state import Shielded, adapt_state_dict
 from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
+
 
 class GroupOptimizer(Optimizer):
     """Base of the optimizers with sparse group lasso: Algorithm 1 of Yue et al. (2021) for any base optimizer.
@@ -105,6 +108,19 @@ class GroupOptimizer(Optimizer):
                 )
             check_groups(group["groups"], parameter.shape, here)
 
+    def state_dict(self) -> StateDict:
+        """The state, as any torch optimizer gives it.
+
+        Of a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's state,
+        `[n, dim]` each, beside "step".
+        """
+        state_dict = super().state_dict()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for index, parameter in enumerate(parameters):
+            if isinstance(parameter, StoredParameter) and index in state_dict["state"]:
+                state_dict["state"][index] = export_state(parameter, self.state[parameter])
+        return state_dict
+
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
 
@@ -129,6 +145,10 @@ class GroupOptimizer(Optimizer):
         for parameter, entry in self.state.items():
             if not isinstance(parameter, Tensor):
                 continue  # an entry of no parameter: torch carries those along
+            if isinstance(parameter, StoredParameter):
+                group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+                restore_state(parameter, entry, self.rule.initial_state(group))
+                continue
             for name, value in entry.items():
                 if isinstance(value, Shielded):
                     entry[name] = value.unshield(parameter)
@@ -158,7 +178,7 @@ class GroupOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         by_group: dict[int, list[Update]] = {}
-        for update in self._plan():
+        for update in _guarded(self._plan()):
             by_group.setdefault(id(update.group), []).append(update)
         for updates in by_group.values():
             self._execution.carry_out(updates[0].group, updates, self.state)
@@ -179,16 +199,19 @@ class GroupOptimizer(Optimizer):
                 if parameter.grad is not None:
                     names = group.get("param_names")
                     here = f"{where}, {names[number] if names else f'parameter {number}'}"
+                    if isinstance(parameter, StoredParameter):
+                        _check_claim(parameter, self.state.get(parameter), here)
                     updates.append(_read_gradient(parameter, group, here))
         return updates
+
 
 def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     """The gradient of `parameter` in the compute dtype, with `maximize` and `weight_decay` applied."""
     gradient = parameter.grad
     assert gradient is not None
-    gradient = gradient.detach()
     if isinstance(parameter, StoredParameter):
         return _read_stored(parameter, gradient, group, where)
+    gradient = gradient.detach()
     dtype = compute_dtype(parameter.dtype)
     rows = None
     if gradient.layout == torch.sparse_coo:
@@ -223,16 +246,58 @@ def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup
         )
     if gradient.layout != torch.sparse_coo:
         raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
-    if not gradient.is_coalesced() and not store.are_distinct(gradient._indices()[0]):
+    # A Hessian comes in the order of the coalesced gradient; other gradients of one lookup are distinct as they are.
+    if gradient.requires_grad or not store.are_distinct(gradient._indices()[0]):
         gradient = gradient.coalesce()
+    gradient = gradient.detach()
     rows, values = gradient._indices()[0], gradient._values()
     if group["maximize"]:
         values = -values
-    finite = torch.isfinite(values).all(dim=1) if not bool(torch.isfinite(values).all()) else None
-    if finite is not None:
-        if not store.skips_nonfinite:
-            bad = store.describe(rows[~finite].numpy())
-            raise FloatingPointError(f"the gradient of {bad} is not finite ({where}); nothing has been changed")
-        store.skipped_rows += int((~finite).sum())
-        rows, values = rows[finite], values[finite]
     return Update(parameter, group, rows, values)
+
+
+def _guarded(updates: list[Update]) -> list[Update]:
+    """`updates` without the rows of stores whose gradient is not finite, where the store skips those.
+
+    Raises:
+        FloatingPointError: There are such rows in a store that does not.
+    """
+    bad = {}
+    for index, update in enumerate(updates):
+        if isinstance(update.parameter, StoredParameter):
+            finite = _finite_rows(update.gradient)
+            if update.hessian is not None and (curved := _finite_rows(update.hessian)) is not None:
+                finite = curved if finite is None else finite & curved
+            if finite is not None:
+                bad[index] = finite
+                assert update.rows is not None
+                if not update.parameter.store.skips_nonfinite:
+                    rows = update.parameter.store.describe(update.rows[~finite].numpy())
+                    raise FloatingPointError(
+                        f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
+                    )
+    for index, finite in bad.items():
+        update = updates[index]
+        assert isinstance(update.parameter, StoredParameter)
+        assert update.rows is not None
+        update.parameter.store.skipped_rows += int((~finite).sum())
+        hessian = None if update.hessian is None else update.hessian[finite]
+        updates[index] = replace(update, rows=update.rows[finite], gradient=update.gradient[finite], hessian=hessian)
+    return updates
+
+
+def _finite_rows(values: Tensor) -> Tensor | None:
+    """Which rows are finite, or None if all are."""
+    # A sum is finite only if all its terms are; it may overflow without them, so that the rows are looked at then.
+    if math.isfinite(float(values.sum())):
+        return None
+    finite = torch.isfinite(values).all(dim=1)
+    return None if bool(finite.all()) else finite
+
+
+def _check_claim(parameter: StoredParameter, state: dict[str, Any] | None, where: str) -> None:
+    if state and parameter.store.claim is not state["claim"]:
+        raise RuntimeError(
+            f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows ({where}); "
+            "one table, one optimizer"
+        )

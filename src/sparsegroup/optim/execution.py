@@ -14,13 +14,17 @@ from torch import Tensor
 
 from sparsegroup.groups import contiguous_groups, grouping
 from sparsegroup.kernels import cpu, eager
+from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import Claim, StoredParameter
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
 """Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
 
-_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
 
 State = dict[str, Any]
 
@@ -76,7 +80,11 @@ class Execution:
             place.step[...] += 1
             if not parameter.numel():
                 continue
-            if not place.contiguous or not _fits(update, place) or not cpu.is_ready(self.rule, place.carries_u, place.dtype):
+            if (
+                not place.contiguous
+                or not _fits(update, place)
+                or not cpu.is_ready(self.rule, place.carries_u, place.dtype)
+            ):
                 step.eagerly(update, state)
             elif update.rows is not None:
                 step.over_rows(update, place)
@@ -145,7 +153,7 @@ class _GroupStep:
             self.rule,
             place.carries_u,
             place.dtype,
-            update.rows.numpy(),
+            array_of(update.rows),
             cpu.apart(np.array(place.base, np.int64), place.width * place.dtype.itemsize),
             np.array([_addresses(update)], np.int64),
             place.width,
@@ -164,9 +172,9 @@ class _GroupStep:
         has_u = store.claim is state["claim"] and "u" in store.state_names
         names = {**({"u": 0.0} if has_u or self.wants_u else {}), **self.initial}
         store.lay_out(state["claim"], names)
-        gradients = [g.contiguous().numpy() for g in (update.gradient, update.hessian) if g is not None]
+        gradients = [array_of(g.contiguous()) for g in (update.gradient, update.hessian) if g is not None]
         scalars = np.array([self.scalars(float(state["step"]))])
-        store.step(self.rule, update.rows.contiguous().numpy(), gradients, scalars, self.settings)
+        store.step(self.rule, array_of(update.rows.contiguous()), gradients, scalars, self.settings)
 
     def eagerly(self, update: Update, state: State) -> None:
         """Any parameter, by way of PyTorch's own operations."""
@@ -220,8 +228,9 @@ class _Place:
     """
 
     __slots__ = (
-        "_address",
         "_spec",
+        "_step_tensor",
+        "_stride",
         "_tensors",
         "base",
         "carries_u",
@@ -234,13 +243,14 @@ class _Place:
     )
 
     def __init__(self, parameter: Tensor, state: State, step: _GroupStep) -> None:
-        self.dtype = _DTYPES[compute_dtype(parameter.dtype)]
+        self.dtype: np.dtype[Any] = _DTYPES[compute_dtype(parameter.dtype)]
         self.carries_u = "u" in state
-        names = ("step", *(("u",) if self.carries_u else ()), *step.rule.state)
+        names = (*(("u",) if self.carries_u else ()), *step.rule.state)
         self._tensors = [(name, state[name]) for name in names]
-        self._address, self._spec, self.shape = parameter.data_ptr(), step.group["groups"], parameter.shape
-        self.step = state["step"].numpy() if state["step"].device.type == "cpu" else state["step"]
-        parts = [parameter, *(tensor for _, tensor in self._tensors[1:])]
+        self._step_tensor = state["step"]
+        self._spec, self.shape, self._stride = step.group["groups"], parameter.shape, parameter.stride()
+        self.step = array_of(state["step"]) if state["step"].device.type == "cpu" else state["step"]
+        parts = [parameter, *(tensor for _, tensor in self._tensors)]
         layout = contiguous_groups(self._spec, parameter.shape)
         self.contiguous = layout is not None and all(
             part.device.type == "cpu"
@@ -255,14 +265,19 @@ class _Place:
     def holds(self, parameter: Tensor, state: State, step: _GroupStep) -> bool:
         """Whether all is still where it was, and nothing is missing."""
         if (
-            parameter.data_ptr() != self._address
+            parameter.data_ptr() != self.base[0]
+            or parameter.stride() != self._stride
             or parameter.shape != self.shape
             or step.group["groups"] is not self._spec
             or (step.wants_u and not self.carries_u)
-            or len(state) != len(self._tensors)
+            or len(state) != len(self._tensors) + 1
+            or state.get("step") is not self._step_tensor
         ):
             return False
-        return all(state.get(name) is tensor for name, tensor in self._tensors)
+        return all(
+            state.get(name) is tensor and tensor.data_ptr() == address
+            for (name, tensor), address in zip(self._tensors, self.base[1:], strict=True)
+        )
 
 
 def _fits(update: Update, place: _Place) -> bool:

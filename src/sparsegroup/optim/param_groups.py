@@ -5,6 +5,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from sparsegroup.optim.arguments import Options
+from sparsegroup.optim.stored import StoredParameter
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -12,14 +13,15 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def param_groups(
     model: nn.Module,
     *,
-    layers: type[nn.Module] | tuple[type[nn.Module], ...] = (nn.Embedding, nn.EmbeddingBag),
+    layers: type[nn.Module] | tuple[type[nn.Module], ...] | None = None,
     **options: Unpack[Options],
 ) -> list[dict[str, Any]]:
     """Param groups in which only the weights of `layers` are regularized (§4.1 of the paper).
 
     Args:
         model: The model; a parameter shared by several modules counts once, as a weight of `layers` if it is one.
-        layers: Types of the modules whose parameter `weight` is regularized.
+        layers: Types of the modules whose parameter `weight` is regularized; by default the embeddings: `nn.Embedding`,
+            `nn.EmbeddingBag`, `HashEmbedding` and `HashEmbeddingBag`.
         **options: The regularizer's arguments, see `GroupOptimizer`. With `groups="channels"`, the weights of
             transposed convolutions are cut along dimension 1.
 
@@ -41,13 +43,14 @@ def param_groups(
     """
     chosen: dict[int, bool] = {}  # id of the weight → whether it is a transposed convolution's, cut into channels
     for name, module in model.named_modules():
-        if isinstance(module, layers):
+        if _is_embedding(module) if layers is None else isinstance(module, layers):
             transposed = isinstance(module, _TRANSPOSED) and options.get("groups") == "channels"
-            if transposed and int(module.groups) > 1:  # type: ignore[arg-type]
+            if transposed and int(module.groups) > 1:
                 raise ValueError(f"groups='channels' cannot cut {name!r}, a transposed convolution with groups > 1")
             chosen[id(module.weight)] = transposed
     if not chosen:
-        names = ", ".join(layer.__name__ for layer in (layers if isinstance(layers, tuple) else (layers,)))
+        wanted = (nn.Embedding, nn.EmbeddingBag) if layers is None else layers
+        names = ", ".join(layer.__name__ for layer in (wanted if isinstance(wanted, tuple) else (wanted,)))
         raise ValueError(f"the model has no layer of type {names}: nothing would be regularized")
 
     parts: dict[str, list[tuple[str, nn.Parameter]]] = {"plain": [], "transposed": [], "rest": []}
@@ -61,3 +64,8 @@ def param_groups(
         {"params": parts["rest"], "l1": 0.0, "l21": 0.0, "l2": 0.0},
     ]
     return [group for group in candidates if group["params"]]
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    stored = isinstance(module._parameters.get("weight"), StoredParameter)
+    return stored or isinstance(module, nn.Embedding | nn.EmbeddingBag)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsegroup.optim.arguments import EXECUTION, REFUSED, refuse
 from sparsegroup.optim.execution import compute_dtype
+from sparsegroup.optim.stored import Claim, StoredParameter
 from sparsegroup.rules import Rule
 
 
@@ -70,15 +71,27 @@ def adapt_state_dict(
 
 def _adapt_entry(entry: Mapping[str, Any], parameter: Tensor, rule: Rule, where: str) -> dict[str, Any]:
     entry = {name: value for name, value in entry.items() if value is not None}
-    known: Collection[str] = {"step", "u", *rule.state}
+    stored = isinstance(parameter, StoredParameter)
+    known: Collection[str] = {"step", "u", *rule.state, *(("keys",) if stored else ())}
     if unknown := entry.keys() - known:
         raise ValueError(f"state {', '.join(map(repr, sorted(unknown)))} is not of the rule {rule.name!r} ({where})")
-    required = {*rule.state, *(("step",) if rule.counts_steps else ())}
+    required = {*rule.state, *(("step",) if rule.counts_steps else ()), *(("keys",) if stored else ())}
     if entry and (missing := required - entry.keys()):
         raise ValueError(f"state {', '.join(map(repr, sorted(missing)))} of {rule.name!r} is missing ({where})")
     for name, value in entry.items():
         if not isinstance(value, Tensor) and name != "step":
             raise TypeError(f"state {name!r} must be a tensor, got {type(value).__name__} ({where})")
+        if stored and name == "keys":
+            if value.dtype != torch.int64 or value.ndim != 1 or len(torch.unique(value)) != len(value):
+                raise ValueError(
+                    f"state 'keys' must be distinct int64 [n], got {value.dtype} {list(value.shape)} ({where})"
+                )
+            continue
+        if stored and name != "step":
+            expected = [len(entry["keys"]), parameter.shape[1]]
+            if list(value.shape) != expected:
+                raise ValueError(f"state {name!r} has shape {list(value.shape)}, expected is {expected} ({where})")
+            continue
         if name != "step" and value.shape != parameter.shape:
             raise ValueError(
                 f"state {name!r} has shape {list(value.shape)}, the parameter {list(parameter.shape)} ({where})"
@@ -88,3 +101,33 @@ def _adapt_entry(entry: Mapping[str, Any], parameter: Tensor, rule: Rule, where:
     return {
         name: torch.as_tensor(value).clone() if name == "step" else Shielded(value) for name, value in entry.items()
     }
+
+
+def export_state(parameter: StoredParameter, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of a parameter in a store, as tensors."""
+    if parameter.store.claim is not entry["claim"]:
+        return {}  # another optimizer's state is there now
+    content = parameter.store.export()
+    return {
+        "step": entry["step"],
+        **{name: torch.from_numpy(content[name]) for name in ("keys", *parameter.store.state_names)},
+    }
+
+
+def restore_state(parameter: StoredParameter, entry: dict[str, Any], initial: Mapping[str, float]) -> None:
+    """Bring a loaded `entry` back into the store. An entry that holds its claim is there already (a copied optimizer).
+
+    Args:
+        parameter: The parameter.
+        entry: Its state; changed.
+        initial: The rule's state of a row that no gradient has touched.
+    """
+    if not entry or "claim" in entry:
+        return
+    tensors = {name: value.tensor for name, value in entry.items() if isinstance(value, Shielded)}
+    claim = Claim()
+    parameter.store.lay_out(claim, {**({"u": 0.0} if "u" in tensors else {}), **initial})
+    parameter.store.restore({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+    for name in tensors:
+        del entry[name]
+    entry["claim"] = claim

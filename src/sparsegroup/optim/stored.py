@@ -1,7 +1,7 @@
 """Parameters whose rows lie in a store of their own, such as a table that grows: what an optimizer needs of them."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -34,6 +34,8 @@ class RowStore(Protocol):
     @property
     def num_live(self) -> int: ...
     @property
+    def num_seen(self) -> int: ...
+    @property
     def dim(self) -> int: ...
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -51,13 +53,14 @@ class RowStore(Protocol):
     def describe(self, rows: Int64s) -> str:
         """The rows in the user's terms, for messages."""
 
-    def step(
-        self, rule: Rule, rows: Int64s, gradients: Sequence[Floats], scalars: Floats, settings: Settings
-    ) -> None:
+    def step(self, rule: Rule, rows: Int64s, gradients: Sequence[Floats], scalars: Floats, settings: Settings) -> None:
         """The optimizer's step over distinct rows."""
 
+    def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
+        """Keys `[n]` and vectors `[n, dim]` of the live rows."""
+
     def export(self) -> dict[str, npt.NDArray[Any]]:
-        """ "keys" `[n]`, "weight" and every part of the state, `[n, dim]`."""
+        """The "keys" `[n]`, the "weight" and every part of the state, `[n, dim]`."""
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Set the parts of the state from what `export` gave; rows without an entry start afresh."""
@@ -66,8 +69,8 @@ class RowStore(Protocol):
 class StoredParameter(Tensor):
     """A parameter without a tensor: its rows are in `store`.
 
-    Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python it has
-    the shape of the rows that there are. Arithmetic on it raises.
+    Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python
+    it has the shape of the rows that there are. Arithmetic on it raises.
     """
 
     store: RowStore
@@ -76,7 +79,7 @@ class StoredParameter(Tensor):
     def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
         dtype = torch.from_numpy(np.empty(0, store.dtype)).dtype
         parameter: Self = Tensor._make_wrapper_subclass(
-            cls, (HEIGHT, store.dim), dtype=dtype, device="cpu", requires_grad=requires_grad
+            cls, (HEIGHT, store.dim), dtype=dtype, device=torch.device("cpu"), requires_grad=requires_grad
         )
         parameter.store = store
         parameter._is_param = True  # what isinstance(…, nn.Parameter) looks at
@@ -97,11 +100,17 @@ class StoredParameter(Tensor):
     def __len__(self) -> int:
         return self.store.num_rows
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def numpy(self, **arguments: Any) -> NoReturn:
+        _refuse("numpy()")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self, **arguments: Any) -> str:  # type: ignore[override]
         return f"StoredParameter(rows={self.store.num_rows}, dim={self.store.dim}, requires_grad={self.requires_grad})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
     ) -> Any:
         if function is torch.ops.aten.detach.default:
@@ -119,7 +128,7 @@ class StoredParameter(Tensor):
 
 
 def _refuse(operation: str) -> NoReturn:
-    raise TypeError(
+    raise NotImplementedError(  # not TypeError, which Python would replace by its own words
         f"the weight of a HashEmbedding is not one tensor, so {operation} cannot be done on it. Train it with an "
         "optimizer of sparsegroup; read it with lookup(keys) or items()"
     )

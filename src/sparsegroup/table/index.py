@@ -1,38 +1,44 @@
 """The index: 64-bit key → row, in one open-addressed table that grows in place, a little at a time.
 
-A key's home is `hash · slots / 2³²`, so the table lies in the order of its hashes, and a larger table is the same order
-stretched: every home moves up. It can therefore grow where it is, from its upper end down. Homes below the *frontier* are
-still in the old measure, those above it in the new one; each insertion moves the frontier a few slots further. Nothing is
-copied aside, no step pays for the whole, and the load stays between 0.6 and 0.75 whatever the size.
+A slot is 16 bytes: the key, and its row + 1, so that a zeroed page is empty slots and every 64-bit key is valid. Four
+slots, a cache line, are a bucket; they are compared without branches, and filled from the first on. A key that finds
+its home bucket full lies in the next one that is not.
 
-A slot is 16 bytes: the key, and its row + 1, so that a zeroed page is empty slots and every 64-bit key is valid.
+A key's home is `hash · buckets / 2³²`, so the table lies in the order of its hashes, and a larger table is the same
+order stretched: every home moves up. It can therefore grow where it is, from its upper end down. Homes below the
+*frontier* are still in the old measure, those above it in the new one; each insertion moves the frontier a few buckets
+further. Nothing is copied aside, no step pays for the whole, and a large table is between 60 % and 75 % full whatever
+its size.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.jit import array_at, jitted, kernel, prefetch
+from sparsegroup.kernels.jit import jitted, kernel, load, prefetch, store
 from sparsegroup.table.hashing import mix
 from sparsegroup.table.pages import Pages
 
 Int64s = npt.NDArray[np.int64]
 
-SLOT_BYTES = 16
-_SHIFT = 19
-_PAGE_SLOTS = 1 << _SHIFT
-_SLACK = 1 << 14
-"""Slots after the last home, for what is displaced beyond it."""
-_FULLEST, _GROWTH, _FIRST_SLOTS = 0.75, 1.25, 1 << 12
-_SPEED = 16
-"""Slots that the frontier moves per key inserted: it arrives long before the next stretch is due."""
+BUCKET_BYTES = 64
+_SHIFT = 17
+_PAGE_BUCKETS = 1 << _SHIFT
+_SLACK = 1 << 12
+"""Buckets after the last home, for what is displaced beyond it."""
+_FULLEST, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.25, 1 << 10
+_SPEED = 4
+"""Buckets that the frontier moves per key inserted: it arrives long before the next stretch is due."""
 
 # The state of an index, an int64 array that the kernels read and write.
 _OLD, _NEW, _FRONTIER, _COUNT, _PHYSICAL, _STATE = 0, 1, 2, 3, 4, 5
 
 ABSENT = -1
-_OVERFULL = -2
+
+AHEAD = 24
+"""How many keys ahead memory is asked for."""
 
 
 @jitted
@@ -42,57 +48,90 @@ def hash_of(key: Any) -> Any:
 
 
 @jitted
-def home(hashed: Any, state: Any) -> Any:
-    """The slot at which the search for a key begins."""
-    slot = (hashed * state[_OLD]) >> 32
-    if slot >= state[_FRONTIER]:
-        slot = (hashed * state[_NEW]) >> 32
-    return slot
+def measure(state: Any) -> Any:
+    """What `home` reads of the state, for loops that don't change it."""
+    return state[_OLD], state[_NEW], state[_FRONTIER]
 
 
 @jitted
-def slot_address(slot: Any, pages: Any) -> Any:
-    return pages[slot >> _SHIFT] + ((slot & (_PAGE_SLOTS - 1)) << 4)
+def home(hashed: Any, measure: Any) -> Any:
+    """The bucket at which the search for a key begins."""
+    old, new, frontier = measure
+    bucket = (hashed * old) >> 32
+    return bucket if bucket < frontier else (hashed * new) >> 32
+
+
+@jitted
+def bucket_address(bucket: Any, pages: Any) -> Any:
+    """Where a bucket is; `pages` is the address of the pages' addresses."""
+    return load(pages + ((bucket >> _SHIFT) << 3)) + ((bucket & (_PAGE_BUCKETS - 1)) << 6)
+
+
+@jitted
+def _row_plus_1(address: Any, key: Any) -> Any:
+    """Of `key` in the bucket at `address`, or 0. An empty slot, all 0, matches key 0 and adds nothing."""
+    a = load(address + 8) if load(address) == key else np.int64(0)
+    b = load(address + 24) if load(address + 16) == key else np.int64(0)
+    c = load(address + 40) if load(address + 32) == key else np.int64(0)
+    d = load(address + 56) if load(address + 48) == key else np.int64(0)
+    return (a | b) | (c | d)
+
+
+@jitted
+def _is_full(bucket: Any, pages: Any) -> bool:
+    full: bool = load(bucket_address(bucket, pages) + 56) != 0
+    return full
 
 
 @jitted
 def _put(key: Any, row_plus_1: Any, hashed: Any, state: Any, pages: Any) -> bool:
-    slot = home(hashed, state)
-    while slot < state[_PHYSICAL]:
-        entry = array_at(slot_address(slot, pages), 2, np.int64(0))
-        if entry[1] == 0:
-            entry[0] = key
-            entry[1] = row_plus_1
+    """Add a key that is not there. False if the slack ran out."""
+    bucket = home(hashed, measure(state))
+    while bucket < state[_PHYSICAL] - 1:  # the last one stays empty: there every search ends
+        if not _is_full(bucket, pages):
+            slot = bucket_address(bucket, pages)
+            while load(slot + 8) != 0:
+                slot += 16
+            store(slot, key)
+            store(slot + 8, row_plus_1)
             return True
-        slot += 1
+        bucket += 1
     return False
 
 
 @jitted
 def stretch(budget: Any, state: Any, pages: Any) -> bool:
-    """Move the frontier down by at least `budget` slots, or to the end. False if the slack ran out."""
+    """Move the frontier down by at least `budget` buckets, or to the end. False if it needs more slack for that."""
     while budget > 0 and state[_FRONTIER] <= state[_OLD]:
-        # Whole runs of occupied slots: no key outside [begin, end) is looked for through it.
-        begin = max(state[_FRONTIER] - min(budget, 4096), 0)
-        while begin > 0 and array_at(slot_address(begin - 1, pages), 2, np.int64(0))[1] != 0:
+        # Runs of full buckets are moved whole: no key outside [begin, end) is looked for through it.
+        begin = max(state[_FRONTIER] - min(budget, 1024), 0)
+        while begin > 0 and _is_full(begin - 1, pages):
             begin -= 1
         end = state[_FRONTIER]
-        while end < state[_PHYSICAL] and array_at(slot_address(end, pages), 2, np.int64(0))[1] != 0:
+        while end < state[_PHYSICAL] and _is_full(end, pages):
             end += 1
-        taken = np.empty((end - begin, 2), np.int64)
+        end = min(end + 1, state[_PHYSICAL])
+        # What is put back may lengthen the run behind the last home by as much as is taken out.
+        last = max(state[_NEW] - 1, end)
+        while last < state[_PHYSICAL] and _is_full(last, pages):
+            last += 1
+        if last + (end - begin) + 2 >= state[_PHYSICAL]:
+            return False
+        taken = np.empty((4 * (end - begin), 2), np.int64)
         count = 0
-        for slot in range(begin, end):
-            entry = array_at(slot_address(slot, pages), 2, np.int64(0))
-            if entry[1] != 0:
-                taken[count, 0], taken[count, 1] = entry[0], entry[1]
-                count += 1
-                entry[0] = 0
-                entry[1] = 0
+        for bucket in range(begin, end):
+            slot = bucket_address(bucket, pages)
+            for _ in range(4):
+                if load(slot + 8) != 0:
+                    taken[count, 0], taken[count, 1] = load(slot), load(slot + 8)
+                    count += 1
+                store(slot, 0)
+                store(slot + 8, 0)
+                slot += 16
         budget -= state[_FRONTIER] - begin
         state[_FRONTIER] = begin
         for i in range(count):
-            if not _put(taken[i, 0], taken[i, 1], hash_of(taken[i, 0]), state, pages):
-                return False
+            _put(taken[i, 0], taken[i, 1], hash_of(taken[i, 0]), state, pages)
         if begin == 0:
             state[_OLD] = state[_NEW]
             state[_FRONTIER] = state[_PHYSICAL]
@@ -100,61 +139,63 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
 
 
 @jitted
-def find(key: Any, hashed: Any, state: Any, pages: Any) -> Any:
+def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
     """The row of a key, or `ABSENT`."""
-    slot = home(hashed, state)
-    while slot < state[_PHYSICAL]:
-        entry = array_at(slot_address(slot, pages), 2, np.int64(0))
-        if entry[1] == 0:
-            return np.int64(ABSENT)
-        if entry[0] == key:
-            return entry[1] - 1
-        slot += 1
-    return np.int64(ABSENT)
+    address = bucket_address(home(hashed, measure), pages)
+    row_plus_1 = _row_plus_1(address, key)
+    if row_plus_1 != 0 or load(address + 56) == 0:
+        return row_plus_1 - 1
+    bucket = home(hashed, measure) + 1
+    while True:
+        address = bucket_address(bucket, pages)
+        row_plus_1 = _row_plus_1(address, key)
+        if row_plus_1 != 0 or load(address + 56) == 0:
+            return row_plus_1 - 1
+        bucket += 1
 
 
 @jitted
-def find_or_insert(key: Any, hashed: Any, row: Any, state: Any, pages: Any) -> Any:
-    """The row of a key, which becomes `row` if it has none yet; `_OVERFULL` if the slack ran out."""
-    slot = home(hashed, state)
-    while slot < state[_PHYSICAL]:
-        entry = array_at(slot_address(slot, pages), 2, np.int64(0))
-        if entry[1] == 0:
-            entry[0] = key
-            entry[1] = row + 1
-            state[_COUNT] += 1
-            return row
-        if entry[0] == key:
-            return entry[1] - 1
-        slot += 1
-    return np.int64(_OVERFULL)
-
-
-def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> bool:
-    for i in range(len(keys)):
-        if find_or_insert(keys[i], hash_of(keys[i]), rows[i], state, pages) == _OVERFULL:
-            return False
+def insert(key: Any, row: Any, hashed: Any, state: Any, pages: Any) -> bool:
+    """Add a key that is not there. False if the slack ran out."""
+    if not _put(key, row + 1, hashed, state, pages):
+        return False
+    state[_COUNT] += 1
     return True
 
 
-def _find_all(keys: Any, state: Any, pages: Any, rows: Any) -> None:
-    ahead = 16
-    for i in range(min(ahead, len(keys))):
-        prefetch(slot_address(home(hash_of(keys[i]), state), pages))
+def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
     for i in range(len(keys)):
-        if i + ahead < len(keys):
-            prefetch(slot_address(home(hash_of(keys[i + ahead]), state), pages))
-        rows[i] = find(keys[i], hash_of(keys[i]), state, pages)
+        if not insert(keys[i], rows[i], hash_of(keys[i]), state, pages):
+            return i
+    return len(keys)
+
+
+def _find_all(keys: Any, state: Any, pages: Any, rows: Any) -> None:
+    now = measure(state)
+    for i in range(len(keys)):
+        if i + AHEAD < len(keys):
+            prefetch(bucket_address(home(hash_of(keys[i + AHEAD]), now), pages))
+        rows[i] = find(keys[i], hash_of(keys[i]), now, pages)
 
 
 def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -> int:
     count = 0
-    for slot in range(first, last):
-        entry = array_at(slot_address(slot, pages), 2, np.int64(0))
-        if entry[1] != 0:
-            keys[count], rows[count] = entry[0], entry[1] - 1
-            count += 1
+    for bucket in range(first, last):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            if load(slot + 8) != 0:
+                keys[count], rows[count] = load(slot), load(slot + 8) - 1
+                count += 1
+            slot += 16
     return count
+
+
+def _end(state: Any, pages: Any) -> int:
+    """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
+    end = state[_NEW]
+    while end < state[_PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
+        end += 1
+    return int(end)
 
 
 def _stretch(budget: int, state: Any, pages: Any) -> bool:
@@ -164,6 +205,7 @@ def _stretch(budget: int, state: Any, pages: Any) -> bool:
 _insert_kernel = kernel(_insert_all, "the table's index (insert)")
 _find_kernel = kernel(_find_all, "the table's index (find)")
 _scan_kernel = kernel(_scan, "the table's index (scan)")
+_end_kernel = kernel(_end, "the table's index (end)")
 _stretch_kernel = kernel(_stretch, "the table's index (growth)")
 
 
@@ -178,24 +220,26 @@ class Index:
     """
 
     def __init__(self, huge_pages: bool) -> None:
-        self._pages = Pages(_PAGE_SLOTS * SLOT_BYTES, huge_pages)
+        self._pages = Pages(_PAGE_BUCKETS * BUCKET_BYTES, huge_pages)
         self.state: Int64s = np.zeros(_STATE, np.int64)
-        self._lay_out(_FIRST_SLOTS)
-        self.state[_OLD] = _FIRST_SLOTS
+        self._lay_out(_FIRST_BUCKETS)
+        self.state[_OLD] = _FIRST_BUCKETS
         self.state[_FRONTIER] = self.state[_PHYSICAL]
 
-    def __len__(self) -> int:
+    @property
+    def num_keys(self) -> int:
+        """Keys in it."""
         return int(self.state[_COUNT])
 
     @property
-    def pages(self) -> Int64s:
-        """Addresses, for the kernels."""
-        return self._pages.addresses
+    def pages(self) -> int:
+        """Where the pages' addresses are, for the kernels."""
+        return int(self._pages.addresses.ctypes.data)
 
     @property
     def bytes(self) -> int:
         """Of all slots."""
-        return (int(self.state[_NEW]) + _SLACK) * SLOT_BYTES
+        return (int(self.state[_NEW]) + _SLACK) * BUCKET_BYTES
 
     def reserve(self, count: int) -> None:
         """Make room for `count` keys in all.
@@ -205,28 +249,41 @@ class Index:
         """
         while count > _FULLEST * self.state[_NEW]:
             self._stretch(int(self.state[_OLD]) + 1)  # to the end; it has arrived long since, but in a small table
-            slots = int(self.state[_NEW])
-            self._lay_out(max(int(slots * (_GROWTH if slots > 1 << 20 else 2)), int(count / _FULLEST * 1.1)))
+            buckets = int(self.state[_NEW])
+            growth = _GROWTH if buckets > 1 << 18 else 2
+            self._lay_out(max(int(buckets * growth), int(count / _FULLEST * 1.1)))
 
     def settle(self, inserted: int) -> None:
         """Go on with the growth, in proportion to the keys just inserted."""
         if inserted and self.state[_OLD] != self.state[_NEW]:
             self._stretch(_SPEED * inserted)
 
-    def _lay_out(self, slots: int) -> None:
-        self._pages.resize(-(-(slots + _SLACK) // _PAGE_SLOTS))
-        self.state[_NEW] = slots
+    def _lay_out(self, buckets: int) -> None:
+        self._pages.resize(max(len(self._pages), -(-(buckets + _SLACK) // _PAGE_BUCKETS)))
+        self.state[_NEW] = buckets
         self.state[_FRONTIER] = self.state[_OLD]
-        self.state[_PHYSICAL] = len(self._pages) * _PAGE_SLOTS
+        self.state[_PHYSICAL] = len(self._pages) * _PAGE_BUCKETS
+
+    def extend(self) -> None:
+        """Add slack: so many keys crowd at the upper end that they don't fit behind their homes.
+
+        Only keys made for it do that; they are found all the same, if slowly.
+        """
+        self._pages.resize(len(self._pages) + 1)
+        settled = self.state[_FRONTIER] > self.state[_OLD]
+        self.state[_PHYSICAL] = len(self._pages) * _PAGE_BUCKETS
+        if settled:
+            self.state[_FRONTIER] = self.state[_PHYSICAL]
 
     def _stretch(self, budget: int) -> None:
-        if not _stretch_kernel(budget, self.state, self.pages):
-            raise overfull()
+        while not _stretch_kernel(budget, self.state, self.pages):
+            self.extend()
 
     def insert(self, keys: Int64s, rows: Int64s) -> None:
         """Add keys that are not there yet. `reserve` first."""
-        if not _insert_kernel(keys, rows, self.state, self.pages):
-            raise overfull()
+        while (done := _insert_kernel(keys, rows, self.state, self.pages)) < len(keys):
+            self.extend()
+            keys, rows = keys[done:], rows[done:]
 
     def find(self, keys: Int64s) -> Int64s:
         """Rows of keys, `ABSENT` where a key has none."""
@@ -234,15 +291,12 @@ class Index:
         _find_kernel(keys, self.state, self.pages, rows)
         return rows
 
-    def scan(self, slots: int = 1 << 20) -> Any:
-        """All `(keys, rows)`, in batches of at most `slots`, in the order of the hashes. Not to be changed meanwhile."""
-        for first in range(0, int(self.state[_PHYSICAL]), slots):
-            last = min(first + slots, int(self.state[_PHYSICAL]))
-            keys, rows = np.empty(last - first, np.int64), np.empty(last - first, np.int64)
+    def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
+        """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. Not to be changed meanwhile."""
+        step = at_most // 4
+        end = _end_kernel(self.state, self.pages)
+        for first in range(0, end, step):
+            last = min(first + step, end)
+            keys, rows = np.empty(4 * (last - first), np.int64), np.empty(4 * (last - first), np.int64)
             count = _scan_kernel(first, last, self.state, self.pages, keys, rows)
             yield keys[:count], rows[:count]
-
-
-def overfull() -> RuntimeError:
-    """The error of an index whose hashes are not spread out."""
-    return RuntimeError("the table's index is full: more than 16,384 keys crowd at one end of the range of hashes")

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT
@@ -28,10 +28,10 @@ class _Lookup(Function):
         return torch.from_numpy(table.expand(located))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         table, located = ctx.table, ctx.located
         table.check_generation(located)
-        rows = torch.from_numpy(located.rows)
+        rows = located.rows_tensor
         values = _AddUp.apply(gradient, located)  # type: ignore[no-untyped-call]
         if located.has_absent:
             present = rows != ABSENT
@@ -48,12 +48,12 @@ class _AddUp(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, located: Located) -> Tensor:
         ctx.located = located
-        out = np.zeros((len(located.rows), values.shape[1]), values.numpy().dtype)
-        batch.add_up(located.inverse, values.contiguous().numpy(), out)
-        return torch.from_numpy(out)
+        out = values.new_zeros(len(located.rows), values.shape[1])
+        batch.add_up(located.inverse, array_of(values.contiguous()), array_of(out))
+        return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _Gather.apply(gradient, ctx.located), None  # type: ignore[no-untyped-call]
 
 
@@ -63,10 +63,10 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, located: Located) -> Tensor:
         ctx.located = located
-        out = np.empty((len(located.inverse), values.shape[1]), values.numpy().dtype)
-        batch.gather(located.inverse, values.contiguous().numpy(), out)
-        return torch.from_numpy(out)
+        out = values.new_empty(len(located.inverse), values.shape[1])
+        batch.expand(located.inverse, array_of(values.contiguous()), array_of(out))
+        return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _AddUp.apply(gradient, ctx.located), None  # type: ignore[no-untyped-call]

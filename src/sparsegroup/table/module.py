@@ -19,9 +19,9 @@ _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float
 class HashEmbedding(nn.Module):
     """An embedding for 64-bit keys whose rows appear when a key is first seen: `nn.Embedding` without a vocabulary.
 
-    In training mode a key that has no row gets one; in evaluation mode it gives zeros and nothing is inserted (the mode
-    decides, not `torch.no_grad`). It is trained by any optimizer of this library; u and the optimizer's state lie in the
-    rows, beside the weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`.
+    In training mode a key that has no row gets one; in evaluation mode it gives zeros and nothing is inserted (the
+    mode decides, not `torch.no_grad`). It is trained by any optimizer of this library; u and the optimizer's state lie
+    in the rows, beside the weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`.
 
     Args:
         dim: Length of a vector, ≥ 1.
@@ -46,17 +46,18 @@ class HashEmbedding(nn.Module):
         >>> import torch
         >>> from sparsegroup import GroupAdam, HashEmbedding
         >>> table = HashEmbedding(4)
-        >>> optimizer = GroupAdam(table.parameters(), l21=0.5)
+        >>> optimizer = GroupAdam(table.parameters(), l21=20.0)
         >>> vectors = table(torch.tensor([[7, -1], [7, 2**62]]))
         >>> vectors.shape, table.num_rows
         (torch.Size([2, 2, 4]), 3)
-        >>> vectors[0].sum().backward()  # no gradient for 2**62, and 1 for the others: less than λ21 asks
+        >>> (vectors[0] * torch.tensor([[100.0], [0.1]])).sum().backward()  # 7 insists, -1 does not
         >>> optimizer.step()
-        >>> table.num_rows, table.num_live, 7 in table
-        (3, 1, True)
+        >>> table.num_rows, table.num_live, bool(table.lookup(torch.tensor([-1])).any())
+        (3, 2, False)
     """
 
     weight: StoredParameter
+    table: Table
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class HashEmbedding(nn.Module):
             dtype=_DTYPES[dtype],
         )
         self.table = Table(config)
-        self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
+        self.register_parameter("weight", StoredParameter(self.table))
 
     def forward(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`.
@@ -156,6 +157,9 @@ class HashEmbedding(nn.Module):
     def __len__(self) -> int:
         return self.num_rows
 
+    def __bool__(self) -> bool:
+        return True  # a module, also while it is empty
+
     def __contains__(self, key: int) -> bool:
         return bool(self.contains(torch.tensor([key], dtype=torch.int64)))
 
@@ -168,6 +172,28 @@ class HashEmbedding(nn.Module):
         located = self.table.locate(_as_array(keys), insert=False)
         return torch.from_numpy(self.table.expand(located)).view(*keys.shape, self.dim)
 
+    @torch.no_grad()
+    def assign(self, keys: Tensor, vectors: Tensor) -> None:
+        """Set the vectors of `keys`: pretrained ones, say, or zeros for rows to be pruned.
+
+        Keys without a row get one, and count as seen. The optimizer's state of the rows stays as it is.
+
+        Args:
+            keys: int64, any shape, distinct.
+            vectors: `[*keys.shape, dim]`.
+
+        Raises:
+            ValueError: Another shape, or a key twice; nothing is changed.
+            RuntimeError, MemoryError: As `forward`.
+        """
+        if vectors.shape != (*keys.shape, self.dim):
+            raise ValueError(f"vectors must have shape {[*keys.shape, self.dim]}, got {list(vectors.shape)}")
+        array = _as_array(keys)
+        if len(np.unique(array)) != len(array):
+            raise ValueError("keys must be distinct")
+        values = vectors.detach().to(self.weight.dtype).reshape(-1, self.dim).contiguous().numpy()
+        self.table.write_weights(array, values)
+
     def initial(self, keys: Tensor) -> Tensor:
         """The vectors that `keys` start from, `[*keys.shape, dim]`."""
         return torch.from_numpy(self.table.start(_as_array(keys))).view(*keys.shape, self.dim)
@@ -176,7 +202,7 @@ class HashEmbedding(nn.Module):
         """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in no particular order.
 
         Raises:
-            RuntimeError: The table was shrunk or loaded meanwhile.
+            RuntimeError: Rows came or went meanwhile.
         """
         _check_int("batch_size", batch_size, 1, 1 << 40)
         for keys, rows in self.table.scan(batch_size):
@@ -289,9 +315,7 @@ class HashEmbeddingBag(HashEmbedding):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    def forward(  # type: ignore[override]
-        self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """The bags' vectors.
 
         Args:
@@ -303,8 +327,8 @@ class HashEmbeddingBag(HashEmbedding):
             `[bags, dim]`; zeros for an empty bag.
 
         Raises:
-            TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do not
-                fit; nothing is inserted.
+            TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do
+                not fit; nothing is inserted.
         """
         _as_array(keys)
         if per_sample_weights is not None:
@@ -341,7 +365,9 @@ class HashEmbeddingBag(HashEmbedding):
         ends = offsets if self.include_last_offset else torch.cat([offsets, offsets.new_tensor([count])])
         sizes = ends.diff()
         if len(ends) and (int(ends[0]) != 0 or int(ends[-1]) != count or bool((sizes < 0).any())):
-            raise ValueError(f"offsets must ascend from 0 to at most the number of keys, {count}, got {offsets.tolist()}")
+            raise ValueError(
+                f"offsets must ascend from 0 to at most {count}, the number of keys, got {offsets.tolist()}"
+            )
         if not len(ends) or (count and not len(sizes)):
             raise ValueError(f"{count} keys need at least one bag")
         return sizes
@@ -353,7 +379,7 @@ def _as_array(keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
     if keys.dtype != torch.int64:
         raise TypeError(f"keys must be int64, got {keys.dtype}")
     if keys.device.type != "cpu":
-        raise ValueError(f"keys must be on the CPU, where the table's index is, got {keys.device}")
+        raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
     return keys.detach().reshape(-1).contiguous().numpy()
 
 

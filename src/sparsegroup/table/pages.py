@@ -34,9 +34,9 @@ class Pages:
         return len(self._mappings)
 
     @property
-    def bytes(self) -> int:
-        """Of all pages."""
-        return len(self) * self.page_bytes
+    def unit(self) -> int:
+        """In how many bytes the system hands memory out."""
+        return _HUGE if self.huge else mmap.PAGESIZE
 
     def resize(self, count: int) -> None:
         """Make it `count` pages: new ones are zero, the last ones are given back.

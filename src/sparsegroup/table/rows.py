@@ -1,4 +1,4 @@
-"""Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches as few cache lines as it can."""
+"""Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches few cache lines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,6 +50,11 @@ class Rows:
         wanted = -(-count // (1 << self.shift))
         if wanted > len(self.pages):
             self.pages.resize(wanted)
+
+    def bytes(self, count: int) -> int:
+        """Of the first `count` rows, in whole pages of the system's."""
+        unit = self.pages.unit
+        return -(-count * self.row_bytes // unit) * unit
 
     def paged(self, parts: tuple[str, ...]) -> Paged:
         """Where the parts lie, for the step."""
@@ -117,12 +122,12 @@ def _read_rows(rows: Any, pages: Any, shift: int, row_bytes: int, offset: int, o
     dim = out.shape[1]
     for i in range(len(rows)):
         if rows[i] < 0:
-            for l in range(dim):
-                out[i, l] = zero
+            for e in range(dim):
+                out[i, e] = zero
         else:
             x = array_at(pages[rows[i] >> shift] + (rows[i] & mask) * row_bytes + offset, dim, zero)
-            for l in range(dim):
-                out[i, l] = x[l]
+            for e in range(dim):
+                out[i, e] = x[e]
 
 
 def _write_rows(rows: Any, pages: Any, shift: int, row_bytes: int, offset: int, values: Any, zero: Any) -> None:
@@ -130,16 +135,16 @@ def _write_rows(rows: Any, pages: Any, shift: int, row_bytes: int, offset: int, 
     dim = values.shape[1]
     for i in range(len(rows)):
         x = array_at(pages[rows[i] >> shift] + (rows[i] & mask) * row_bytes + offset, dim, zero)
-        for l in range(dim):
-            x[l] = values[i, l]
+        for e in range(dim):
+            x[e] = values[i, e]
 
 
 def _fill_rows(count: int, pages: Any, shift: int, row_bytes: int, offset: int, dim: int, value: Any) -> None:
     mask = (np.int64(1) << shift) - 1
     for row in range(count):
         x = array_at(pages[row >> shift] + (row & mask) * row_bytes + offset, dim, value)
-        for l in range(dim):
-            x[l] = value
+        for e in range(dim):
+            x[e] = value
 
 
 def _live_rows(first: int, pages: Any, shift: int, row_bytes: int, offset: int, dim: int, out: Any, zero: Any) -> None:
@@ -148,8 +153,8 @@ def _live_rows(first: int, pages: Any, shift: int, row_bytes: int, offset: int, 
         row = first + i
         x = array_at(pages[row >> shift] + (row & mask) * row_bytes + offset, dim, zero)
         out[i] = False
-        for l in range(dim):
-            if x[l] != zero:
+        for e in range(dim):
+            if x[e] != zero:
                 out[i] = True
                 break
 
@@ -161,8 +166,8 @@ def _compact_rows(kept: Any, pages: Any, shift: int, row_bytes: int) -> None:
         if kept[i] != i:
             source = array_at(pages[kept[i] >> shift] + (kept[i] & mask) * row_bytes, words, np.int32(0))
             target = array_at(pages[i >> shift] + (i & mask) * row_bytes, words, np.int32(0))
-            for l in range(words):
-                target[l] = source[l]
+            for e in range(words):
+                target[e] = source[e]
 
 
 _read = kernel(_read_rows, "the table's rows (read)")

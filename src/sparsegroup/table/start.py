@@ -31,8 +31,8 @@ def start_row(key: Any, seed: Any, init: int, std: float, dim: int, out: Any) ->
     for pair in range((dim + 1) // 2):
         stream += np.uint64(0x9E3779B97F4A7C15)
         bits = mix(stream)
-        a = (np.float64(bits >> np.uint64(32)) + 0.5) * 2.0**-32  # in (0, 1)
-        b = (np.float64(bits & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+        a: Any = (np.float64(bits >> np.uint64(32)) + 0.5) * 2.0**-32  # in (0, 1)
+        b: Any = (np.float64(bits & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
         if init == NORMAL:  # Box and Muller
             radius, angle = std * math.sqrt(-2.0 * math.log(a)), 2.0 * math.pi * b
             a, b = radius * math.cos(angle), radius * math.sin(angle)

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sparsegroup.kernels import cpu
+from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
-from sparsegroup.table.index import ABSENT, Index, overfull
+from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.start import INITS, Init, mixed_seed, start_rows
 
@@ -47,7 +49,7 @@ class TableMemory:
 
     Attributes:
         index: Of the index's slots.
-        rows: Of the pages that hold rows, the last of which may not be full yet.
+        rows: Of the rows, in whole pages of the system's (2 MiB where they are huge).
         dropped: Of the keys that `shrink` has dropped, which are remembered to count distinct keys.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
     """
@@ -77,16 +79,22 @@ class Located:
     """Where the keys of one lookup are.
 
     Attributes:
-        rows: `[distinct]` int64, each once, in order of appearance; `ABSENT` for a key without a row.
+        rows_tensor: `[distinct]` int64, each once, in order of appearance; `ABSENT` for a key without a row. A tensor,
+            for torch may resize what it makes of it (`zero_` on a sparse gradient does).
         inverse: `[keys]` int32, the place in `rows` of each key.
         generation: Of the table: a `shrink` renumbers the rows.
         has_absent: Whether some key has no row.
     """
 
-    rows: Int64s
+    rows_tensor: Tensor
     inverse: npt.NDArray[np.int32]
     generation: int
     has_absent: bool
+
+    @property
+    def rows(self) -> Int64s:
+        """`rows_tensor` as an array."""
+        return array_of(self.rows_tensor)
 
 
 class Table:
@@ -105,7 +113,8 @@ class Table:
         self._distinct: deque[Located] = deque(maxlen=8)
         self._process = os.getpid()
         self._seed = mixed_seed(config.seed)
-        self._scratch = np.zeros(0, np.int32)
+        self._seen = np.zeros(0, np.int32)
+        self._scratch = np.zeros((2, 0), np.int64)
         self.clear()
 
     def clear(self) -> None:
@@ -119,7 +128,7 @@ class Table:
     @property
     def num_rows(self) -> int:
         """Rows, live or not."""
-        return len(self._index)
+        return self._index.num_keys
 
     # Lookup
 
@@ -139,11 +148,9 @@ class Table:
 
     def _locate(self, keys: Int64s, insert: bool) -> Located:
         n = len(keys)
-        inverse, distinct = np.empty(n, np.int32), np.empty(n, np.int64)
-        hashes = np.empty(n, np.int64)
-        count = batch.distinct(
-            keys, self._seen_scratch(n), distinct, hashes, inverse, self._index.state, self._index.pages
-        )
+        inverse = np.empty(n, np.int32)
+        distinct, hashes = self._scratch_for(n)
+        count = batch.distinct(keys, self._seen_scratch(n), distinct, hashes, inverse)
         return self._located(self._rows_of(distinct[:count], hashes[:count], insert), inverse, insert)
 
     def _locate_many(self, keys: Int64s, insert: bool) -> Located:
@@ -154,70 +161,67 @@ class Table:
         place[order] = np.arange(len(order))
         distinct = keys[first[order]]
         if insert:
-            self._check_room(distinct)
+            new = int((self._index.find(distinct) == ABSENT).sum())
+            self._check_room(new)
         chunks = [distinct[i : i + _CHUNK] for i in range(0, len(distinct), _CHUNK)]
-        rows = [self._locate(chunk, insert).rows for chunk in chunks]
-        return self._located(np.concatenate(rows), place[inverse].astype(np.int32), insert)
+        rows = [self._locate(chunk, insert).rows_tensor for chunk in chunks]
+        return self._located(torch.cat(rows), place[inverse].astype(np.int32), insert)
 
-    def _located(self, rows: Int64s, inverse: npt.NDArray[np.int32], insert: bool) -> Located:
+    def _located(self, rows: Tensor, inverse: npt.NDArray[np.int32], insert: bool) -> Located:
         has_absent = not insert and bool((rows == ABSENT).any())
         return Located(rows, inverse, self.generation, has_absent)
 
     def _seen_scratch(self, n: int) -> npt.NDArray[np.int32]:
         size = 1 << max(4, (2 * n - 1).bit_length())
-        if len(self._scratch) < size:
-            self._scratch = np.empty(size, np.int32)
-        part = self._scratch[:size]
+        if len(self._seen) < size:
+            self._seen = np.empty(size, np.int32)
+        part = self._seen[:size]
         part.fill(0)
         return part
 
-    def _rows_of(self, distinct: Int64s, hashes: Int64s, insert: bool) -> Int64s:
-        rows = np.empty(len(distinct), np.int64)
-        if not insert:
-            batch.find_rows(
+    def _scratch_for(self, n: int) -> npt.NDArray[np.int64]:
+        if self._scratch.shape[1] < n:
+            self._scratch = np.empty((2, n), np.int64)
+        return self._scratch
+
+    def _rows_of(self, distinct: Int64s, hashes: Int64s, insert: bool) -> Tensor:
+        rows_tensor, index = torch.empty(len(distinct), dtype=torch.int64), self._index
+        rows = array_of(rows_tensor)
+        absent = batch.find_rows(distinct, hashes, rows, index.state, index.pages)
+        if absent and insert:
+            self._insert(distinct, hashes, rows, absent)
+        return rows_tensor
+
+    def _insert(self, distinct: Int64s, hashes: Int64s, rows: Int64s, absent: int) -> None:
+        before, store, index = self.num_rows, self._rows, self._index
+        self._check_room(absent)
+        index.reserve(before + absent)
+        store.reserve(before + absent)
+        while (inserted := index.num_keys - before) < absent:
+            self.num_live += batch.insert_rows(
                 distinct,
                 hashes,
                 rows,
-                self._index.state,
-                self._index.pages,
-                self._rows.pages.addresses,
-                self._rows.shift,
-                self._rows.row_bytes,
+                index.state,
+                index.pages,
+                store.pages.addresses,
+                store.shift,
+                store.row_bytes,
+                before + inserted,
+                self._seed,
+                INITS.index(self.config.init),
+                self.config.std,
+                self.config.dim,
+                np.array([0.0, *store.initial.values()], self.config.dtype),
             )
-            return rows
-        before = self.num_rows
-        at_most = before + len(distinct)
-        if at_most > self.config.max_rows:
-            self._check_room(distinct)
-        self._index.reserve(at_most)
-        self._rows.reserve(at_most)
-        count, live = batch.insert_rows(
-            distinct,
-            hashes,
-            rows,
-            self._index.state,
-            self._index.pages,
-            self._rows.pages.addresses,
-            self._rows.shift,
-            self._rows.row_bytes,
-            before,
-            self._seed,
-            INITS.index(self.config.init),
-            self.config.std,
-            self.config.dim,
-            np.array([0.0, *self._rows.initial.values()], self.config.dtype),
-        )
-        if count < 0:
-            raise overfull()
-        self._index.settle(count - before)
-        self.num_live += live
-        self.num_seen += count - before
-        if len(self.dropped) and count > before:
+            if index.num_keys < before + absent:
+                index.extend()
+        index.settle(absent)
+        self.num_seen += absent
+        if len(self.dropped):
             self.num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
-        return rows
 
-    def _check_room(self, keys: Int64s) -> None:
-        new = int((self._index.find(keys) == ABSENT).sum())
+    def _check_room(self, new: int) -> None:
         if self.num_rows + new > self.config.max_rows:
             raise RuntimeError(
                 f"the table is full: max_rows={self.config.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
@@ -234,25 +238,20 @@ class Table:
     def _was_dropped(self, keys: Int64s) -> npt.NDArray[np.bool_]:
         values = keys.view(np.uint64)
         at = np.minimum(np.searchsorted(self.dropped, values), len(self.dropped) - 1)
-        return self.dropped[at] == values
+        found: npt.NDArray[np.bool_] = self.dropped[at] == values
+        return found
 
     def expand(self, located: Located) -> Floats:
         """The vectors of a lookup, `[keys, dim]`; zeros for keys without a row."""
         with self.lock:
             self.check_generation(located)
-            out = np.empty((len(located.inverse), self.config.dim), self.config.dtype)
-            rows = self._rows
-            batch.expand(
-                located.rows,
-                located.inverse,
-                rows.pages.addresses,
-                rows.shift,
-                rows.row_bytes,
-                self.config.dim,
-                out,
-                out.dtype.type(0),
-            )
-            return out
+            rows, dim = self._rows, self.config.dim
+            zero = self.config.dtype.type(0)
+            vectors = np.empty((len(located.rows), dim), self.config.dtype)
+            batch.fetch(located.rows, rows.pages.addresses, rows.shift, rows.row_bytes, vectors, zero)
+        out = np.empty((len(located.inverse), dim), self.config.dtype)
+        batch.expand(located.inverse, vectors, out)
+        return out
 
     def check_generation(self, located: Located) -> None:
         """Raise RuntimeError if the table's rows have been renumbered since."""
@@ -281,6 +280,7 @@ class Table:
                 self.claim = claim
             if tuple(self._rows.initial) != tuple(initial):
                 self._rows = self._rows.relaid(initial, self.num_rows)
+            self._rows.initial = dict(initial)
 
     @property
     def dim(self) -> int:
@@ -304,7 +304,9 @@ class Table:
     def are_distinct(self, rows: Tensor) -> bool:
         """Whether `rows` is the very memory of a recent lookup's rows."""
         address, count = rows.data_ptr(), len(rows)
-        return any(known.rows.ctypes.data == address and len(known.rows) == count for known in self._distinct)
+        return any(
+            known.rows_tensor.data_ptr() == address and len(known.rows_tensor) == count for known in self._distinct
+        )
 
     def describe(self, rows: Int64s) -> str:
         """The keys of some rows, the first few of many."""
@@ -365,12 +367,12 @@ class Table:
         with self.lock:
             return self._rows.read(part, rows)
 
-    def write(self, part: str, rows: Int64s, values: Floats) -> None:
-        """Set a part of some rows, `[n, dim]`."""
+    def write_weights(self, keys: Int64s, weights: Floats) -> None:
+        """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none."""
         with self.lock:
-            self._rows.write(part, rows, values)
-            if part == WEIGHT:
-                self.num_live = int(self._rows.live(0, self.num_rows).sum())
+            self.locate(keys, insert=True)
+            self._rows.write(WEIGHT, self._index.find(keys), weights)
+            self.num_live = int(self._rows.live(0, self.num_rows).sum())
 
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
@@ -382,15 +384,19 @@ class Table:
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
-        generation = self.generation
-        for keys, rows in self._index.scan(batch_size):
+        generation, count = self.generation, self.num_rows
+        batches = self._index.scan(max(batch_size, _CHUNK))
+        while True:
             with self.lock:
-                if generation != self.generation:
-                    raise RuntimeError("the table has been shrunk or loaded while it was iterated over")
+                if (generation, count) != (self.generation, self.num_rows):
+                    raise RuntimeError("rows came or went while the table was iterated over")
+                keys, rows = next(batches, (None, None))
+                if keys is None or rows is None:
+                    return
                 vectors = self._rows.read(WEIGHT, rows)
             live = (vectors != 0).any(axis=1)
-            if live.any():
-                yield keys[live], vectors[live]
+            for first in range(0, int(live.sum()), batch_size):
+                yield keys[live][first : first + batch_size], vectors[live][first : first + batch_size]
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
@@ -414,7 +420,7 @@ class Table:
             part = self.num_rows * self.config.dim * self.config.dtype.itemsize
             return TableMemory(
                 self._index.bytes,
-                self._rows.pages.bytes,
+                self._rows.bytes(self.num_rows),
                 self.dropped.nbytes,
                 dict.fromkeys(self._rows.parts, part),
             )
@@ -456,8 +462,7 @@ class Table:
         """
         with self.lock:
             keys = state["keys"]
-            for first in range(0, len(keys), _CHUNK):
-                self._locate(keys[first : first + _CHUNK], insert=True)
+            self.locate(keys, insert=True)
             rows = self._index.find(keys)
             for part in self.state_names:
                 self._rows.fill(part, self.num_rows, self._rows.initial[part])
@@ -480,9 +485,7 @@ class Table:
             self._keep(staying)
             self.generation += 1
             self.dropped = np.unique(dropped.view(np.uint64))
-            for first in range(0, len(keys), _CHUNK):
-                self._locate(keys[first : first + _CHUNK], insert=True)
-            self.write(WEIGHT, self._index.find(keys), weight)
+            self.write_weights(keys, weight)
             self.num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from sparsegroup.models import DCN, MLP, OPNN
+from sparsegroup.table import HashEmbedding
 
 ModelName = Literal["mlp", "opnn", "dcn"]
 NETWORKS: Mapping[ModelName, type[MLP] | type[OPNN] | type[DCN]] = {"mlp": MLP, "opnn": OPNN, "dcn": DCN}
@@ -17,22 +17,20 @@ INITIAL_STD = 0.01
 class ClickModel(nn.Module):
     """Feature ids → embeddings → network → logit.
 
-    Row 0 of the table is the unknown feature: always zero.
+    A feature has no row before training has seen it: in evaluation its vector is zero.
 
     Args:
         name: "mlp", "opnn" or "dcn".
-        features: Number of features; the table has one row more.
         fields: Number of fields of a row of the log.
         dim: Embedding dimension; by default the paper's for this model.
+        seed: Of the embeddings' start.
     """
 
-    def __init__(self, name: ModelName, features: int, fields: int, dim: int | None = None) -> None:
+    def __init__(self, name: ModelName, fields: int, dim: int | None = None, seed: int = 0) -> None:
         super().__init__()
         network = NETWORKS[name]
         dim = network.default_dim if dim is None else dim
-        self.embedding = nn.Embedding(features + 1, dim, padding_idx=0, sparse=True)
-        with torch.no_grad():
-            self.embedding.weight[1:].normal_(0, INITIAL_STD)
+        self.embedding = HashEmbedding(dim, std=INITIAL_STD, seed=seed)
         self.network = network(fields, dim)
 
     def forward(self, ids: Tensor) -> Tensor:

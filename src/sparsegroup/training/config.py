@@ -73,12 +73,12 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
-        self._make_optimizer(ClickModel("mlp", features=0, fields=1, dim=1))
+        self._make_optimizer(ClickModel("mlp", fields=1, dim=1))
 
     def build(self, log: ClickLog) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator."""
         torch.manual_seed(self.seed)
-        model = ClickModel(self.model, log.features, len(log.fields), self.dim)
+        model = ClickModel(self.model, len(log.fields), self.dim, self.seed)
         return model, self._make_optimizer(model)
 
     def _make_optimizer(self, model: ClickModel) -> GroupOptimizer:

@@ -28,7 +28,7 @@ def save_run(directory: Path, config: TrainConfig, log: ClickLog, model: ClickMo
     """Write the run into `directory`, which is made if need be.
 
     - `model.safetensors`: the model's `state_dict`.
-    - `vocabulary.parquet`: one row per feature, `field`, `value` and `id`, its row in the table.
+    - `vocabulary.parquet`: one row per feature, `field`, `value` and `id`, its key in the table.
     - `config.json`: settings, fields and number of features; with the first two enough to use the model.
     - `metrics.json`: final metrics and the history of the pass.
     - `progress.png`: AUC and feature rate along the pass.
@@ -63,7 +63,7 @@ def load_model(directory: str | Path) -> ClickModel:
     """
     directory = Path(directory)
     config = json.loads((directory / CONFIG).read_text())
-    model = ClickModel(config["model"], config["features"], len(config["fields"]), config["dim"])
+    model = ClickModel(config["model"], len(config["fields"]), config["dim"], config["seed"])
     model.load_state_dict(load_file(directory / MODEL))
     return model.eval()
 

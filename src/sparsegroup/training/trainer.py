@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sparsegroup.data import ClickLog
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer
-from sparsegroup.sparsity import feature_rate
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.metrics import Metrics, evaluate
 
@@ -81,7 +80,6 @@ def train(
     """
     stop = log.train_rows if train_rows is None else train_rows
     evaluate_until = len(log) if train_rows is None else log.train_rows
-    seen = torch.zeros(model.embedding.num_embeddings, dtype=torch.bool)
     window = max(1, math.ceil(stop / batch_size / WINDOWS)) * batch_size
     history: list[Progress] = []
     labels_since: list[Tensor] = []
@@ -94,7 +92,6 @@ def train(
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
         _backward(loss, second_order=isinstance(optimizer, GroupAdaHessian))
         optimizer.step()
-        seen[ids.flatten()] = True
         samples += len(labels)
         labels_since.append(labels)
         logits_since.append(logits.detach())
@@ -102,15 +99,12 @@ def train(
             on_batch(len(labels), float(loss.detach()))
         if samples % window == 0 or samples == stop:
             metrics = evaluate(torch.cat(labels_since).numpy(), _probabilities(torch.cat(logits_since)))
-            rate = feature_rate(model.embedding.weight, seen)
-            history.append(Progress(samples, metrics.auc, metrics.log_loss, rate))
+            history.append(Progress(samples, metrics.auc, metrics.log_loss, model.embedding.feature_rate))
             labels_since, logits_since = [], []
             if on_progress is not None:
                 on_progress(history[-1])
     metrics = score(model, log, stop, evaluate_until)
-    weight = model.embedding.weight
-    live_rows = int((weight != 0).any(dim=1).logical_and(seen).sum())
-    return Trained(history, metrics, feature_rate(weight, seen), live_rows)
+    return Trained(history, metrics, model.embedding.feature_rate, model.embedding.num_live)
 
 
 def _backward(loss: Tensor, second_order: bool) -> None:

@@ -1,0 +1,247 @@
+"""One training step of a table that holds all its rows already, from keys to updated rows, against what one would pick.
+
+    ours            HashEmbedding + GroupAdam with λ21 > 0, raw 64-bit keys, hashing included
+    sparse_adam     nn.Embedding(sparse=True) + torch.optim.SparseAdam, ready-made ids
+    fbgemm          FBGEMM's CPU table, exact Adagrad, ready-made ids, as bags of one id each (its fastest way)
+    fbgemm_sequence the same table without pooling
+    dense_adam      nn.Embedding + torch.optim.Adam(fused=True), ready-made ids
+
+The table is Criteo's as the community embeds it: 39 fields, 33.8M rows, d = 8, batches of 512 × 39 keys, none twice.
+In a field of cardinality c the rank of a value is ⌊((c^(1-a) - 1) U + 1)^(1/(1-a))⌋ - 1, a = 1.05, U uniform; a random
+permutation takes ranks to values. Timed are zero_grad, forward, backward from the same ready-made gradient, and step.
+The contenders take turns, all with the same threads, and the figures are medians. All of it runs twice, each time in a
+process of its own: with huge pages for everybody, and without (`…_small_pages`).
+
+    python benchmarks/table_step.py          # 17 GiB of memory
+    pip install --no-deps fbgemm-gpu-cpu==1.8.0     # for fbgemm; optional
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import timing
+from sparsegroup import GroupAdam, HashEmbedding
+
+DIM, BATCH, ZIPF = 8, 512, 1.05
+# fmt: off
+CARDINALITIES = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+    2173, 4, 7046547, 18, 15, 286181, 105, 142572, *[64] * 13,
+)
+# fmt: on
+ROW_BYTES = 4 * DIM * 4  # x | u | first moment | second moment
+ROUNDS = 8
+GROUP_ADAM = {"lr": 1e-3, "l21": 1e-4}
+PAGES = {"huge": "1", "small": "0"}
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """Where the keys come from: `values[f][r]` is the value of rank r in field f."""
+
+    values: list[np.ndarray]
+
+    @classmethod
+    def scaled(cls, scale: float, rng: np.random.Generator) -> "Clicks":
+        return cls([rng.permutation(max(min(c, 3), round(c * scale))) for c in CARDINALITIES])
+
+    @property
+    def cardinalities(self) -> np.ndarray:
+        return np.array([len(values) for values in self.values])
+
+    def ranks(self, batches: int, rng: np.random.Generator) -> np.ndarray:
+        """Ranks, [batches, 512, 39]."""
+        c = self.cardinalities
+        u = rng.random((batches, BATCH, len(c)))
+        ranks = np.floor(((c ** (1 - ZIPF) - 1) * u + 1) ** (1 / (1 - ZIPF))) - 1
+        return np.minimum(ranks.astype(np.int64), c - 1)
+
+    def of_ranks(self, ranks: np.ndarray) -> np.ndarray:
+        return np.stack([values[ranks[..., field]] for field, values in enumerate(self.values)], axis=-1)
+
+    def ids(self, values: np.ndarray) -> Tensor:
+        """Rows of a table that holds one field after the other."""
+        return torch.from_numpy(values + np.cumsum([0, *self.cardinalities[:-1]]))
+
+    def all_keys(self, size: int = 1 << 20) -> Iterator[Tensor]:
+        """The key of every value, in pieces of `size` keys."""
+        for field, c in enumerate(self.cardinalities):
+            for start in range(0, c, size):
+                yield key(field, np.arange(start, min(start + size, c)))
+
+
+def key(field: np.ndarray | int, value: np.ndarray) -> Tensor:
+    """64-bit keys: the field in the top 8 bits, the value hashed into the others (an odd factor mod 2^56)."""
+    return torch.from_numpy((field << np.int64(56)) | (value * np.int64(0x5851F42D4C957F2D) & np.int64((1 << 56) - 1)))
+
+
+def ours(clicks: Clicks, huge: bool, first: Tensor, gradient: Tensor) -> tuple[HashEmbedding, GroupAdam]:
+    """A table that holds every key. A first step comes before, as it gives the rows their optimizer's state."""
+    table = HashEmbedding(DIM, huge_pages=huge)
+    optimizer = GroupAdam(table.parameters(), **GROUP_ADAM)
+    table(first).backward(gradient)
+    optimizer.step()
+    with torch.no_grad():
+        for keys in clicks.all_keys():
+            table(keys)
+    assert table.num_rows == clicks.cardinalities.sum(), "the table does not hold every key once"
+    return table, optimizer
+
+
+def embedding(rows: int, *, sparse: bool) -> nn.Embedding:
+    return nn.Embedding.from_pretrained(torch.rand(rows, DIM) / 100, freeze=False, sparse=sparse)
+
+
+def training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Tensor, gradient: Tensor
+) -> Callable[[int], None]:
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        model(batches[index]).backward(gradient)
+        optimizer.step()
+
+    return step
+
+
+def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable[[int], None]]:
+    """FBGEMM's table as bags of one id, and as a sequence: both give [ids, d]; backward is also the update."""
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            BoundsCheckMode,
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    except ImportError:
+        return {}
+    offsets, gradient = torch.arange(ids[0].numel() + 1), gradient.reshape(-1, DIM)
+
+    def table(mode: PoolingMode) -> nn.Module:
+        return SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ADAGRAD,
+            learning_rate=1e-3,
+            eps=1e-8,
+            pooling_mode=mode,
+            bounds_check_mode=BoundsCheckMode.NONE,
+        )
+
+    def training_step(table: nn.Module) -> Callable[[int], None]:
+        return lambda index: table(ids[index].view(-1), offsets).backward(gradient)
+
+    bags, sequence = table(PoolingMode.SUM), table(PoolingMode.NONE)
+    bags.weights_host.data.uniform_(0, 0.01)
+    sequence.weights_host, sequence.momentum1_host = bags.weights_host, bags.momentum1_host
+    return {"fbgemm": training_step(bags), "fbgemm_sequence": training_step(sequence)}
+
+
+def stages(table: HashEmbedding, optimizer: GroupAdam, batches: Tensor, gradient: Tensor) -> dict[str, float]:
+    """Median ms of the stages of our step. Finer ones, timed inside the table, belong here as well."""
+    marks = []
+    for keys in batches:
+        optimizer.zero_grad()
+        start = perf_counter()
+        output = table(keys)
+        looked_up = perf_counter()
+        output.backward(gradient)
+        left = perf_counter()
+        optimizer.step()
+        marks.append((start, looked_up, left, perf_counter()))
+    medians = 1e3 * np.median(np.diff(marks), axis=0)
+    return dict(zip(("forward", "backward", "step"), medians.tolist(), strict=True))
+
+
+def floor(distinct: float, rows: int) -> tuple[float, float]:
+    """Least ms to copy the bytes of the distinct rows, and to read as many rows from random places of a table."""
+    table, result = torch.ones(rows // 4, ROW_BYTES // 4), torch.empty(int(distinct), ROW_BYTES // 4)
+    places = torch.randint(len(table), (30, len(result)))
+    reads = [timing.seconds(lambda rows: torch.index_select(table, 0, rows, out=result), rows) for rows in places]
+    return 1e3 * 2 * distinct * ROW_BYTES / timing.copy_bandwidth(1 << 28), 1e3 * min(reads)
+
+
+def measure(pages: str, arguments: Namespace) -> dict[str, float]:
+    """The run with one kind of pages, in this process."""
+    rng = np.random.default_rng(1)
+    torch.manual_seed(1)
+    clicks = Clicks.scaled(arguments.rows_scale, rng)
+    per_round = -(-arguments.batches // ROUNDS)
+    values = clicks.of_ranks(clicks.ranks(ROUNDS * (per_round + 1) + arguments.batches, rng))
+    ids, keys = clicks.ids(values), key(np.arange(values.shape[-1]), values)
+    gradient = torch.randn(*values.shape[1:], DIM) / 100
+    rows, distinct = int(clicks.cardinalities.sum()), float(np.mean([len(batch.unique()) for batch in ids]))
+    table, optimizer = ours(clicks, pages == "huge", keys[0], gradient)
+    contenders = {"ours": training_step(table, optimizer, keys, gradient)}
+    sparse, dense = embedding(rows, sparse=True), embedding(rows, sparse=False)
+    contenders["sparse_adam"] = training_step(sparse, torch.optim.SparseAdam(sparse.parameters()), ids, gradient)
+    contenders |= fbgemm_steps(rows, ids, gradient)
+    adam = torch.optim.Adam(dense.parameters(), fused=True)
+    contenders["dense_adam"] = training_step(dense, adam, ids, gradient)
+    calls = dict.fromkeys(contenders, per_round) | {"dense_adam": min(2, per_round)}
+    with timing.undisturbed():
+        times = timing.alternate(contenders, ROUNDS, calls)
+        parts = stages(table, optimizer, keys[-arguments.batches :], gradient)
+        least, random_read = floor(distinct, rows)
+    ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
+
+    resident, huge = timing.memory()
+    print(f"{pages} pages: {resident / 2**30:.1f} GiB resident, {huge / 2**30:.1f} GiB of them in huge pages")
+    print(f"{rows:,} rows, {distinct:,.0f} distinct keys a batch, medians of {len(times['ours'])} batches")
+    print(f"{'':<17}{'ms':>9}{'90 %':>9}{'ratio':>9}")
+    for name, taken in times.items():
+        print(f"{name:<17}{ms[name]:>9.3f}{1e3 * np.quantile(taken, 0.9):>9.3f}{ms[name] / ms['ours']:>9.2f}")
+    if "fbgemm" not in ms:
+        print("fbgemm: not installed, left out")
+    print("ours by stage, ms: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
+    print(f"floor: {least:.3f} ms to copy the rows' bytes (we take {ms['ours'] / least:.1f} times as long); ", end="")
+    print(f"reading the rows from random places takes {random_read:.3f} ms", flush=True)
+
+    figures = {f"speedup_vs_{name}": ms[name] / ms["ours"] for name in ms if name != "ours"}
+    figures |= {"ms_per_batch": ms["ours"]} | {f"ms_{name}": ms[name] for name in ms if name != "ours"}
+    figures |= {f"ms_stage_{name}": part for name, part in parts.items()}
+    return figures | {"ms_floor": least, "ms_random_read": random_read, "distinct_keys": distinct}
+
+
+def main() -> None:
+    parser = timing.parser(__doc__, quick="a hundredth of the rows, 80 batches")
+    parser.add_argument("--batches", type=int, help="to take the medians of; default: 200, 16 for dense_adam")
+    parser.add_argument("--rows-scale", type=float, metavar="SHARE", help="of the rows; default: 1")
+    parser.add_argument("--in-process", choices=PAGES, help="measure one kind of pages; set by the benchmark itself")
+    arguments = parser.parse_args()
+    arguments.batches = arguments.batches or (80 if arguments.quick else 200)
+    arguments.rows_scale = arguments.rows_scale or (0.01 if arguments.quick else 1)
+    torch.set_num_threads(arguments.threads)
+    if arguments.in_process:
+        timing.write_json(arguments.json, measure(arguments.in_process, arguments))
+        return
+    print(timing.machine(), flush=True)
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for pages, switch in PAGES.items():
+            result = Path(folder, pages)
+            # The kind of pages is chosen when NumPy and torch are imported; HashEmbedding has its argument.
+            environment = {"NUMPY_MADVISE_HUGEPAGE": switch, "THP_MEM_ALLOC_ENABLE": switch}
+            command = [sys.executable, *sys.argv, "--in-process", pages, "--json", str(result)]
+            subprocess.run(command, env=os.environ | environment, check=True)
+            suffix = "" if pages == "huge" else "_small_pages"
+            figures |= {name + suffix: figure for name, figure in json.loads(result.read_text()).items()}
+    timing.write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,505 @@
+"""To autograd, to modules and to the loops that people write, a table is an `nn.Embedding(sparse=True)`."""
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
+from sparsegroup import GroupAdaHessian, GroupAdam, GroupSGD, HashEmbedding, HashEmbeddingBag
+from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+DIM = 3
+KEYS = as_keys([5, -1, 5, 2**62])
+Module = HashEmbedding | KeyedEmbedding
+Script = Callable[[Module, torch.optim.Optimizer], None]
+
+
+def new_table() -> HashEmbedding:
+    return HashEmbedding(DIM, std=0.5, seed=2, dtype=torch.float64)
+
+
+def loss_of(module: nn.Module, keys: Tensor = KEYS, t: float = 1.0) -> Tensor:
+    vectors = module(keys)
+    return (torch.sin(t + torch.arange(vectors.numel()).view_as(vectors)) * vectors + vectors.square() / 3).sum()
+
+
+SCRIPTS: dict[str, Script] = {}
+
+
+def script(function: Script) -> Script:
+    SCRIPTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@script
+def two_lookups_in_one_loss(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    (loss_of(module) + 2 * loss_of(module, as_keys([[-1, 7]]), 2.0)).backward()
+    optimizer.step()
+
+
+@script
+def two_backward_calls_add_up(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    loss_of(module, as_keys([-1, 7]), 2.0).backward()
+    optimizer.step()
+
+
+@script
+def growth_between_two_backward_calls(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    with torch.no_grad():
+        module(torch.arange(1000, 1100))
+    loss_of(module, torch.arange(900, 1050)).backward()
+    optimizer.step()
+
+
+@script
+def growth_between_lookup_and_backward(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss = loss_of(module)
+    module(torch.arange(1000, 1100))
+    loss.backward()
+    optimizer.step()
+
+
+@script
+def a_lookup_that_is_part_of_no_loss(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    module(as_keys([77, 5]))
+    loss_of(module).backward()
+    optimizer.step()
+
+
+@script
+def a_retained_graph(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss = loss_of(module)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+
+
+@script
+def a_step_between_two_passes_over_a_graph(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    """The second pass has the vectors that were looked up, not those of now."""
+    loss = loss_of(module)
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@script
+def two_steps_on_one_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    optimizer.step()
+    optimizer.step()
+
+
+@script
+def a_step_without_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+    loss_of(module).backward()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+@script
+def gradients_set_to_zero(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert not module.weight.grad._values().any()
+    optimizer.step()
+    loss_of(module, as_keys([7]), 2.0).backward()
+    optimizer.step()
+
+
+@script
+def the_module_zeroes_its_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    module.zero_grad()
+    assert module.weight.grad is None
+    loss_of(module, as_keys([5, 7]), 2.0).backward()
+    optimizer.step()
+
+
+@script
+def autograd_grad(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    (gradient,) = torch.autograd.grad(loss_of(module), module.weight)
+    assert module.weight.grad is None
+    assert gradient.is_sparse
+    module.weight.grad = gradient
+    optimizer.step()
+
+
+@script
+def a_gradient_scaled_by_hand(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    module.weight.grad = module.weight.grad * 0.25
+    optimizer.step()
+
+
+@script
+def a_gradient_scaled_in_place(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    module.weight.grad.mul_(0.25)
+    optimizer.step()
+
+
+@script
+def a_gradient_that_is_clipped(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    gradient = module.weight.grad.coalesce()
+    gradient.values().clamp_(-0.5, 0.5)
+    module.weight.grad = gradient
+    optimizer.step()
+
+
+@script
+def a_coalesced_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    loss_of(module).backward()
+    module.weight.grad = module.weight.grad.coalesce()
+    optimizer.step()
+
+
+@script
+def a_hook_on_the_weight(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    handle = module.weight.register_hook(lambda gradient: gradient * 3)
+    loss_of(module).backward()
+    handle.remove()
+    loss_of(module, as_keys([7]), 2.0).backward()
+    optimizer.step()
+
+
+@script
+def a_step_in_a_hook_after_accumulation(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    handle = module.weight.register_post_accumulate_grad_hook(lambda weight: optimizer.step())
+    loss_of(module).backward()
+    handle.remove()
+
+
+@script
+def a_hook_on_the_vectors(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    vectors = module(KEYS)
+    vectors.register_hook(lambda gradient: gradient.clamp(-0.3, 0.3))
+    vectors.square().sum().backward()
+    optimizer.step()
+
+
+@script
+def vectors_that_are_changed_in_place(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    vectors = module(KEYS)
+    vectors.mul_(2.0)
+    vectors[0] = 0.0
+    vectors.square().sum().backward()
+    optimizer.step()
+
+
+@script
+def detached_vectors(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    (module(KEYS).detach() * module(KEYS)).sum().backward()
+    optimizer.step()
+
+
+@script
+def a_closure(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(module)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > -100
+
+
+@script
+def checkpointed_activations(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    checkpoint(lambda s: s * loss_of(module), scale, use_reentrant=False).backward()
+    optimizer.step()
+
+
+@script
+def a_gradient_scaler(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(loss_of(module)).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@script
+def a_gradient_scaler_that_skips_an_overflow(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(module) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 512.0
+
+
+@script
+def a_frozen_weight(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    module.weight.requires_grad_(False)
+    assert not module(as_keys([5, 88])).requires_grad
+    module.weight.requires_grad_(True)
+    loss_of(module).backward()
+    optimizer.step()
+
+
+@script
+def a_strided_and_an_expanded_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    module(KEYS).sum().backward()
+    module(KEYS).t().contiguous()[::2].sum().backward()
+    module(KEYS)[1:3].square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("cls", [GroupAdam, GroupSGD])
+def test_what_people_do_with_an_embedding(cls: type, name: str) -> None:
+    table = new_table()
+    oracle = KeyedEmbedding(table, 1024)
+    states = []
+    # Sparse tensors that torch itself makes warn unless these checks are switched on or off.
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        for module in (table, oracle):
+            optimizer = cls([module.weight], lr=0.1, l1=0.01, l21=0.05)
+            SCRIPTS[name](module, optimizer)
+            optimizer.zero_grad()
+            loss_of(module, as_keys([-1, 5, 9]), 3.0).backward()
+            optimizer.step()
+            states.append(optimizer.state_dict()["state"][0]["step"])
+    keys = as_keys(oracle.row_of)
+    torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-12, atol=1e-12)
+    assert states[0] == states[1]
+    assert table.num_rows == len(keys)
+
+
+def test_the_gradient_is_sparse_with_a_row_for_each_lookup() -> None:
+    table = new_table()
+    g = torch.arange(12, dtype=torch.float64).view(4, DIM)
+    (table(KEYS) * g).sum().backward()
+    gradient = table.weight.grad
+    assert (gradient.layout, gradient.sparse_dim(), gradient.dense_dim()) == (torch.sparse_coo, 1, 1)
+    assert gradient.shape[1] == DIM
+    expected = {tuple((g[0] + g[2]).tolist()), tuple(g[1].tolist()), tuple(g[3].tolist())}
+    assert {tuple(row.tolist()) for row in gradient.coalesce().values()} == expected
+
+
+def test_without_grad_there_is_no_graph() -> None:
+    table = new_table()
+    with torch.no_grad():
+        assert not table(KEYS).requires_grad
+    with torch.inference_mode():
+        assert table(KEYS).is_inference()
+    assert not table.lookup(KEYS).requires_grad
+    assert not table.initial(KEYS).requires_grad
+    assert table(KEYS).requires_grad
+
+
+def test_in_evaluation_known_keys_still_have_a_gradient() -> None:
+    """As nn.Embedding: `eval()` says nothing of autograd. Unknown keys have none to give."""
+    table = new_table()
+    table(as_keys([5]))
+    optimizer = GroupAdam([table.weight], lr=0.1)
+    table.eval()
+    table(as_keys([5, 6])).sum().backward()
+    before = table.lookup(as_keys([5]))
+    optimizer.step()
+    assert (table.lookup(as_keys([5])) != before).all()
+    assert 6 not in table
+
+
+def test_second_derivatives_are_the_embeddings() -> None:
+    """Of a loss whose Hessian mixes rows: H v, and its gradient, by `autograd.grad` through the gradient."""
+    table = new_table()
+    oracle = KeyedEmbedding(table)
+    products = []
+    for module in (table, oracle):
+        vectors = module(KEYS)
+        loss = (vectors @ vectors.t()).square().sum() / 8
+        (gradient,) = torch.autograd.grad(loss, module.weight, create_graph=True)
+        along = torch.autograd.grad((gradient.coalesce().values() ** 2).sum(), module.weight)[0].coalesce()
+        loss = (module(KEYS) ** 4).sum()
+        loss.backward(create_graph=True)
+        assert module.weight.grad.requires_grad
+        (second,) = torch.autograd.grad(module.weight.grad.coalesce().values().sum(), module.weight)
+        products.append([sorted(rows.coalesce().values().sum(1).tolist()) for rows in (along, second)])
+        module.weight.grad = None
+    torch.testing.assert_close(torch.tensor(products[0]), torch.tensor(products[1]), rtol=1e-10, atol=1e-10)
+
+
+def test_the_vectors_are_twice_differentiable_in_what_surrounds_them() -> None:
+    """A gradient penalty on the input of a network behind the table."""
+    table = new_table()
+    oracle = KeyedEmbedding(table)
+    for module in (table, oracle):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        optimizer = GroupAdam([{"params": [module.weight], "l21": 0.01}, {"params": network.parameters()}], lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            vectors = module(KEYS)
+            (slope,) = torch.autograd.grad(network(vectors).sum(), vectors, create_graph=True)
+            (network(vectors).sum() + slope.square().sum()).backward()
+            optimizer.step()
+    torch.testing.assert_close(table.lookup(KEYS), oracle.lookup(KEYS), rtol=1e-12, atol=1e-12)
+
+
+class Marker:
+    """Something that only the graph keeps alive."""
+
+
+class Hold(torch.autograd.Function):
+    """The identity; its nodes hold the marker, in the graph of the loss and in that of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, marker):
+        ctx.marker = marker
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return Hold.apply(g, ctx.marker), None
+
+
+@pytest.mark.parametrize("cls", [GroupAdam, GroupAdaHessian])
+def test_a_step_lets_go_of_the_graph(cls: type) -> None:
+    table = new_table()
+    optimizer = cls([table.weight])
+
+    def graph() -> weakref.ref[Marker]:
+        marker = Marker()
+        (Hold.apply(table(KEYS), marker) ** 3).sum().backward(create_graph=cls is GroupAdaHessian)
+        return weakref.ref(marker)
+
+    marker = graph()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert marker() is None, "freed at once, not by the garbage collector"
+
+
+def test_forgetting_create_graph_is_said_and_changes_nothing() -> None:
+    table = new_table()
+    optimizer = GroupAdaHessian([table.weight], l21=0.01)
+    learn(table, optimizer, pull(KEYS, DIM))
+    optimizer.zero_grad()
+    before = everything(table, optimizer)
+    loss_of(table).backward()
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        optimizer.step()
+    assert_identical(everything(table, optimizer), before)
+
+
+@pytest.mark.parametrize("size", [-1, 1, DIM])
+def test_adahessian_averages_the_hessian_over_a_row_as_of_an_embedding(size: int) -> None:
+    table = new_table()
+    oracle = KeyedEmbedding(table)
+    for module in (table, oracle):
+        optimizer = GroupAdaHessian([module.weight], spatial_average_block_size=(1, size, 1, 1))
+        for t in range(3):
+            learn(module, optimizer, pull(KEYS + t, DIM))
+    keys = as_keys(oracle.row_of)
+    torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-12, atol=1e-12)
+
+
+def test_a_table_and_its_optimizer_leave_nothing_behind() -> None:
+    """No registry keeps a table alive that nobody else holds."""
+    table = new_table()
+    optimizer = GroupAdam([table.weight], l21=0.1)
+    learn(table, optimizer, pull(KEYS, DIM))
+    gone = weakref.ref(table)
+    del table, optimizer
+    gc.collect()
+    assert gone() is None
+
+
+USES: dict[str, Callable[[Tensor], object]] = {
+    "product": lambda weight: weight * 2,
+    "sum": lambda weight: weight.sum(),
+    "indexing": lambda weight: weight[0],
+    "norm": lambda weight: weight.norm(),
+    "in place": lambda weight: weight.data.zero_(),
+    "penalty": lambda weight: (weight**2).sum().backward(),
+    "linear": lambda weight: nn.functional.linear(torch.ones(2, DIM, dtype=torch.float64), weight),
+    "torch's init": lambda weight: nn.init.zeros_(weight),
+}
+
+
+class TestWeight:
+    def test_it_is_the_only_parameter_and_as_large_as_the_table(self) -> None:
+        table = new_table()
+        assert list(dict(table.named_parameters())) == ["weight"]
+        assert isinstance(table.weight, nn.Parameter)
+        assert table.weight.requires_grad
+        for count in (3, 70):
+            table(torch.arange(count))
+            assert table.weight.shape == (count, DIM)
+            assert table.weight.numel() == count * DIM
+            assert sum(parameter.numel() for parameter in table.parameters()) == count * DIM
+        assert table.weight.is_leaf
+        assert (table.weight.dtype, table.weight.device) == (torch.float64, torch.device("cpu"))
+        assert table.weight is table.weight, "optimizers know it by identity"
+
+    def test_it_stays_the_same_object_through_growth_steps_and_shrinking(self) -> None:
+        table = new_table()
+        weight = table.weight
+        optimizer = GroupAdam([weight], l21=1e6)
+        learn(table, optimizer, pull(torch.arange(500), DIM))
+        optimizer.zero_grad()
+        table.shrink()
+        table.load_state_dict(table.state_dict())
+        assert table.weight is weight
+        assert weight.shape == (0, DIM)
+
+    @pytest.mark.parametrize("use", USES)
+    def test_arithmetic_on_it_says_why_not(self, use: str) -> None:
+        table = new_table()
+        optimizer = GroupAdam([table.weight])
+        learn(table, optimizer, pull(KEYS, DIM))
+        before = everything(table, optimizer)
+        with pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding"):
+            USES[use](table.weight)
+        assert_identical(everything(table, optimizer), before)
+
+    @pytest.mark.parametrize("cls", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
+    def test_an_optimizer_of_torch_says_why_not(self, cls: type[torch.optim.Optimizer]) -> None:
+        table = new_table()
+        before = table(KEYS).detach()
+
+        def train() -> None:
+            optimizer = cls([table.weight], lr=0.1)
+            loss_of(table).backward()
+            optimizer.step()
+
+        with (
+            torch.sparse.check_sparse_tensor_invariants(False),
+            pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding"),
+        ):
+            train()
+        assert_identical(table.lookup(KEYS), before)
+
+    def test_a_module_with_a_table_takes_the_usual_calls(self) -> None:
+        model = nn.ModuleDict({"table": new_table(), "bag": HashEmbeddingBag(2), "head": nn.Linear(3, 1)})
+        assert [name for name, _ in model.named_parameters()] == [
+            "table.weight",
+            "bag.weight",
+            "head.weight",
+            "head.bias",
+        ]
+        assert not model.eval()["table"].training
+        assert model.train()["table"].training
+        assert model.cpu() is model
+        assert model.to("cpu") is model
+        model.requires_grad_(False).requires_grad_(True)
+        model.zero_grad()
+        assert "HashEmbedding(" in repr(model)
+        assert "HashEmbeddingBag(" in repr(model)
+        model.apply(lambda module: None)

@@ -1,0 +1,428 @@
+"""The main test: a table trained by any optimizer is `nn.Embedding(sparse=True)` trained by the same one."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from family import FAMILY, Member
+from fixed_gradients import relative_error
+from optimizer_cases import ALLOW_CREATE_GRAPH, backward
+from rmsprop import GroupRMSprop
+from sparsegroup import (
+    GroupAdagrad,
+    GroupAdam,
+    GroupMomentum,
+    GroupOptimizer,
+    HashEmbedding,
+    HashEmbeddingBag,
+    param_groups,
+)
+from table_cases import INT64, KeyedEmbedding, Lookup, as_keys, keys_in, learn, optimizer_state, random_keys, stream
+from test_optimizer_schedules import SCHEDULERS
+from test_optimizer_schedules import advance as advance_schedule
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+NORMS = ("s", "s_tilde", "metric")
+
+Change = Callable[[int, GroupOptimizer], None]
+
+
+def regularizer(member: Member, norm: str = "s", penalty: str = "lasso") -> dict[str, Any]:
+    """λ's at which some rows live and some are zero; λ21 is compared with sums of m, with x, or with their mean."""
+    l21 = {"s": 0.6 * member.gain, "s_tilde": 0.2 if member.lr < 0.1 else 0.6, "metric": 0.5}[norm]
+    return {"l1": 0.02 * member.gain, "l21": l21, "l2": 0.05, "norm": norm, "penalty": penalty}
+
+
+class Pair:
+    """A table and its oracle, with an optimizer each.
+
+    Args:
+        table: The table; the oracle takes its starts.
+        build: Makes an optimizer of a parameter.
+    """
+
+    def __init__(self, table: HashEmbedding, build: Callable[[Tensor], GroupOptimizer], capacity: int = 256) -> None:
+        self.table, self.oracle = table, KeyedEmbedding(table, capacity)
+        self.ours, self.theirs = build(table.weight), build(self.oracle.weight)
+
+    @property
+    def both(self) -> tuple[tuple[nn.Module, GroupOptimizer], tuple[nn.Module, GroupOptimizer]]:
+        return (self.table, self.ours), (self.oracle, self.theirs)
+
+    def vectors(self, keys: Tensor) -> Tensor:
+        return torch.stack([self.table.lookup(keys), self.oracle.lookup(keys)])
+
+    def follow(self, steps: list[list[Lookup]], change: Change = lambda t, optimizer: None) -> Tensor:
+        """Trains both; `[2, steps, keys, dim]`: every key's vector after each step, 0 before its first sight."""
+        keys, path = keys_in(steps), []
+        for t, lookups in enumerate(steps):
+            for module, optimizer in self.both:
+                change(t, optimizer)
+                learn(module, optimizer, lookups)
+            path.append(self.vectors(keys))
+        return torch.stack(path, dim=1)
+
+    def assert_same_state(self) -> None:
+        ours, theirs = optimizer_state(self.ours), self.theirs.state[self.oracle.weight]
+        keys = ours.pop("keys")
+        assert ours.keys() == theirs.keys()
+        assert ours.pop("step") == theirs["step"]
+        assert sorted(self.oracle.row_of) == keys.tolist()
+        for name, value in ours.items():
+            expected = theirs[name][self.oracle.rows(keys)]
+            tolerance = TOLERANCE[expected.dtype] * (float(expected.abs().max()) or 1.0)
+            torch.testing.assert_close(value, expected, rtol=0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def same(path: Tensor) -> None:
+    ours, theirs = path
+    assert relative_error(ours, theirs) < TOLERANCE[path.dtype]
+    torch.testing.assert_close((ours == 0).all(-1), (theirs == 0).all(-1), rtol=0, atol=0)
+
+
+def dead_share(path: Tensor) -> float:
+    """The share of zero rows at the end."""
+    return float((path[0, -1] == 0).all(-1).double().mean())
+
+
+def table_of(dtype: torch.dtype, dim: int = 5, **options: Any) -> HashEmbedding:
+    return HashEmbedding(dim, std=0.05, seed=3, dtype=dtype, **options)
+
+
+@DTYPES
+@pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
+@pytest.mark.parametrize("norm", NORMS)
+@every_member
+def test_a_table_is_a_sparse_embedding(member: Member, norm: str, penalty: str, dtype: torch.dtype) -> None:
+    pair = Pair(table_of(dtype), lambda weight: member.build(weight, **regularizer(member, norm, penalty)))
+    path = pair.follow(stream())
+    same(path)
+    pair.assert_same_state()
+    assert 0.02 < dead_share(path) < 0.98
+    assert pair.table.num_rows == len(pair.oracle.row_of)
+
+
+@DTYPES
+@pytest.mark.parametrize("on", [(), ("l1",), ("l21",), ("l2",), ("l1", "l21")], ids=lambda on: "+".join(on) or "none")
+@every_member
+def test_each_lambda_alone_and_none(member: Member, on: tuple[str, ...], dtype: torch.dtype) -> None:
+    options = {name: value for name, value in regularizer(member).items() if name in on}
+    pair = Pair(table_of(dtype), lambda weight: member.build(weight, **options))
+    same(pair.follow(stream(seed=1)))
+    pair.assert_same_state()
+    assert ("u" in pair.table.memory().parts) == (bool(on) or member.rule == "ftrl")
+
+
+@DTYPES
+@every_member
+def test_lambdas_that_are_turned_on_and_off_in_mid_run(member: Member, dtype: torch.dtype) -> None:
+    """On after rows that never felt one, off while rows carry a residual, on again: new rows are born in each part."""
+    weights = regularizer(member)
+
+    def change(t: int, optimizer: GroupOptimizer) -> None:
+        for name in ("l1", "l21", "l2"):
+            optimizer.param_groups[0][name] = weights[name] if t // 8 % 2 else 0.0
+
+    pair, steps = Pair(table_of(dtype), member.build), stream(steps=40, seed=2)
+    path = pair.follow(steps, change)
+    same(path)
+    pair.assert_same_state()
+    seen = torch.isin(keys_in(steps), keys_in(steps[:16]))
+    assert (path[0, 15, seen] == 0).all(-1).any(), "some are zero while λ is on"
+    assert (path[0, 23, seen] != 0).any(-1).sum() > (path[0, 15, seen] != 0).any(-1).sum(), "and return when it is off"
+
+
+@every_member
+@pytest.mark.parametrize("norm", ["s_tilde", "metric"])
+def test_norm_and_penalty_may_change_in_mid_run(member: Member, norm: str) -> None:
+    def change(t: int, optimizer: GroupOptimizer) -> None:
+        optimizer.param_groups[0].update(regularizer(member, "s" if t < 10 else norm, "mcp" if t < 15 else "hard"))
+
+    pair = Pair(table_of(torch.float64), member.build)
+    same(pair.follow(stream(seed=3), change))
+
+
+@every_member
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_under_every_scheduler(member: Member, name: str) -> None:
+    """Some reach a learning rate of 0, where moments advance and weights stay; some restart from it."""
+    pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **regularizer(member)))
+    schedulers = [SCHEDULERS[name](optimizer) for _, optimizer in pair.both]
+    steps, path = stream(steps=8, seed=4, new_per_step=4), []
+    for lookups in steps:
+        for (module, optimizer), scheduler in zip(pair.both, schedulers, strict=True):
+            learn(module, optimizer, lookups)
+            advance_schedule(scheduler)
+        path.append(pair.vectors(keys_in(steps)))
+    same(torch.stack(path, dim=1))
+    pair.assert_same_state()
+
+
+@DTYPES
+@pytest.mark.parametrize("regularized", [False, True], ids=["plain", "regularized"])
+@every_member
+def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bool, dtype: torch.dtype) -> None:
+    def change(t: int, optimizer: GroupOptimizer) -> None:
+        rest = 0.0 if t == 0 or t % 12 == 11 else 1e-6 if t % 12 == 10 else 1.0
+        optimizer.param_groups[0]["lr"] = member.lr * rest * (1 + math.cos(math.pi * (t % 12) / 12))
+
+    options = regularizer(member) if regularized else {}
+    pair = Pair(table_of(dtype), lambda weight: member.build(weight, **options))
+    same(pair.follow(stream(steps=36, seed=5), change))
+    pair.assert_same_state()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 8, 16, 33])
+@pytest.mark.parametrize("cls", [GroupAdam, GroupMomentum])
+def test_rows_of_any_length(cls: type[GroupOptimizer], dim: int) -> None:
+    for dtype in TOLERANCE:
+        pair = Pair(table_of(dtype, dim), lambda weight: cls([weight], lr=0.03, l1=0.02, l21=0.8, l2=0.05))
+        same(pair.follow(stream(steps=12, dim=dim, seed=6)))
+        pair.assert_same_state()
+
+
+OPTIONS: Mapping[str, tuple[type[GroupOptimizer], Mapping[str, Any]]] = {
+    "maximize": (GroupAdam, {"maximize": True}),
+    "betas and eps": (GroupAdam, {"betas": (0.5, 0.9), "eps": 0.1}),
+    "no first moment": (GroupAdam, {"betas": (0.0, 0.99)}),
+    "nesterov": (GroupMomentum, {"momentum": 0.7, "nesterov": True}),
+    "no momentum": (GroupMomentum, {"momentum": 0.0}),
+    "start and decay": (GroupAdagrad, {"initial_accumulator_value": 0.2, "lr_decay": 0.1}),
+    "sigma 0": (GroupAdagrad, {"eps": 0.0}),
+    "groups=0": (GroupAdam, {"groups": 0}),
+    "mcp_gamma": (GroupAdam, {"penalty": "mcp", "mcp_gamma": 1.2}),
+    "tensor lr": (GroupAdam, {"lr": torch.tensor(0.05)}),
+    "a rule from outside": (GroupRMSprop, {}),
+}
+
+
+@pytest.mark.parametrize(("cls", "options"), OPTIONS.values(), ids=OPTIONS)
+def test_the_optimizers_other_arguments_mean_the_same(cls: type[GroupOptimizer], options: Mapping[str, Any]) -> None:
+    for dtype in TOLERANCE:
+        pair = Pair(table_of(dtype), lambda weight: cls([weight], **{"lr": 0.05, "l1": 0.02, "l21": 0.5, **options}))
+        same(pair.follow(stream(steps=16, seed=7)))
+        pair.assert_same_state()
+
+
+any_key = st.integers(INT64.min, INT64.max) | st.sampled_from([0, -1, INT64.min, INT64.max]) | st.integers(-3, 3)
+
+
+@every_member
+@given(batches=st.lists(st.lists(any_key, max_size=9), max_size=7), seed=st.integers(0, 99))
+@settings(derandomize=True, deadline=None, max_examples=12, database=None)
+def test_whatever_keys_come(member: Member, batches: list[list[int]], seed: int) -> None:
+    """Also batches of nothing, of one key many times, and steps after which no key is new."""
+    if member.second_order:
+        batches = [keys for keys in batches if keys]  # torch gives the lookup of nothing no graph
+    pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **regularizer(member)))
+    generator = torch.Generator().manual_seed(seed)
+    for keys in map(as_keys, batches):
+        shape = (*keys.shape, 5)
+        lookup = Lookup(keys, torch.randn(shape, generator=generator), torch.rand(shape, generator=generator) + 0.1)
+        for module, optimizer in pair.both:
+            learn(module, optimizer, [lookup])
+    keys = as_keys(pair.oracle.row_of)
+    torch.testing.assert_close(*pair.vectors(keys), rtol=1e-10, atol=1e-10)
+    assert pair.table.num_rows == len(keys) == len({key for batch in batches for key in batch})
+
+
+@every_member
+def test_thousands_of_keys_in_a_batch(member: Member) -> None:
+    """Enough for the paths that large batches take; Zipf-like, so that some keys come a hundred times."""
+    generator = torch.Generator().manual_seed(0)
+    pool = random_keys(20_000, seed=1)
+    for dtype in TOLERANCE:
+        pair = Pair(table_of(dtype), lambda weight: member.build(weight, **regularizer(member)), len(pool))
+        for _ in range(3):
+            ranks = (len(pool) ** torch.rand(12_000, generator=generator)).long()
+            shape = (*ranks.shape, 5)
+            g, h = torch.randn(shape, generator=generator), torch.rand(shape, generator=generator) + 0.5
+            for module, optimizer in pair.both:
+                learn(module, optimizer, [Lookup(pool[ranks], g.double(), h.double())])
+        assert pair.table.num_rows > 4000
+        same(pair.vectors(as_keys(pair.oracle.row_of))[:, None])
+        pair.assert_same_state()
+
+
+class TestRealLosses:
+    """Gradients that depend on the weights: what differs by a rounding stays close."""
+
+    @every_member
+    def test_a_separable_loss(self, member: Member) -> None:
+        pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, l1=0.01, l21=0.05, l2=0.01))
+        keys = random_keys(40)
+        target = torch.randn(40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        for t in range(60):
+            at = torch.randint(0, 40 if t > 20 else 12, (16,), generator=torch.Generator().manual_seed(t))
+            for module, optimizer in pair.both:
+                error = module(keys[at]) - target[at]
+                backward(optimizer, functional.softplus(2 * error).sum() - error.sum() + error.square().sum() / 4)
+                optimizer.step()
+        same(pair.vectors(keys)[:, None])
+        assert (pair.table.lookup(keys) - target).abs().mean() < target.abs().mean()
+
+    @pytest.mark.parametrize("member", [m for m in FAMILY.values() if not m.second_order], ids=lambda m: m.rule)
+    @DTYPES
+    def test_a_click_model(self, member: Member, dtype: torch.dtype) -> None:
+        """Fields, a network, `param_groups`; only the embedding is regularized."""
+        table = table_of(dtype)
+        losses = []
+        keys = random_keys(60, seed=2)
+        affinity = torch.randn(60, generator=torch.Generator().manual_seed(1))
+        oracle = KeyedEmbedding(table)
+        for embedding in (table, oracle):
+            torch.manual_seed(0)
+            network = nn.Sequential(nn.Linear(15, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+            model = nn.ModuleDict({"embedding": embedding, "network": network})
+            groups = param_groups(model, l21=0.005 * member.gain)
+            optimizer = member.optimizer(groups, **{"lr": member.lr, **member.hyperparameters})
+            assert [g["l21"] > 0 for g in optimizer.param_groups] == [True, False]
+            for t in range(80):
+                at = torch.randint(0, 30 + t // 3, (32, 3), generator=torch.Generator().manual_seed(t))
+                label = (affinity[at].sum(1) > 0).to(dtype)
+                optimizer.zero_grad()
+                logit = network(embedding(keys[at]).flatten(1))[:, 0]
+                loss = functional.binary_cross_entropy_with_logits(logit, label)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        ours, theirs = torch.tensor(losses, dtype=torch.float64).view(2, -1)
+        assert ours[-10:].mean() < 0.97 * ours[:10].mean(), "it learns"
+        assert relative_error(ours, theirs) < (1e-9 if dtype == torch.float64 else 1e-3)
+        tolerance = 1e-8 if dtype == torch.float64 else 1e-2
+        torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=0, atol=tolerance)
+
+
+def test_two_tables_in_one_optimizer_with_lambdas_of_their_own() -> None:
+    weak, strong = table_of(torch.float64), HashEmbedding(3, std=0.05, dtype=torch.float64)
+    oracles = [KeyedEmbedding(table) for table in (weak, strong)]
+    networks = [nn.Linear(8, 1, dtype=torch.float64) for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    for (a, b), network in zip(((weak, strong), oracles), networks, strict=True):
+        optimizer = GroupAdam(
+            [
+                {"params": [a.weight], "l21": 0.2},
+                {"params": [b.weight], "l21": 1.0, "norm": "metric", "lr": 0.05},
+                {"params": network.parameters()},
+            ],
+            lr=0.03,
+        )
+        for keys in random_keys(40, seed=3)[torch.randint(0, 40, (30, 8), generator=torch.Generator().manual_seed(0))]:
+            optimizer.zero_grad()
+            joined = torch.cat([a(keys), b(keys.flip(0) ^ 5)], dim=-1)
+            network(joined).square().sum().backward()
+            optimizer.step()
+    for table, oracle in zip((weak, strong), oracles, strict=True):
+        keys = as_keys(oracle.row_of)
+        torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(networks[0].weight, networks[1].weight, rtol=1e-9, atol=1e-9)
+
+
+def pooled(vectors: Tensor, offsets: Tensor, mode: str, weights: Tensor | None) -> Tensor:
+    """What nn.EmbeddingBag does, one bag after the other."""
+    if weights is not None:
+        vectors = vectors * weights[:, None]
+    ends = [*offsets[1:].tolist(), len(vectors)]
+    bags = [vectors[start:end].sum(0) for start, end in zip(offsets.tolist(), ends, strict=True)]
+    sizes = [max(end - start, 1) for start, end in zip(offsets.tolist(), ends, strict=True)]
+    if mode == "mean":
+        bags = [bag / size for bag, size in zip(bags, sizes, strict=True)]
+    return torch.stack(bags) if bags else vectors.new_zeros(0, vectors.shape[1])
+
+
+class TestBags:
+    OFFSETS = (as_keys([0, 3, 3, 7, 10, 10]), as_keys([0, 0, 0, 0, 1, 9]), as_keys([0]))
+
+    @DTYPES
+    @pytest.mark.parametrize("kind", ["sum", "mean", "weighted", "equal bags"])
+    @pytest.mark.parametrize("member", [m for m in FAMILY.values() if not m.second_order], ids=lambda m: m.rule)
+    def test_a_bag_is_a_pooled_sparse_embedding(self, member: Member, kind: str, dtype: torch.dtype) -> None:
+        """Empty bags at both ends and in the middle, a key twice in a bag and in two bags, growth all the time."""
+        mode = "mean" if kind == "mean" else "sum"
+        table = HashEmbeddingBag(5, mode=mode, std=0.05, dtype=dtype)
+        pair = Pair(table, lambda weight: member.build(weight, **regularizer(member)))
+        generator = torch.Generator().manual_seed(1)
+        pool, path = random_keys(60, seed=4), []
+        for t in range(18):
+            keys = pool[torch.randint(0, 6 + 3 * t, (10,), generator=generator)]
+            keys[4] = keys[0]
+            weights = (
+                torch.randn(10, generator=generator, dtype=torch.float64).to(dtype) if kind == "weighted" else None
+            )
+            offsets = as_keys([0, 5]) if kind == "equal bags" else self.OFFSETS[t % 3]
+            g = torch.randn(len(offsets), 5, generator=generator, dtype=torch.float64).to(dtype)
+            for module, optimizer in pair.both:
+                optimizer.zero_grad()
+                if module is pair.oracle:
+                    bags = pooled(module(keys), offsets, mode, weights)
+                elif kind == "equal bags":
+                    bags = module(keys.view(2, 5))
+                else:
+                    bags = module(keys, offsets, per_sample_weights=weights)
+                assert bags.shape == g.shape
+                (bags * g).sum().backward()
+                optimizer.step()
+            path.append(pair.vectors(pool))
+        same(torch.stack(path, dim=1))
+        pair.assert_same_state()
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    @pytest.mark.parametrize("mode", ["sum", "mean"])
+    def test_it_gives_what_embedding_bag_gives(self, mode: str, weighted: bool) -> None:
+        if weighted and mode == "mean":
+            mode = "sum"
+        table = HashEmbeddingBag(4, mode=mode, dtype=torch.float64)
+        keys = random_keys(12)
+        theirs = nn.EmbeddingBag.from_pretrained(table.initial(keys), mode=mode)
+        at = as_keys([3, 0, 3, 11, 5, 7, 7, 1])
+        weights, same_weights = (torch.linspace(-1, 2, 8, dtype=torch.float64).requires_grad_() for _ in range(2))
+        for offsets in (as_keys([0, 2, 2, 5]), as_keys([0, 8]), None):
+            shape = (2, 4) if offsets is None else (8,)
+            per_sample = (weights.view(shape), same_weights.view(shape)) if weighted else (None, None)
+            ours = table(keys[at].view(shape), offsets, per_sample_weights=per_sample[0])
+            expected = theirs(at.view(shape), offsets, per_sample_weights=per_sample[1])
+            torch.testing.assert_close(ours, expected, rtol=1e-14, atol=1e-14)
+            if weighted:
+                g = torch.sin(torch.arange(ours.numel(), dtype=torch.float64)).view_as(ours)
+                torch.testing.assert_close(
+                    torch.autograd.grad((ours * g).sum(), weights),
+                    torch.autograd.grad((expected * g).sum(), same_weights),
+                    rtol=1e-13,
+                    atol=1e-13,
+                )
+
+    def test_the_default_mode_is_embedding_bags(self) -> None:
+        table = HashEmbeddingBag(3)
+        keys = as_keys([[1, 2], [3, 1]])
+        torch.testing.assert_close(table(keys), table.lookup(keys).mean(1))
+
+    @pytest.mark.parametrize("mode", ["sum", "mean"])
+    def test_in_eval_mode_an_unknown_key_counts_as_zeros(self, mode: str) -> None:
+        table = HashEmbeddingBag(3, mode=mode, dtype=torch.float64)
+        table(as_keys([[1, 2]]))
+        table.eval()
+        bags = table(as_keys([1, 9, 2, 8]), as_keys([0, 2, 3]))
+        known = table.initial(as_keys([1, 2]))
+        share = 0.5 if mode == "mean" else 1.0
+        torch.testing.assert_close(bags, torch.stack([share * known[0], known[1], torch.zeros_like(known[0])]))
+        assert table.num_rows == 2
+
+    @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+    def test_no_keys_at_all(self, shape: tuple[int, ...]) -> None:
+        table = HashEmbeddingBag(3)
+        keys = torch.empty(shape, dtype=torch.int64)
+        bags = table(keys, as_keys([0, 0])) if keys.ndim == 1 else table(keys)
+        assert bags.shape == ((2, 3) if keys.ndim == 1 else (shape[0], 3))
+        assert not bags.any()
+        assert table.num_rows == 0

@@ -1,0 +1,272 @@
+"""Lookups, steps and inspection from several threads at once: what comes out is what would have come out in turn."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import Tensor
+
+from family import FAMILY, Member
+from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
+from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding
+from table_cases import REGULARIZED, everything, learn, pull, random_keys, stream
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+DIM = 4
+
+
+def together(*jobs: Callable[[], object]) -> list[object]:
+    """All jobs at once, each in a thread of its own, none before the others are ready; raises what one raises."""
+    barrier = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], object]) -> object:
+        barrier.wait()
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return [future.result() for future in [pool.submit(run, job) for job in jobs]]
+
+
+class Background:
+    """Calls `job` again and again in a thread while the body of the `with` runs, at least once before it starts."""
+
+    def __init__(self, job: Callable[[], object]) -> None:
+        self.job = job
+        self.stop, self.started = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self.stop.is_set():
+                self.job()
+                self.started.set()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.started.set()
+
+    def __enter__(self) -> None:
+        self.thread.start()
+        self.started.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+def new_table(**options: object) -> HashEmbedding:
+    return HashEmbedding(DIM, std=0.5, seed=1, **options)
+
+
+@pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+def test_a_loader_that_looks_up_ahead_changes_nothing(member: Member) -> None:
+    """It inserts the keys of later batches while earlier ones are trained: every row ends as without it."""
+    steps = stream(steps=30, dim=DIM, new_per_step=20)
+
+    def train(table: HashEmbedding, optimizer: GroupOptimizer) -> None:
+        for lookups in steps:
+            learn(table, optimizer, lookups)
+
+    alone, accompanied = new_table(), new_table()
+    expected, optimizer = (member.build(table.weight, **REGULARIZED) for table in (alone, accompanied))
+    train(alone, expected)
+
+    def look_ahead() -> None:
+        for lookups in steps[3:]:
+            for lookup in lookups:
+                with torch.no_grad():
+                    accompanied(lookup.keys)
+
+    together(lambda: train(accompanied, optimizer), look_ahead, look_ahead)
+    assert_identical(everything(accompanied, optimizer), everything(alone, expected))
+
+
+def test_a_key_that_comes_to_several_threads_at_once_gets_one_row() -> None:
+    keys = random_keys(20_000)
+    table = new_table()
+    orders = [torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+
+    def insert(order: Tensor) -> None:
+        for part in keys[order].split(500):
+            assert_identical(table(part).detach(), table.initial(part))
+
+    together(*(lambda order=order: insert(order) for order in orders))
+    assert (table.num_rows, table.num_seen, table.num_live) == (len(keys),) * 3
+    assert_identical(table.lookup(keys), table.initial(keys))
+    assert len(torch.cat([found for found, _ in table.items()]).unique()) == len(keys)
+
+
+def test_old_keys_are_found_while_new_ones_make_the_table_grow() -> None:
+    table = new_table()
+    old = random_keys(2000, seed=1)
+    expected = table.initial(old)
+    table(old)
+
+    def look_up() -> None:
+        assert_identical(table.lookup(old), expected)
+        assert table.contains(old).all()
+        with torch.no_grad():
+            assert_identical(table(old), expected)
+
+    with Background(look_up):
+        for part in torch.arange(200_000).split(5000):
+            table(part)
+    assert_identical(table.lookup(torch.arange(200_000)), table.initial(torch.arange(200_000)))
+
+
+def test_a_vector_is_read_whole_while_steps_write_it() -> None:
+    """SGD on equal elements: every vector that is ever seen has equal elements, and only moves up."""
+    table = HashEmbedding(64, std=1e-30)
+    keys = random_keys(3000)
+    table(keys)
+    optimizer = GroupSGD([table.weight], lr=1.0)
+    last = torch.full((len(keys),), -1.0)
+
+    def look_up() -> None:
+        vectors = table.lookup(keys)
+        assert (vectors - vectors[:, :1]).abs().max() < 1e-6
+        assert (vectors[:, 0] >= last - 1e-6).all()
+        last.copy_(vectors[:, 0])
+
+    with Background(look_up):
+        for _ in range(40):
+            optimizer.zero_grad()
+            (-table(keys)).sum().backward()
+            optimizer.step()
+    assert (table.lookup(keys) > 1).all()
+
+
+def test_shrinking_and_returning_while_others_look_up() -> None:
+    """What is read is right: zeros or a start where a key dies and returns. A lookup cut in two by a shrink raises."""
+    table = new_table()
+    living, dying = random_keys(1000, seed=1), torch.arange(5000, 6000)
+    table(living)
+    start = table.initial(dying)
+    optimizer = GroupAdam([table.weight], lr=0.1, l21=1e9)
+    done = 0
+
+    def look_up() -> None:
+        nonlocal done
+        try:
+            vectors, others = table.lookup(dying), table.lookup(living)
+        except RuntimeError as error:
+            if "shrunk" not in str(error):
+                raise
+            return
+        assert ((vectors == 0).all(1) | (vectors == start).all(1)).all()
+        assert_identical(others, table.initial(living))
+        done += 1
+
+    with Background(look_up):
+        for _ in range(15):
+            learn(table, optimizer, pull(dying, DIM))
+            optimizer.zero_grad()
+            assert table.shrink() == len(dying)
+            table(dying)
+    assert done
+    assert (table.num_rows, table.num_seen) == (2000, 2000)
+
+
+def test_going_through_the_items_while_the_table_grows_is_complete_or_raises() -> None:
+    table = new_table()
+    old = random_keys(5000, seed=1)
+    table(old)
+
+    def go_through() -> None:
+        try:
+            found = torch.cat([keys for keys, _ in table.items(1000)])
+        except RuntimeError as error:
+            if "while" not in str(error):
+                raise
+            return
+        assert len(found.unique()) == len(found)
+        assert torch.isin(old, found).all()
+
+    with Background(go_through):
+        for part in torch.arange(100_000).split(1000):
+            table(part)
+    assert len(torch.cat([keys for keys, _ in table.items()])) == table.num_rows
+
+
+def test_inspection_and_saving_while_a_table_trains() -> None:
+    table = new_table(field_bits=4)
+    optimizer = GroupAdam([table.weight], lr=0.1, l21=0.3)
+    steps = stream(steps=40, dim=DIM, new_per_step=30)
+    learn(table, optimizer, steps[0])
+
+    def inspect() -> None:
+        rows = table.num_rows
+        state = table.state_dict()
+        assert rows <= len(state["keys"].unique()) == len(state["keys"]) == len(state["weight"])
+        assert state["weight"].isfinite().all()
+        assert sum(count.rows for count in table.field_counts().values()) >= rows
+        assert 0 <= table.feature_rate <= 1
+        assert table.memory().total > 0
+
+    with Background(inspect):
+        for lookups in steps[1:]:
+            learn(table, optimizer, lookups)
+    again = new_table(field_bits=4)
+    expected = GroupAdam([again.weight], lr=0.1, l21=0.3)
+    for lookups in steps:
+        learn(again, expected, lookups)
+    assert_identical(everything(table, optimizer), everything(again, expected))
+
+
+def test_tables_of_their_own_train_in_threads_of_their_own() -> None:
+    def train(seed: int) -> object:
+        table = HashEmbedding(DIM, seed=seed)
+        optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
+        for lookups in stream(dim=DIM, seed=seed):
+            learn(table, optimizer, lookups)
+        return everything(table, optimizer)
+
+    expected = [train(seed) for seed in range(4)]
+    assert_identical(together(*(lambda seed=seed: train(seed) for seed in range(4))), expected)
+
+
+def test_losses_from_several_threads_add_up_in_one_gradient() -> None:
+    """Lookup and backward in each thread, on keys of its own; autograd adds the gradients of the weight up."""
+    table, in_turn = new_table(dtype=torch.float64), new_table(dtype=torch.float64)
+    parts = torch.arange(4000).view(4, -1)
+    optimizer, expected = (GroupAdam([each.weight], lr=0.1, l21=0.01) for each in (table, in_turn))
+
+    def contribute(module: HashEmbedding, keys: Tensor) -> None:
+        (lookup,) = pull(keys, DIM)
+        for start in range(0, len(keys), 100):
+            part = slice(start, start + 100)
+            (module(keys[part]) * lookup.gradient[part]).sum().backward()
+
+    for keys in parts:
+        contribute(in_turn, keys)
+    together(*(lambda keys=keys: contribute(table, keys) for keys in parts))
+    optimizer.step()
+    expected.step()
+    assert_identical(everything(table, optimizer), everything(in_turn, expected))
+
+
+def test_bits_do_not_depend_on_the_thread_that_trains() -> None:
+    def train(tables: Sequence[HashEmbedding]) -> list[object]:
+        results = []
+        for table in tables:
+            optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
+            keys = random_keys(9000)
+            for _ in range(2):
+                learn(table, optimizer, pull(keys, DIM))
+            results.append(everything(table, optimizer))
+        return results
+
+    with ExitStack() as stack:
+        before = torch.get_num_threads()
+        stack.callback(torch.set_num_threads, before)
+        torch.set_num_threads(2)
+        (elsewhere,) = together(lambda: train([new_table()]))
+        here = train([new_table()])
+    assert_identical(elsewhere, here)
