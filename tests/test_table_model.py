@@ -304,6 +304,29 @@ def test_a_loaded_state_takes_the_dtype_of_the_table(source: torch.dtype) -> Non
     assert_identical(ours, {n: v.to(target) if v.is_floating_point() and n != "step" else v for n, v in theirs.items()})
 
 
+@every_member
+def test_rows_that_a_loaded_optimizer_state_does_not_have_start_afresh(member: Member) -> None:
+    """An older state of the optimizer: the rows that have come since keep their weights and lose their moments."""
+    keys, late = as_keys([1, 2]), as_keys([3, 4])
+    table = HashEmbedding(DIM, std=0.1, dtype=torch.float64)
+    optimizer = member.build(table.weight, **REGULARIZED)
+    learn(table, optimizer, pull(keys, DIM))
+    older = copy.deepcopy(optimizer.state_dict())
+    expected = optimizer_state(optimizer)
+    learn(table, optimizer, pull(late, DIM))
+    weights = table.lookup(late)
+    optimizer.load_state_dict(older)
+    assert_identical(table.lookup(late), weights)
+    table(late)
+    initial = member.optimizer.rule.initial_state(optimizer.param_groups[0])
+    after = optimizer_state(optimizer)
+    assert after["keys"].tolist() == [1, 2, 3, 4]
+    assert after["step"] == 1
+    for name in after.keys() - {"step", "keys"}:
+        assert_identical(after[name][:2], expected[name], name)
+        assert_identical(after[name][2:], torch.full((2, DIM), initial.get(name, 0.0), dtype=torch.float64), name)
+
+
 def test_a_loaded_state_shares_no_memory_with_its_source() -> None:
     table, optimizer = trained(FAMILY["adam"], slice(4))
     module_state, state = table.state_dict(), optimizer.state_dict()

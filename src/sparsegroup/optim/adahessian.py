@@ -69,8 +69,8 @@ class GroupAdaHessian(GroupOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "generator": self.generator}
 
-    def _check_group(self, group: dict[str, Any], where: str) -> None:
-        super()._check_group(group, where)
+    def _check_options(self, group: dict[str, Any], where: str) -> None:
+        super()._check_options(group, where)
         sizes = group["spatial_average_block_size"]
         valid = isinstance(sizes, tuple | list) and len(sizes) == 4
         if not valid or not all(isinstance(size, int) and (size == -1 or size > 0) for size in sizes):

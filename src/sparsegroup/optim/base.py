@@ -19,6 +19,8 @@ from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
 
+_COMPUTED = (torch.float32, torch.float64)
+
 
 class GroupOptimizer(Optimizer):
     """Base of the optimizers with sparse group lasso: Algorithm 1 of Yue et al. (2021) for any base optimizer.
@@ -91,9 +93,13 @@ class GroupOptimizer(Optimizer):
         self._check_group({**self.defaults, **group}, where)
         super().add_param_group(group)
 
+    def _check_options(self, group: ParamGroup, where: str) -> None:
+        """Raise unless the hyperparameters are in range."""
+        check_hyperparameters(group, where)
+
     def _check_group(self, group: ParamGroup, where: str) -> None:
         """Raise unless the hyperparameters are in range and fit the parameters."""
-        check_hyperparameters(group, where)
+        self._check_options(group, where)
         params = group["params"]
         for index, item in enumerate([params] if isinstance(params, Tensor) else params):
             name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)
@@ -193,16 +199,33 @@ class GroupOptimizer(Optimizer):
         """All of a step that can fail, before anything is changed."""
         updates = []
         for index, group in enumerate(self.param_groups):
-            where = f"param group {index}"
-            self._check_group(group, where)
+            self._recheck_group(group, f"param group {index}")
+            as_it_is = not group["maximize"] and not group.get("weight_decay")
             for number, parameter in enumerate(group["params"]):
-                if parameter.grad is not None:
-                    names = group.get("param_names")
-                    here = f"{where}, {names[number] if names else f'parameter {number}'}"
-                    if isinstance(parameter, StoredParameter):
-                        _check_claim(parameter, self.state.get(parameter), here)
-                    updates.append(_read_gradient(parameter, group, here))
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                dense = gradient.layout is torch.strided and parameter.dtype in _COMPUTED
+                if dense and as_it_is and gradient.dtype is parameter.dtype and gradient.shape == parameter.shape:
+                    updates.append(Update(parameter, group, None, gradient))
+                    continue
+                names = group.get("param_names")
+                here = f"param group {index}, {names[number] if names else f'parameter {number}'}"
+                if isinstance(parameter, StoredParameter):
+                    _check_claim(parameter, self.state.get(parameter), here)
+                updates.append(_read_gradient(parameter, group, here))
         return updates
+
+    def _recheck_group(self, group: ParamGroup, where: str) -> None:
+        """`_check_group` at each step, without what cannot have changed since the last."""
+        spec = group["groups"]
+        checked = self.__dict__.setdefault("_checked", {})
+        signature = (spec, *map(id, group["params"])) if isinstance(spec, str | int) else None
+        if signature is not None and checked.get(where) == signature:
+            self._check_options(group, where)
+        else:
+            self._check_group(group, where)
+            checked[where] = signature
 
 
 def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:

@@ -63,35 +63,39 @@ class Execution:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self._places: dict[Tensor, _Place] = {}
+        self._batches: dict[tuple[np.dtype[Any], bool], _Batch] = {}
 
     def carry_out(self, group: Mapping[str, Any], updates: Sequence[Update], states: Mapping[Tensor, State]) -> None:
         """The updates of one param group. `states[parameter]` is empty before a parameter's first."""
         step = _GroupStep(self.rule, group)
-        together: dict[tuple[np.dtype[Any], bool], list[tuple[Update, _Place]]] = {}
+        together: dict[tuple[np.dtype[Any], bool], list[tuple[Tensor, Tensor | None, _Place]]] = {}
+        places = self._places
         for update in updates:
-            parameter, state = update.parameter, states[update.parameter]
+            parameter = update.parameter
             if isinstance(parameter, StoredParameter):
-                step.in_store(parameter, update, state)
+                step.in_store(parameter, update, states[parameter])
                 continue
-            place = self._places.get(parameter)
-            if place is None or not place.holds(parameter, state, step):
-                step.prepare(parameter, state)
-                place = self._places[parameter] = _Place(parameter, state, step)
-            place.step[...] += 1
-            if not parameter.numel():
+            place = places.get(parameter)
+            if place is None or not place.holds(parameter, states[parameter], step):
+                step.prepare(parameter, states[parameter])
+                place = places[parameter] = _Place(parameter, states[parameter], step)
+            place.count_step()
+            if not place.count * place.width and not parameter.numel():
                 continue
-            if (
-                not place.contiguous
-                or not _fits(update, place)
-                or not cpu.is_ready(self.rule, place.carries_u, place.dtype)
-            ):
-                step.eagerly(update, state)
+            gradient, hessian = update.gradient, update.hessian
+            fits = gradient.is_contiguous() and (hessian is None or hessian.is_contiguous())
+            if not (fits and place.contiguous and cpu.is_ready(self.rule, place.carries_u, place.dtype)):
+                step.eagerly(update, states[parameter])
             elif update.rows is not None:
                 step.over_rows(update, place)
             else:
-                together.setdefault((place.dtype, place.carries_u), []).append((update, place))
-        for batch in together.values():
-            step.over_tensors(batch)
+                together.setdefault(place.kind, []).append((gradient, hessian, place))
+        for kind, items in together.items():
+            at = [place for _, _, place in items]
+            batch = self._batches.get(kind)
+            if batch is None or batch.places != at:
+                batch = self._batches[kind] = _Batch(at)
+            step.over_tensors(batch, [(_address(g), _address(h)) for g, h, _ in items])
 
 
 class _GroupStep:
@@ -129,18 +133,17 @@ class _GroupStep:
         if "u" not in state and (self.wants_u or parameter.dtype != dtype):
             state["u"] = torch.zeros_like(parameter, dtype=dtype)
 
-    def over_tensors(self, batch: Sequence[tuple[Update, "_Place"]]) -> None:
-        """Dense gradients of one dtype, in one launch."""
-        places = [place for _, place in batch]
+    def over_tensors(self, batch: "_Batch", gradients: Sequence[tuple[int, int]]) -> None:
+        """Dense gradients of one dtype, at these addresses, in one launch."""
         cpu.advance_tensors(
             self.rule,
-            places[0].carries_u,
-            places[0].dtype,
-            np.array([place.base for place in places], np.int64),
-            np.array([_addresses(update) for update, _ in batch], np.int64),
-            np.array([place.width for place in places], np.int64),
-            np.array([place.count for place in places], np.int64),
-            np.array([self.scalars(place.step.item()) for place in places]),
+            batch.carries_u,
+            batch.dtype,
+            batch.base,
+            np.array(gradients, np.int64),
+            batch.widths,
+            batch.counts,
+            np.array([self.scalars(place.t) for place in batch.places]),
             self.settings,
         )
 
@@ -155,9 +158,9 @@ class _GroupStep:
             place.dtype,
             array_of(update.rows),
             cpu.apart(np.array(place.base, np.int64), place.width * place.dtype.itemsize),
-            np.array([_addresses(update)], np.int64),
+            np.array([(_address(update.gradient), _address(update.hessian))], np.int64),
             place.width,
-            np.array([self.scalars(place.step.item())]),
+            np.array([self.scalars(place.t)]),
             self.settings,
         )
 
@@ -218,7 +221,8 @@ class _Place:
     """Where a parameter and its state lie, looked up once.
 
     Attributes:
-        step: View of the step count.
+        t: The step count.
+        kind: dtype and whether there is a u.
         contiguous: Whether the compiled step can take it: float32 or float64 on the CPU, group after group.
         dtype: NumPy's name of the compute dtype.
         carries_u: Whether there is a u.
@@ -229,6 +233,7 @@ class _Place:
 
     __slots__ = (
         "_spec",
+        "_step",
         "_step_tensor",
         "_stride",
         "_tensors",
@@ -237,8 +242,9 @@ class _Place:
         "contiguous",
         "count",
         "dtype",
+        "kind",
         "shape",
-        "step",
+        "t",
         "width",
     )
 
@@ -246,10 +252,11 @@ class _Place:
         self.dtype: np.dtype[Any] = _DTYPES[compute_dtype(parameter.dtype)]
         self.carries_u = "u" in state
         names = (*(("u",) if self.carries_u else ()), *step.rule.state)
-        self._tensors = [(name, state[name]) for name in names]
+        self._tensors: list[tuple[str, Tensor]] = [(name, state[name]) for name in names]
         self._step_tensor = state["step"]
         self._spec, self.shape, self._stride = step.group["groups"], parameter.shape, parameter.stride()
-        self.step = array_of(state["step"]) if state["step"].device.type == "cpu" else state["step"]
+        self._step = array_of(state["step"]) if state["step"].device.type == "cpu" else state["step"]
+        self.t = 0.0
         parts = [parameter, *(tensor for _, tensor in self._tensors)]
         layout = contiguous_groups(self._spec, parameter.shape)
         self.contiguous = layout is not None and all(
@@ -261,6 +268,12 @@ class _Place:
         )
         self.width, self.count = layout or (0, 0)
         self.base = [part.data_ptr() for part in parts]
+        self.kind = (self.dtype, self.carries_u)
+
+    def count_step(self) -> None:
+        """One step more, in the state too."""
+        self.t = self._step.item() + 1.0
+        self._step[()] = self.t
 
     def holds(self, parameter: Tensor, state: State, step: _GroupStep) -> bool:
         """Whether all is still where it was, and nothing is missing."""
@@ -274,20 +287,23 @@ class _Place:
             or state.get("step") is not self._step_tensor
         ):
             return False
-        return all(
-            state.get(name) is tensor and tensor.data_ptr() == address
-            for (name, tensor), address in zip(self._tensors, self.base[1:], strict=True)
-        )
+        base = self.base
+        for index, (name, tensor) in enumerate(self._tensors, 1):
+            if tensor is not state.get(name) or tensor.data_ptr() != base[index]:
+                return False
+        return True
 
 
-def _fits(update: Update, place: _Place) -> bool:
-    gradient = update.gradient
-    return (
-        gradient.is_contiguous()
-        and (update.rows is not None or gradient.shape == place.shape)
-        and (update.hessian is None or update.hessian.is_contiguous())
-    )
+class _Batch:
+    """Places that are stepped together, as the kernel is told of them."""
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self.places = list(places)
+        self.dtype, self.carries_u = places[0].kind
+        self.base = np.array([place.base for place in places], np.int64)
+        self.widths = np.array([place.width for place in places], np.int64)
+        self.counts = np.array([place.count for place in places], np.int64)
 
 
-def _addresses(update: Update) -> tuple[int, int]:
-    return update.gradient.data_ptr(), 0 if update.hessian is None else update.hessian.data_ptr()
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
