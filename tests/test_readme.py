@@ -1,5 +1,6 @@
 """What README and docs print runs as printed, and the figures in the README are those that the benchmark wrote."""
 
+import json
 import re
 from pathlib import Path
 
@@ -33,3 +34,17 @@ def test_the_readme_example_has_15_lines_and_keeps_the_features_that_matter(caps
 def test_the_readme_shows_the_measured_tables() -> None:
     measured = (ROOT / "benchmarks" / "results" / "pruning.md").read_text().strip()
     assert measured in README
+
+
+def test_the_readme_shows_the_measured_speed() -> None:
+    results = ROOT / "benchmarks" / "results"
+    table = json.loads((results / "table_step.json").read_text())
+    for name in ("sparse_adam", "fbgemm", "fbgemm_sequence", "dense_adam"):
+        figures = [table[f"{key}_{name}{pages}"] for pages in ("", "_small_pages") for key in ("ms", "speedup_vs")]
+        assert "| " + " | ".join(f"{figure:.2f}" for figure in figures) + " |" in README
+    assert f"| {table['ms_per_batch']:.2f} | 1 | {table['ms_per_batch_small_pages']:.2f} | 1 |" in README
+    step = json.loads((results / "optimizer_step.json").read_text())
+    for kind in ("unregularized", "regularized"):
+        assert f"| {step[f'dense_ratio_{kind}']:.2f} | {step[f'small_tensors_ratio_{kind}']:.2f} |" in README
+    growth = json.loads((results / "table_growth.json").read_text())
+    assert f"{growth['bytes_per_row']:.0f} bytes per row" in README

@@ -168,11 +168,13 @@ class _GroupStep:
         """Rows of a store, which keeps u and the rule's state beside them."""
         assert update.rows is not None
         store = parameter.store
+        has_u = "claim" in state and store.claim is state["claim"] and "u" in store.state_names
+        if not cpu.is_ready(self.rule, has_u or self.wants_u, store.dtype):
+            raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {self.rule.name!r} cannot")
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["claim"] = Claim()
         state["step"] += 1
-        has_u = store.claim is state["claim"] and "u" in store.state_names
         names = {**({"u": 0.0} if has_u or self.wants_u else {}), **self.initial}
         store.lay_out(state["claim"], names)
         gradients = [array_of(g.contiguous()) for g in (update.gradient, update.hessian) if g is not None]
