@@ -2,6 +2,9 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -515,3 +518,36 @@ def test_any_shape_in_any_order_of_memory(
     assert list(x.shape) == shape
     dimension = order.randrange(len(shape)) if shape else "rows"
     follow(build(cls, [x], groups=order.choice(["rows", "all", dimension]), l1=l1, l21=l21), steps=3)
+
+
+@pytest.mark.parametrize("row", [-1, 5])
+def test_a_row_that_does_not_exist_is_refused_before_anything_is_written(row: int) -> None:
+    x = parameter_of(5, 2)
+    before = x.detach().clone()
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        x.grad = torch.sparse_coo_tensor([[row, 1]], torch.ones(2, 2, dtype=x.dtype), (5, 2))
+    optimizer = GroupAdam([x], lr=0.1)
+    with pytest.raises(IndexError, match=r"a sparse gradient has rows .* the parameter has 5"):
+        optimizer.step()
+    torch.testing.assert_close(x.detach(), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_steps_with_threads_of_its_own() -> None:
+    script = """
+import os
+import torch
+from sparsegroup import GroupAdam
+
+torch.set_num_threads(2)
+x = torch.nn.Parameter(torch.ones(1 << 16, 8))
+x.grad = torch.ones_like(x)
+optimizer = GroupAdam([x], lr=0.1, l21=1e-3)
+optimizer.step()
+child = os.fork()
+if child == 0:
+    optimizer.step()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)

@@ -1,5 +1,6 @@
 """Work spread over as many threads as torch is set to use."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,3 +21,7 @@ def run(parts: Sequence[Callable[[], T]]) -> list[T]:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="sparsegroup")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pool, but none of its threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -246,6 +246,7 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
             raise ValueError(
                 f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({where}); use l2"
             )
+        _check_rows(gradient._indices()[0], parameter.shape[0], where)
         gradient = gradient.to(dtype).coalesce()
         rows, gradient = gradient.indices()[0], gradient.values()
     elif gradient.layout != torch.strided:
@@ -256,6 +257,14 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     if group.get("weight_decay"):
         gradient = gradient.add(parameter.to(dtype), alpha=group["weight_decay"])
     return Update(parameter, group, rows, gradient)
+
+
+def _check_rows(rows: Tensor, count: int, where: str) -> None:
+    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write where they are told."""
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
+        raise IndexError(
+            f"a sparse gradient has rows {int(rows.min())} to {int(rows.max())}, the parameter has {count} ({where})"
+        )
 
 
 def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup, where: str) -> Update:
@@ -271,6 +280,7 @@ def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup
         raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
     # A Hessian comes in the order of the coalesced gradient; other gradients of one lookup are distinct as they are.
     if gradient.requires_grad or not store.are_distinct(gradient._indices()[0]):
+        _check_rows(gradient._indices()[0], store.num_rows, where)
         gradient = gradient.coalesce()
     gradient = gradient.detach()
     rows, values = gradient._indices()[0], gradient._values()

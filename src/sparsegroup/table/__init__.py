@@ -1,6 +1,6 @@
 """The hash-keyed embedding table: rows appear when a key is first seen, and go when they are exactly zero."""
 
 from sparsegroup.table.module import HashEmbedding, HashEmbeddingBag
-from sparsegroup.table.table import FieldCount, TableMemory
+from sparsegroup.table.records import FieldCount, TableMemory
 
 __all__ = ["FieldCount", "HashEmbedding", "HashEmbeddingBag", "TableMemory"]

@@ -10,7 +10,8 @@ from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT
-from sparsegroup.table.table import Located, Table
+from sparsegroup.table.records import Located
+from sparsegroup.table.table import Table
 
 
 def vectors(weight: StoredParameter, table: Table, located: Located) -> Tensor:

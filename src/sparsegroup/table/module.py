@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table.lookup import vectors
+from sparsegroup.table.records import FieldCount, TableConfig, TableMemory
 from sparsegroup.table.start import Init
-from sparsegroup.table.table import FieldCount, Located, Table, TableConfig, TableMemory
+from sparsegroup.table.table import Table
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
@@ -388,6 +389,3 @@ def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
         raise TypeError(f"{name} must be an int, got {value!r}")
     if not lowest <= value <= highest:
         raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
-
-
-__all__ = ["FieldCount", "HashEmbedding", "HashEmbeddingBag", "Located", "TableMemory"]

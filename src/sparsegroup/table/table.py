@@ -4,7 +4,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,83 +17,15 @@ from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.records import FieldCount, Located, TableConfig, TableMemory
 from sparsegroup.table.rows import WEIGHT, Rows
-from sparsegroup.table.start import INITS, Init, mixed_seed, start_rows
+from sparsegroup.table.start import INITS, mixed_seed, start_rows
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
 _CHUNK = 1 << 16
 """Keys that are looked up at a time: an index that must grow does so between them."""
-
-
-@dataclass(frozen=True)
-class TableConfig:
-    """See `HashEmbedding`."""
-
-    dim: int
-    std: float
-    init: Init
-    seed: int
-    max_rows: int
-    field_bits: int
-    skips_nonfinite: bool
-    huge_pages: bool
-    dtype: np.dtype[Any]
-
-
-@dataclass(frozen=True)
-class TableMemory:
-    """Bytes of a table.
-
-    Attributes:
-        index: Of the index's slots.
-        rows: Of the rows, in whole pages of the system's (2 MiB where they are huge).
-        dropped: Of the keys that `shrink` has dropped, which are remembered to count distinct keys.
-        parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
-    """
-
-    index: int
-    rows: int
-    dropped: int
-    parts: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """Of all that is allocated."""
-        return self.index + self.rows + self.dropped
-
-
-@dataclass(frozen=True)
-class FieldCount:
-    """Of one field: distinct keys ever seen, rows, and rows with a non-zero vector."""
-
-    seen: int
-    rows: int
-    live: int
-
-
-@dataclass(frozen=True)
-class Located:
-    """Where the keys of one lookup are.
-
-    Attributes:
-        rows_tensor: `[distinct]` int64, each once, in order of appearance; `ABSENT` for a key without a row. A tensor,
-            for torch may resize what it makes of it (`zero_` on a sparse gradient does).
-        inverse: `[keys]` int32, the place in `rows` of each key.
-        generation: Of the table: a `shrink` renumbers the rows.
-        has_absent: Whether some key has no row.
-    """
-
-    rows_tensor: Tensor
-    inverse: npt.NDArray[np.int32]
-    generation: int
-    has_absent: bool
-
-    @property
-    def rows(self) -> Int64s:
-        """`rows_tensor` as an array."""
-        return array_of(self.rows_tensor)
 
 
 class Table:
@@ -115,10 +46,6 @@ class Table:
         self._seed = mixed_seed(config.seed)
         self._seen = np.zeros(0, np.int32)
         self._scratch = np.zeros((2, 0), np.int64)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything but the configuration."""
         self._index = Index(self.config.huge_pages)
         self._rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -361,11 +288,6 @@ class Table:
         """Rows of `keys`, `ABSENT` where there is none."""
         with self.lock:
             return self._index.find(keys)
-
-    def read(self, part: str, rows: Int64s) -> Floats:
-        """A part of some rows, `[n, dim]`; zeros where a row is `ABSENT`."""
-        with self.lock:
-            return self._rows.read(part, rows)
 
     def write_weights(self, keys: Int64s, weights: Floats) -> None:
         """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none."""
