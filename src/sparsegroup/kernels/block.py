@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparsegroup import prox
-from sparsegroup.kernels.jit import array_at, copy, inline, jitted, prefetch
+from sparsegroup.kernels.jit import array_at, copy, fill_8, inline, jitted, prefetch
+from sparsegroup.kernels.turns import enter, leave, take
 
 BLOCK = 256
 """Elements of a block. Its nine arrays take 9 KB of float32."""
@@ -151,9 +152,7 @@ def spread_groups(S: Any, groups: int, d: int, zero: Any) -> None:
     for j in range(groups):
         q = S[_W + j]
         for _ in range(d // 8):
-            eight = array_at(at, 8, zero)
-            for i in range(8):
-                eight[i] = q
+            fill_8(at, q)
             at += 8 * S.itemsize
         for _ in range(d % 8):
             array_at(at, 1, zero)[0] = q
@@ -286,20 +285,24 @@ def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
 
 
 def step(
-    work: Any, base: Any, gradients: Any, widths: Any, pages: Any, shift: int, strides: Any, rows: Any,
+    turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
+    pages: Any, shift: int, stride: int, lines: Any, rows: Any,
     scalars: Any, taus: Any, initial: Any, constants: Any, norm: int, penalty: int, frozen: bool,
-) -> int:  # fmt: skip
-    """The step over pieces of tensors, or over rows of one.
+) -> None:  # fmt: skip
+    """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
 
     Args:
-        work: `[k, 3]` int64: tensor, first group, and one past the last.
+        turns: See `sparsegroup.kernels.turns`; a piece is a line of `work`.
+        work: `[k, 3]` int64: tensor, first group, and one past the last, if there are so many.
+        counts: `[tensors]` int64, groups.
         base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.
         gradients: `[tensors, 2]` int64, address of the gradient and of the Hessian's diagonal (0 where there is none).
         widths: `[tensors]` int64, elements of a group.
-        pages: `[p]` int64, addresses; row r of part p begins at
-            `pages[r >> shift] + (r & (2**shift - 1)) * strides[p] + base[0, p]`.
+        pages: `[p]` int64, addresses; part p of row r begins at
+            `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`.
         shift: See `pages`.
-        strides: `[PARTS]` int64, bytes.
+        stride: Bytes from row to row.
+        lines: `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines.
         rows: `[n]` int64, the distinct rows of the gradient's n groups, or empty: then groups are contiguous.
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
@@ -308,33 +311,35 @@ def step(
         norm: `NORM_S`, …, or `NO_NORM` where λ21 = 0.
         penalty: `LASSO`, `MCP` or `HARD`.
         frozen: The learning rate is 0.
-
-    Returns:
-        How many more rows are non-zero than before; counted with `rows` only.
     """
     zero, one = constants[5], constants[6]
     parameters = (constants[0], constants[1], constants[2], constants[3], constants[4], zero, one)
     S = scratch(6 * STRIDE, constants)
     T = scratch(BLOCK, constants)
+    R = scratch(PARTS * STRIDE, constants)
+    H = np.empty(3 * np.max(widths) if np.max(widths) > BLOCK else 0, constants.dtype)
     quiet = np.empty(BLOCK, np.int64)
+    places = np.empty(BLOCK, np.int64)
     size = constants.itemsize
     mask = (np.int64(1) << np.int64(shift)) - 1
+    R_address = np.int64(R.ctypes.data)
     born = 0
-    for k in range(len(work)):
-        t, first, last = work[k, 0], work[k, 1], work[k, 2]
+    thread = enter(turns)
+    k = take(turns, 0, thread, len(work))
+    while k >= 0:
+        t, first = work[k, 0], work[k, 1]
+        last = min(work[k, 2], counts[t])
         d = widths[t]
         width = d * size
         row_scalars = unpack(scalars[t])
         tau = taus[t]
         if d > BLOCK:
-            H = np.empty(3 * d, constants.dtype)
             for j in range(first, last):
+                place = j * width
                 if len(rows):
-                    page, slot = pages[rows[j] >> shift], rows[j] & mask
-                    x, u, state = parts_at(base[t], page, slot, strides, d, zero)
-                else:
-                    x, u, state = parts_at(base[t], j * d * size, 0, strides, d, zero)
-                g, hessian = gradient_at(gradients[t], j * d * size, d, zero)
+                    place = pages[rows[j] >> shift] + (rows[j] & mask) * stride
+                x, u, state = parts_at(base[t], place, d, zero)
+                g, hessian = gradient_at(gradients[t], j * width, d, zero)
                 was = len(rows) > 0 and is_live(x, 0, d, zero)
                 advance_large(
                     x, u, state, g, hessian, d, S, T, H,
@@ -342,41 +347,41 @@ def step(
                 )  # fmt: skip
                 if len(rows):
                     born += int(is_live(x, 0, d, zero)) - int(was)
-            continue
-        per_block = BLOCK // d
-        if len(rows) == 0:
+        elif len(rows) == 0:
+            per_block = BLOCK // d
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
-                x, u, state = parts_at(base[t], j * d * size, 0, strides, groups * d, zero)
-                g, hessian = gradient_at(gradients[t], j * d * size, groups * d, zero)
+                x, u, state = parts_at(base[t], j * width, groups * d, zero)
+                g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, norm, penalty, frozen,
                 )  # fmt: skip
-            continue
-        R = scratch(PARTS * STRIDE, constants)
-        x, u, state = scratch_parts(R)
-        R_address = np.int64(R.ctypes.data)
-        for j in range(first, last, per_block):
-            groups = min(per_block, last - j)
-            for i in range(groups):
-                ahead = min(j + i + per_block, last - 1)
-                page, slot = pages[rows[ahead] >> shift], rows[ahead] & mask
-                for p in range(PARTS):
-                    for line in range(0, width, 64):
-                        prefetch(page + slot * strides[p] + base[t, p] + line)
-                page, slot = pages[rows[j + i] >> shift], rows[j + i] & mask
-                for p in range(PARTS):
-                    copy(page + slot * strides[p] + base[t, p], R_address + p * STRIDE * size + i * width, width)
-                born -= int(is_live(x, i * d, d, zero))
-            g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
-            advance(
-                x, u, state, g, hessian, groups, d, S, T, quiet,
-                row_scalars, initial, parameters, tau, norm, penalty, frozen,
-            )  # fmt: skip
-            for i in range(groups):
-                page, slot = pages[rows[j + i] >> shift], rows[j + i] & mask
-                for p in range(PARTS):
-                    copy(R_address + p * STRIDE * size + i * width, page + slot * strides[p] + base[t, p], width)
-                born += int(is_live(x, i * d, d, zero))
-    return born
+        else:
+            per_block = BLOCK // d
+            x, u, state = scratch_parts(R)
+            for j in range(first, last, per_block):
+                groups = min(per_block, last - j)
+                for i in range(groups):
+                    ahead = rows[min(j + i + per_block, last - 1)]
+                    place = pages[ahead >> shift] + (ahead & mask) * stride
+                    for line in lines:
+                        prefetch(place + line)
+                    place = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
+                    places[i] = place
+                    to = R_address + i * width
+                    for p in range(PARTS):
+                        copy(place + base[t, p], to + p * STRIDE * size, width)
+                    born -= int(is_live(x, i * d, d, zero))
+                g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
+                advance(
+                    x, u, state, g, hessian, groups, d, S, T, quiet,
+                    row_scalars, initial, parameters, tau, norm, penalty, frozen,
+                )  # fmt: skip
+                for i in range(groups):
+                    at = R_address + i * width
+                    for p in range(PARTS):
+                        copy(at + p * STRIDE * size, places[i] + base[t, p], width)
+                    born += int(is_live(x, i * d, d, zero))
+        k = take(turns, 0, thread, len(work))
+    leave(turns, born)

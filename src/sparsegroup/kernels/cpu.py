@@ -1,14 +1,14 @@
 """The compiled step on CPU: a rule bound to the source in `block`, and tensors handed over as addresses."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from numba.core.errors import NumbaError
 
 from sparsegroup import prox
@@ -21,13 +21,13 @@ Int64s = npt.NDArray[np.int64]
 _NORMS: Mapping[prox.Norm, int] = {"s": block.NORM_S, "s_tilde": block.NORM_S_TILDE, "metric": block.NORM_METRIC}
 _PENALTIES: Mapping[prox.Penalty, int] = {"lasso": block.LASSO, "mcp": block.MCP, "hard": block.HARD}
 
-GRAIN = 1 << 17
-"""Elements, about a tenth of a millisecond of work, below which a thread of its own costs more than it does."""
+GRAIN = 1 << 15
+"""Elements, some tens of microseconds of work, below which waking a thread costs more than it does."""
 
-_CONTIGUOUS = np.zeros(0, np.int64)
-_ONE_PAGE = np.zeros(1, np.int64)
-_WHOLE = 62
-"""`shift` that leaves every row in the first page."""
+SMALLEST_PIECE, LARGEST_PIECE, PIECES = 1 << 12, 1 << 18, 64
+"""Elements that a thread takes at a time: a share of the work, within bounds."""
+
+_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -42,51 +42,56 @@ class Settings:
     """
 
     regularizer: Regularizer
-    initial: Sequence[float]
+    initial: tuple[float, ...]
     sigma_0: float | None
     frozen: bool
 
 
 @dataclass(frozen=True)
-class Paged:
-    """Rows whose parts lie side by side in pages of 2**shift rows.
+class RowLayout:
+    """Where the parts of a row lie.
 
     Attributes:
-        pages: `[p]`, addresses.
-        shift: log2 of the rows of a page.
-        strides: `[parts]`, bytes from row to row.
-        offsets: `[parts]`, bytes from the page's start to the part of its first row.
+        stride: Bytes from row to row.
+        offsets: `[1, parts]`, bytes from where a row begins to each of its parts.
+        lines: `[l]`, bytes from there to each of its cache lines.
     """
 
-    pages: Int64s
-    shift: int
-    strides: Int64s
+    stride: int
     offsets: Int64s
+    lines: Int64s
 
 
-def apart(addresses: Int64s, row_bytes: int) -> Paged:
-    """Rows of tensors of their own at `addresses` `[parts]`, each row of `row_bytes`."""
-    return Paged(_ONE_PAGE, _WHOLE, np.full(len(addresses), row_bytes, np.int64), addresses)
+def row_layout(stride: int, offsets: Sequence[int], part_bytes: int) -> RowLayout:
+    """Of rows whose parts of `part_bytes` lie at `offsets`; see `RowLayout`."""
+    starts = sorted(offsets)
+    lines = [start + at for start in starts for at in (*range(0, part_bytes, _LINE), part_bytes - 1)]
+    apart = [line for line, before in zip(lines, [-_LINE, *lines], strict=False) if line // _LINE != before // _LINE]
+    return RowLayout(stride, np.array([offsets], np.int64), np.array(apart, np.int64))
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages of 2**shift rows, at `addresses` `[p]`."""
+
+    addresses: Int64s
+    shift: int
+
+
+ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
+"""For rows that are found without pages."""
 
 
 @cache
 def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
     """Compile the step of a rule; False, with a warning, for a rule that cannot be compiled."""
     parts = len(rule.state) + 1 + carries_u
-    nothing = np.zeros((0, 3), np.int64)
-    settings = Settings(Regularizer(), [0.0] * len(rule.state), 0.0, False)
-    arguments = (
-        np.zeros((0, parts), np.int64),
-        np.zeros((0, 2), np.int64),
-        np.zeros(0, np.int64),
-        _ONE_PAGE,
-        _WHOLE,
-        np.zeros(parts, np.int64),
-        _CONTIGUOUS,
-    )
+    settings = Settings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
+    work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
+    arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
+    scalars = np.zeros((1, len(_scalar_names(rule))), dtype)
     try:
-        scalars = np.zeros((0, len(_scalar_names(rule))))
-        _launch(rule, carries_u, dtype, [nothing], arguments, np.zeros(0, np.int64), scalars, settings)
+        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, alone=True)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -135,7 +140,7 @@ def _adapters(rule: Rule, first_state: int, scalars: int) -> dict[str, Any]:
     arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
-    part = "array_at(base[{p}] + page + slot * strides[{p}], count, zero)"
+    part = "array_at(base[{p}] + place, count, zero)"
     scratch = "R[{p} * STRIDE : {p} * STRIDE + STRIDE]"
 
     def tuple_of(items: Sequence[str]) -> str:
@@ -147,7 +152,7 @@ def _adapters(rule: Rule, first_state: int, scalars: int) -> dict[str, Any]:
         "update_at": f"def update_at(g, hessian, state, i, scalars):\n"
         f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",
         "unpack": f"def unpack(a):\n    return {tuple_of([f'a[{k}]' for k in range(scalars)])}\n",
-        "parts_at": "def parts_at(base, page, slot, strides, count, zero):\n"
+        "parts_at": "def parts_at(base, place, count, zero):\n"
         f"    return {part.format(p=0)}, {part.format(p=u)}, "
         f"{tuple_of([part.format(p=first_state + k) for k in states])}\n",
         "scratch_parts": "def scratch_parts(R):\n"
@@ -164,42 +169,60 @@ def _adapters(rule: Rule, first_state: int, scalars: int) -> dict[str, Any]:
     return {name: jit.source(text, names) for name, text in texts.items()}
 
 
+_NO_ROWS = (ONE_PAGE.addresses, ONE_PAGE.shift, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Contiguous tensors, group after group.
+
+    Attributes:
+        widths: `[tensors]`, elements per group.
+        counts: `[tensors]`, groups.
+        base: `[tensors, parts]`, address of x, of u if carried, and of each state.
+        work: How threads share them, from `pieces`.
+    """
+
+    widths: Int64s
+    counts: Int64s
+    base: Int64s
+    work: Int64s
+
+
 def advance_tensors(
     rule: Rule,
     carries_u: bool,
-    dtype: npt.DTypeLike,
-    base: Int64s,
+    dtype: np.dtype[Any],
+    tensors: Tensors,
     gradients: Int64s,
-    widths: Int64s,
-    counts: Int64s,
     scalars: npt.NDArray[Any],
     settings: Settings,
 ) -> None:
-    """The step over contiguous tensors of one dtype, group after group.
+    """The step over tensors of one dtype.
 
     Args:
         rule: The base optimizer.
         carries_u: Whether the tensors carry u.
         dtype: Of all memory: float32 or float64.
-        base: `[tensors, parts]`, address of x, of u if carried, and of each state.
+        tensors: Where x, u if carried, and each state lie.
         gradients: `[tensors, 2]`, address of the gradient and of the Hessian's diagonal, or 0.
-        widths: `[tensors]`, elements per group.
-        counts: `[tensors]`, groups.
-        scalars: `[tensors, s]`, from `rule.host_scalars`.
+        scalars: `[tensors, s]` of `dtype`, from `rule.host_scalars`.
         settings: The rest.
     """
-    strides = np.zeros(base.shape[1], np.int64)
-    parts = _split(widths, counts)
-    arguments = (base, gradients, widths, _ONE_PAGE, _WHOLE, strides, _CONTIGUOUS)
-    _launch(rule, carries_u, dtype, parts, arguments, widths, scalars, settings)
+    widths, work = tensors.widths, tensors.work
+    alone = len(work) == 1 or int(widths @ tensors.counts) < 2 * GRAIN
+    taus = np.sqrt(widths) * _tau(settings.regularizer)
+    arguments = (work, tensors.counts, tensors.base, gradients, widths, *_NO_ROWS)
+    _launch(rule, carries_u, dtype, arguments, taus.astype(dtype), scalars, settings, alone)
 
 
 def advance_rows(
     rule: Rule,
     carries_u: bool,
-    dtype: npt.DTypeLike,
+    dtype: np.dtype[Any],
     rows: Int64s,
-    memory: Paged,
+    pages: Pages,
+    layout: RowLayout,
     gradients: Int64s,
     width: int,
     scalars: npt.NDArray[Any],
@@ -212,71 +235,65 @@ def advance_rows(
         carries_u: Whether the rows carry u.
         dtype: Of all memory: float32 or float64.
         rows: `[n]`, distinct.
-        memory: Where x, u if carried, and each state lie.
+        pages: Where the rows lie.
+        layout: Where x, u if carried, and each state lie in a row.
         gradients: `[1, 2]`, address of the gradient `[n, width]` and of the Hessian's diagonal, or 0.
         width: Elements of a row.
-        scalars: `[1, s]`, from `rule.host_scalars`.
+        scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
         settings: The rest.
 
     Returns:
         How many more of the rows are non-zero than before.
     """
-    widths = np.array([width], np.int64)
-    parts = _split(widths, np.array([len(rows)], np.int64))
-    base = memory.offsets.reshape(1, -1)
-    arguments = (base, gradients, widths, memory.pages, memory.shift, memory.strides, rows)
-    return sum(_launch(rule, carries_u, dtype, parts, arguments, widths, scalars, settings))
+    work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
+    where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows)
+    arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
+    taus = np.array([math.sqrt(width) * _tau(settings.regularizer)], dtype)
+    return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone=len(rows) * width < GRAIN)
+
+
+def pieces(widths: Int64s, counts: Int64s) -> Int64s:
+    """The work over tensors of `counts` groups of `widths` elements, cut up: `[k, 3]`, see `block.step`."""
+    share = min(max(int(widths @ counts) // PIECES, SMALLEST_PIECE), LARGEST_PIECE)
+    sizes = np.maximum(share // widths, 1)
+    numbers = -(-counts // sizes)
+    tensor = np.repeat(np.arange(len(counts)), numbers)
+    first = (np.arange(len(tensor)) - np.repeat(np.cumsum(numbers) - numbers, numbers)) * sizes[tensor]
+    return np.stack([tensor, first, first + sizes[tensor]], axis=1)
+
+
+@lru_cache(1024)
+def _pieces_of_rows(width: int, most: int) -> Int64s:
+    return pieces(np.array([width]), np.array([most]))
+
+
+def _tau(regularizer: Regularizer) -> float:
+    return regularizer.l21 * prox.TAU_SCALE[regularizer.norm]
+
+
+@lru_cache(64)
+def _constants(settings: Settings, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    r = settings.regularizer
+    ratio = r.mcp_gamma / (r.mcp_gamma - 1)
+    keep = 1.0 if r.l1 == 0 else 0.0
+    return (
+        np.array(settings.initial, dtype),
+        np.array([r.l1, 2 * r.l2, ratio, keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
+        _NORMS[r.norm] if r.l21 > 0 else block.NO_NORM,
+        _PENALTIES[r.penalty],
+        settings.frozen,
+    )
 
 
 def _launch(
     rule: Rule,
     carries_u: bool,
-    dtype: npt.DTypeLike,
-    parts: Sequence[Int64s],
+    dtype: np.dtype[Any],
     arguments: tuple[Any, ...],
-    widths: Int64s,
+    taus: npt.NDArray[Any],
     scalars: npt.NDArray[Any],
     settings: Settings,
-) -> list[int]:
-    r = settings.regularizer
-    norm = _NORMS[r.norm] if r.l21 > 0 else block.NO_NORM
-    taus = np.sqrt(widths) * (r.l21 * prox.TAU_SCALE[r.norm])
-    ratio = r.mcp_gamma / (r.mcp_gamma - 1)
-    keep = 1.0 if r.l1 == 0 else 0.0
-    constants = np.array([r.l1, 2 * r.l2, ratio, keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype)
-    rest = (
-        scalars.astype(dtype),
-        taus.astype(dtype),
-        np.array(settings.initial, dtype),
-        constants,
-        norm,
-        _PENALTIES[r.penalty],
-        settings.frozen,
-    )
+    alone: bool,
+) -> int:
     kernel = step_kernel(rule, carries_u)
-    if len(parts) == 1:
-        return [kernel(parts[0], *arguments, *rest)]
-    return threads.run([partial(kernel, part, *arguments, *rest) for part in parts])
-
-
-def _split(widths: Int64s, counts: Int64s) -> list[Int64s]:
-    """Pieces of work `[k, 3]`, about equal in elements, one list per thread."""
-    elements = int(widths @ counts)
-    workers = max(1, min(torch.get_num_threads(), elements // GRAIN))
-    everything = np.stack([np.arange(len(counts)), np.zeros_like(counts), counts], axis=1)
-    if workers == 1:
-        return [everything]
-    parts: list[list[tuple[int, int, int]]] = [[]]
-    room = share = elements / workers
-    for tensor, (width, count) in enumerate(zip(widths.tolist(), counts.tolist(), strict=True)):
-        first = 0
-        while first < count:
-            if room < width and len(parts) < workers:
-                parts.append([])
-                room += share
-            fitting = count if len(parts) == workers else max(1, int(room // width))
-            last = min(count, first + fitting)
-            parts[-1].append((tensor, first, last))
-            room -= (last - first) * width
-            first = last
-    return [np.array(part, np.int64).reshape(-1, 3) for part in parts if part]
+    return threads.share(kernel, *arguments, scalars, taus, *_constants(settings, dtype), alone=alone)

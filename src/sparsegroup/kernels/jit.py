@@ -5,6 +5,7 @@ what it calls lies in other files: so each carries a digest of all of that in it
 """
 
 import hashlib
+import platform
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
@@ -54,7 +56,9 @@ def source(text: str, names: Mapping[str, Any]) -> Any:
     return jitted(scope[text.split("(")[0].removeprefix("def ").strip()])
 
 
-def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] | None = None, digest: str = "") -> Any:
+def kernel(
+    function: Callable[..., Any], name: str, bindings: Mapping[str, Any] | None = None, digest: str = ""
+) -> "Kernel":
     """`function` compiled for calls from Python, with some of its globals replaced.
 
     Args:
@@ -72,16 +76,26 @@ def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] 
         compiled = njit(cache=True, **COMPILER)(bound)
     except RuntimeError:  # no folder to keep it in
         compiled = njit(**COMPILER)(bound)
-    return _Kernel(compiled, name)
+    return Kernel(compiled, name)
 
 
-class _Kernel:
-    """A compiled function that says so where its first call takes a while."""
+class Kernel:
+    """A compiled function that says so where its first call takes a while.
+
+    Attributes:
+        name: What it is called in messages.
+        compiled: Numba's dispatcher.
+    """
 
     def __init__(self, compiled: Any, name: str) -> None:
         self.compiled = compiled
         self.name = name
         self._known = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been called."""
+        return self._known > 0
 
     def __call__(self, *arguments: Any) -> Any:
         if self._known == len(self.compiled.overloads) and self._known:
@@ -177,6 +191,43 @@ def store(typing_context, address, value):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64), generate
 
 
+@_intrinsic
+def load_now(typing_context, address):  # type: ignore[no-untyped-def]
+    """The int64 at `address` (int64), which other threads may be changing; what they wrote before is seen after."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+@_intrinsic
+def relax(typing_context):  # type: ignore[no-untyped-def]
+    """Leave the core to its other thread for a moment, while waiting for another core (on x86)."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        if _IS_X86:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@_intrinsic
+def fetch_and_add(typing_context, address, value):  # type: ignore[no-untyped-def]
+    """Add to the int64 at `address` (int64) what no other thread can come between; gives what it was."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
 def _copier(kind: ir.Type) -> Any:
     @_intrinsic
     def copy(typing_context, source, target):  # type: ignore[no-untyped-def]
@@ -190,19 +241,40 @@ def _copier(kind: ir.Type) -> Any:
     return copy
 
 
-_copy_32, _copy_4 = _copier(ir.VectorType(ir.IntType(64), 4)), _copier(ir.IntType(32))
+_copy_32, _copy_16 = _copier(ir.VectorType(ir.IntType(64), 4)), _copier(ir.VectorType(ir.IntType(64), 2))
+_copy_8, _copy_4 = _copier(ir.IntType(64)), _copier(ir.IntType(32))
 
 
 @jitted
 def copy(source: Any, target: Any, count: Any) -> None:
     """Copy `count` bytes, a multiple of 4, between addresses that are multiples of 4: for the few bytes of a row."""
-    at = 0
-    while at + 32 <= count:
+    at = np.int64(0)
+    for _ in range(count >> 5):
         _copy_32(source + at, target + at)
         at += 32
-    while at < count:
+    if count & 16:
+        _copy_16(source + at, target + at)
+        at += 16
+    if count & 8:
+        _copy_8(source + at, target + at)
+        at += 8
+    if count & 4:
         _copy_4(source + at, target + at)
-        at += 4
+
+
+@_intrinsic
+def fill_8(typing_context, address, value):  # type: ignore[no-untyped-def]
+    """Write the float `value` eight times from `address` (int64) on, at once: LLVM makes eight stores of a loop."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        eight = ir.VectorType(arguments[1].type, 8)
+        first = builder.insert_element(ir.Constant(eight, ir.Undefined), arguments[1], ir.IntType(32)(0))
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+        vector = builder.shuffle_vector(first, ir.Constant(eight, ir.Undefined), everywhere)
+        builder.store(vector, builder.inttoptr(arguments[0], eight.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value), generate
 
 
 @_intrinsic

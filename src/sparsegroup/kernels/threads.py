@@ -1,27 +1,70 @@
-"""Work spread over as many threads as torch is set to use."""
+"""Threads that help with a kernel, as many as torch is set to use."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from queue import SimpleQueue
+from typing import Any
 
-T = TypeVar("T")
+import torch
+
+from sparsegroup.kernels import turns
+from sparsegroup.kernels.jit import Kernel
+
+_Job = Callable[[], object]
 
 
-def run(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of `parts`, the last of which runs in this thread. They must not wait for each other."""
-    if len(parts) == 1:
-        return [parts[0]()]
-    pending = [_pool().submit(part) for part in parts[:-1]]
-    last = parts[-1]()
-    return [*(future.result() for future in pending), last]
+def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
+    """Call `kernel(turns, *arguments)` in this thread, and in others as they come free.
+
+    Args:
+        kernel: Takes pieces of its work in turns, see `sparsegroup.kernels.turns`.
+        *arguments: The kernel's.
+        alone: The work is too little to wake a thread for.
+
+    Returns:
+        The sum of what its calls have given.
+    """
+    state = turns.new()
+    helpers = 0 if alone or not kernel.is_ready else torch.get_num_threads() - 1
+    if helpers:
+        _call_for(helpers, partial(kernel, state, *arguments))
+    kernel(state, *arguments)
+    if helpers:
+        while not turns.is_settled(state):
+            time.sleep(0)
+    return turns.result(state)
+
+
+def _call_for(helpers: int, job: _Job) -> None:
+    team = _team()
+    while len(team.threads) < helpers:
+        thread = threading.Thread(target=_serve, args=(team.jobs,), name="sparsegroup", daemon=True)
+        team.threads.append(thread)
+        thread.start()
+    for _ in range(helpers - team.jobs.qsize()):  # jobs still waiting: nobody has a core to spare
+        team.jobs.put(job)
+
+
+def _serve(jobs: "SimpleQueue[_Job]") -> None:
+    while True:
+        with suppress(MemoryError):  # which comes before it takes a piece: the others do its work
+            jobs.get()()
+
+
+class _Team:
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.threads: list[threading.Thread] = []
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="sparsegroup")
+def _team() -> _Team:
+    return _Team()
 
 
-if hasattr(os, "register_at_fork"):  # a forked process has the pool, but none of its threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+if hasattr(os, "register_at_fork"):  # a forked process has the team, but none of its threads
+    os.register_at_fork(after_in_child=_team.cache_clear)

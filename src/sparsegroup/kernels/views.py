@@ -1,10 +1,19 @@
-"""NumPy's view of a tensor that torch may go on resizing."""
+"""NumPy's view of tensors, which torch may go on resizing, and its names of their dtypes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+"""Of what the compiled step computes with."""
+TORCH_DTYPES = {theirs: ours for ours, theirs in NUMPY_DTYPES.items()}
 
 
 class _Memory:

@@ -1,7 +1,6 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds a `Rule` and its arguments."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, Unpack, overload
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import check_groups, is_rows
+from sparsegroup.kernels import finite
 from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
 from sparsegroup.optim.execution import Execution, Update, compute_dtype
 from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
@@ -20,6 +20,7 @@ from sparsegroup.rules import Rule
 ParamGroup: TypeAlias = dict[str, Any]
 
 _COMPUTED = (torch.float32, torch.float64)
+_PLAIN = (bool, int, float, str, tuple)
 
 
 class GroupOptimizer(Optimizer):
@@ -218,14 +219,19 @@ class GroupOptimizer(Optimizer):
 
     def _recheck_group(self, group: ParamGroup, where: str) -> None:
         """`_check_group` at each step, without what cannot have changed since the last."""
-        spec = group["groups"]
+        options = [tuple(option) if isinstance(option, list) else option for option in _options(group)]
+        if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
+            self._check_group(group, where)
+            return
         checked = self.__dict__.setdefault("_checked", {})
-        signature = (spec, *map(id, group["params"])) if isinstance(spec, str | int) else None
-        if signature is not None and checked.get(where) == signature:
-            self._check_options(group, where)
-        else:
+        signature = (options, list(map(id, group["params"])))
+        if checked.get(where) != signature:
             self._check_group(group, where)
             checked[where] = signature
+
+
+def _options(group: ParamGroup) -> list[Any]:
+    return [value for name, value in group.items() if name != "params"]
 
 
 def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
@@ -298,34 +304,32 @@ def _guarded(updates: list[Update]) -> list[Update]:
     bad = {}
     for index, update in enumerate(updates):
         if isinstance(update.parameter, StoredParameter):
-            finite = _finite_rows(update.gradient)
+            good = _finite_rows(update.gradient)
             if update.hessian is not None and (curved := _finite_rows(update.hessian)) is not None:
-                finite = curved if finite is None else finite & curved
-            if finite is not None:
-                bad[index] = finite
+                good = curved if good is None else good & curved
+            if good is not None:
+                bad[index] = good
                 assert update.rows is not None
                 if not update.parameter.store.skips_nonfinite:
-                    rows = update.parameter.store.describe(update.rows[~finite].numpy())
+                    rows = update.parameter.store.describe(update.rows[~good].numpy())
                     raise FloatingPointError(
                         f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
                     )
-    for index, finite in bad.items():
+    for index, good in bad.items():
         update = updates[index]
         assert isinstance(update.parameter, StoredParameter)
         assert update.rows is not None
-        update.parameter.store.skipped_rows += int((~finite).sum())
-        hessian = None if update.hessian is None else update.hessian[finite]
-        updates[index] = replace(update, rows=update.rows[finite], gradient=update.gradient[finite], hessian=hessian)
+        update.parameter.store.skipped_rows += int((~good).sum())
+        hessian = None if update.hessian is None else update.hessian[good]
+        updates[index] = replace(update, rows=update.rows[good], gradient=update.gradient[good], hessian=hessian)
     return updates
 
 
 def _finite_rows(values: Tensor) -> Tensor | None:
     """Which rows are finite, or None if all are."""
-    # A sum is finite only if all its terms are; it may overflow without them, so that the rows are looked at then.
-    if math.isfinite(float(values.sum())):
+    if finite.are_finite(values):
         return None
-    finite = torch.isfinite(values).all(dim=1)
-    return None if bool(finite.all()) else finite
+    return torch.isfinite(values).all(dim=1)
 
 
 def _check_claim(parameter: StoredParameter, state: dict[str, Any] | None, where: str) -> None:

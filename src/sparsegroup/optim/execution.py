@@ -14,17 +14,12 @@ from torch import Tensor
 
 from sparsegroup.groups import contiguous_groups, grouping
 from sparsegroup.kernels import cpu, eager
-from sparsegroup.kernels.views import array_of
+from sparsegroup.kernels.views import NUMPY_DTYPES, array_of
 from sparsegroup.optim.stored import Claim, StoredParameter
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
 """Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
-
-_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
 
 State = dict[str, Any]
 
@@ -139,11 +134,9 @@ class _GroupStep:
             self.rule,
             batch.carries_u,
             batch.dtype,
-            batch.base,
+            batch.tensors,
             np.array(gradients, np.int64),
-            batch.widths,
-            batch.counts,
-            np.array([self.scalars(place.t) for place in batch.places]),
+            np.array([self.scalars(place.t) for place in batch.places], batch.dtype),
             self.settings,
         )
 
@@ -157,10 +150,11 @@ class _GroupStep:
             place.carries_u,
             place.dtype,
             array_of(update.rows),
-            cpu.apart(np.array(place.base, np.int64), place.width * place.dtype.itemsize),
+            cpu.ONE_PAGE,
+            place.layout,
             np.array([(_address(update.gradient), _address(update.hessian))], np.int64),
             place.width,
-            np.array([self.scalars(place.t)]),
+            np.array([self.scalars(place.t)], place.dtype),
             self.settings,
         )
 
@@ -178,7 +172,7 @@ class _GroupStep:
         names = {**({"u": 0.0} if has_u or self.wants_u else {}), **self.initial}
         store.lay_out(state["claim"], names)
         gradients = [array_of(g.contiguous()) for g in (update.gradient, update.hessian) if g is not None]
-        scalars = np.array([self.scalars(float(state["step"]))])
+        scalars = np.array([self.scalars(float(state["step"]))], store.dtype)
         store.step(self.rule, array_of(update.rows.contiguous()), gradients, scalars, self.settings)
 
     def eagerly(self, update: Update, state: State) -> None:
@@ -231,6 +225,7 @@ class _Place:
         base: Addresses of x, u (if carried) and the states.
         width: Elements of a group.
         count: Groups.
+        layout: As rows.
     """
 
     __slots__ = (
@@ -245,13 +240,14 @@ class _Place:
         "count",
         "dtype",
         "kind",
+        "layout",
         "shape",
         "t",
         "width",
     )
 
     def __init__(self, parameter: Tensor, state: State, step: _GroupStep) -> None:
-        self.dtype: np.dtype[Any] = _DTYPES[compute_dtype(parameter.dtype)]
+        self.dtype: np.dtype[Any] = NUMPY_DTYPES[compute_dtype(parameter.dtype)]
         self.carries_u = "u" in state
         names = (*(("u",) if self.carries_u else ()), *step.rule.state)
         self._tensors: list[tuple[str, Tensor]] = [(name, state[name]) for name in names]
@@ -270,6 +266,8 @@ class _Place:
         )
         self.width, self.count = layout or (0, 0)
         self.base = [part.data_ptr() for part in parts]
+        row_bytes = self.width * self.dtype.itemsize
+        self.layout = cpu.row_layout(row_bytes, self.base, row_bytes)
         self.kind = (self.dtype, self.carries_u)
 
     def count_step(self) -> None:
@@ -302,9 +300,10 @@ class _Batch:
     def __init__(self, places: Sequence[_Place]) -> None:
         self.places = list(places)
         self.dtype, self.carries_u = places[0].kind
-        self.base = np.array([place.base for place in places], np.int64)
-        self.widths = np.array([place.width for place in places], np.int64)
-        self.counts = np.array([place.count for place in places], np.int64)
+        widths = np.array([place.width for place in places], np.int64)
+        counts = np.array([place.count for place in places], np.int64)
+        base = np.array([place.base for place in places], np.int64)
+        self.tensors = cpu.Tensors(widths, counts, base, cpu.pieces(widths, counts))
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import Settings
+from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -74,12 +75,17 @@ class StoredParameter(Tensor):
     """
 
     store: RowStore
+    # As in nn.Parameter: what is done with it is met in __torch_dispatch__.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
-        dtype = torch.from_numpy(np.empty(0, store.dtype)).dtype
         parameter: Self = Tensor._make_wrapper_subclass(
-            cls, (HEIGHT, store.dim), dtype=dtype, device=torch.device("cpu"), requires_grad=requires_grad
+            cls,
+            (HEIGHT, store.dim),
+            dtype=TORCH_DTYPES[store.dtype],
+            device=torch.device("cpu"),
+            requires_grad=requires_grad,
         )
         parameter.store = store
         parameter._is_param = True  # what isinstance(…, nn.Parameter) looks at

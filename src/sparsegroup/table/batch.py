@@ -1,60 +1,168 @@
 """A batch of keys on its way through the table: distinct keys, rows, vectors, and the gradient back to the rows.
 
-Repeated keys are found in a table that fits the second-level cache before the big index is touched; while they are, the
-memory that the next loop will need is already on its way.
+Repeated keys are found in a table that fits the second-level cache before the big index is touched. The loops have no
+branches that depend on the keys but rare ones: what a wrong guess costs is more than what the loops do.
 """
 
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from sparsegroup.kernels.jit import array_at, copy, kernel, prefetch
-from sparsegroup.table.index import ABSENT, AHEAD, bucket_address, find, hash_of, home, insert, measure
+from sparsegroup.kernels.jit import array_at, copy, jitted, kernel, load, prefetch
+from sparsegroup.kernels.turns import done, enter, leave, take, wait
+from sparsegroup.kernels.views import array_of
+from sparsegroup.table.index import (
+    ABSENT,
+    AHEAD,
+    BUCKET_BYTES,
+    bucket_address,
+    hash_of,
+    home,
+    insert,
+    measure,
+    row_at_home,
+    row_beyond,
+)
 from sparsegroup.table.start import start_row
 
+PIECE = 256
+"""Keys that a thread looks up at a time."""
 
-def _distinct(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any) -> int:
-    """The distinct keys in order of appearance; `seen` is a zeroed int32 table of a power of 2 ≥ 2 n slots."""
+
+@jitted
+def _distinct(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any) -> Any:
+    """The distinct keys in order of appearance; `seen` is an int32 table of a power of 2 ≥ 2 n slots."""
+    seen[:] = 0
     mask = len(seen) - 1
     count = 0
     for i in range(len(keys)):
         key = keys[i]
         hashed = hash_of(key)
         slot = hashed & mask
+        # As if it were new: a key that is not differs from what its slot says, and what is written here is overwritten.
+        distinct[count] = key
+        hashes[count] = hashed
         while True:
             number = seen[slot]
-            if number == 0:
-                seen[slot] = count + 1
-                distinct[count] = key
-                hashes[count] = hashed
-                inverse[i] = count
-                count += 1
-                break
-            if distinct[number - 1] == key:
-                inverse[i] = number - 1
+            place = count if number == 0 else number - 1
+            if distinct[place] == key:
                 break
             slot = (slot + 1) & mask
+        seen[slot] = place + 1
+        inverse[i] = place
+        count += int(place == count)
     return count
 
 
-def _find(distinct: Any, hashes: Any, rows: Any, state: Any, pages: Any) -> int:
-    """The rows of distinct keys. Gives the number of `ABSENT`."""
-    now = measure(state)
-    absent = 0
-    for i in range(len(distinct)):
-        if i + AHEAD < len(distinct):
-            prefetch(bucket_address(home(hashes[i + AHEAD], now), pages))
-        row = find(distinct[i], hashes[i], now, pages)
+@jitted
+def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, measure: Any, pages: Any, later: Any) -> None:
+    """The rows of some distinct keys, or `ABSENT`. `later` is scratch memory."""
+    count = 0
+    for i in range(first, min(first + AHEAD, last)):
+        prefetch(bucket_address(home(hashes[i], measure), pages))
+    for i in range(first, last):
+        prefetch(bucket_address(home(hashes[min(i + AHEAD, last - 1)], measure), pages))
+        address = bucket_address(home(hashes[i], measure), pages)
+        row, beyond = row_at_home(address, distinct[i])
         rows[i] = row
-        absent += int(row == ABSENT)
+        later[count] = i
+        if beyond:
+            prefetch(address + BUCKET_BYTES)
+            count += 1
+    for k in range(count):
+        i = later[k]
+        rows[i] = row_beyond(distinct[i], hashes[i], measure, pages)
+
+
+@jitted
+def _fetch(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int, vectors: Any, zero: Any) -> Any:
+    """The vectors of some rows, 0 for `ABSENT`; the number of those. The whole rows are in the cache then."""
+    dim = vectors.shape[1]
+    to, width = np.int64(vectors.ctypes.data), dim * vectors.itemsize
+    mask = (np.int64(1) << shift) - 1
+    absent = 0
+    for i in range(first, last):
+        ahead = rows[min(i + AHEAD, last - 1)]
+        if ahead != ABSENT:
+            address = load(pages + ((ahead >> shift) << 3)) + (ahead & mask) * row_bytes
+            for line in range(0, row_bytes, 64):
+                prefetch(address + line)
+        if rows[i] == ABSENT:
+            absent += 1
+            target = array_at(to + i * width, dim, zero)
+            for e in range(dim):
+                target[e] = zero
+        else:
+            copy(load(pages + ((rows[i] >> shift) << 3)) + (rows[i] & mask) * row_bytes, to + i * width, width)
     return absent
+
+
+def _look_up(
+    turns: Any, keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, count: Any, rows: Any, state: Any,
+    pages: Any, row_pages: Any, shift: int, row_bytes: int, vectors: Any, out: Any, zero: Any,
+) -> None:  # fmt: skip
+    """Keys to vectors, in four phases of which the first is one piece. Gives the number of distinct keys not found.
+
+    Args:
+        turns: See `sparsegroup.kernels.turns`.
+        keys: `[n]` int64.
+        seen: `[2**k]` int32, scratch memory for at least 2 n.
+        distinct: `[n]` int64, out: the distinct keys in order of appearance.
+        hashes: `[n]` int64, out: their hashes.
+        inverse: `[n]` int32, out: the place in `distinct` of each key.
+        count: `[1]` int64, out: how many are distinct.
+        rows: `[n]` int64, out: the rows of the distinct keys, or `ABSENT`.
+        state: Of the index.
+        pages: Address of the addresses of the index's pages.
+        row_pages: Address of the addresses of the rows' pages.
+        shift: log2 of the rows of a page.
+        row_bytes: Bytes of a row.
+        vectors: `[n, dim]`, out: the vectors of the distinct keys, 0 for `ABSENT`.
+        out: `[n, dim]`, out: the vectors of all keys.
+        zero: 0 of the vectors' dtype.
+    """
+    later = np.empty(PIECE, np.int64)
+    dim = out.shape[1]
+    source, target, width = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
+    thread = enter(turns)
+    if take(turns, 0, thread, 1) == 0:
+        count[0] = _distinct(keys, seen, distinct, hashes, inverse)
+        done(turns, 0)
+    wait(turns, 0, 1)
+    n, now = count[0], measure(state)
+    pieces = (n + PIECE - 1) // PIECE
+    k = take(turns, 1, thread, pieces)
+    while k >= 0:
+        _find(distinct, hashes, rows, k * PIECE, min((k + 1) * PIECE, n), now, pages, later)
+        done(turns, 1)
+        k = take(turns, 1, thread, pieces)
+    wait(turns, 1, pieces)
+    absent = 0
+    k = take(turns, 2, thread, pieces)
+    while k >= 0:
+        absent += _fetch(rows, k * PIECE, min((k + 1) * PIECE, n), row_pages, shift, row_bytes, vectors, zero)
+        done(turns, 2)
+        k = take(turns, 2, thread, pieces)
+    wait(turns, 2, pieces)
+    pieces = (len(keys) + PIECE - 1) // PIECE
+    k = take(turns, 3, thread, pieces)
+    while k >= 0:
+        for i in range(k * PIECE, min((k + 1) * PIECE, len(keys))):
+            copy(source + inverse[i] * width, target + i * width, width)
+        k = take(turns, 3, thread, pieces)
+    leave(turns, absent)
 
 
 def _insert(
     distinct: Any, hashes: Any, rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
-    count: int, seed: Any, init: int, std: float, dim: int, initial: Any,
+    count: int, seed: Any, init: int, std: float, initial: Any, out: Any,
 ) -> int:  # fmt: skip
-    """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero."""
+    """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero.
+
+    Their vectors are put into `out`, too.
+    """
+    dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1
     zero = initial[0]
     live = 0
@@ -69,31 +177,13 @@ def _insert(
         for k in range(1, len(initial)):
             for e in range(k * dim, (k + 1) * dim):
                 parts[e] = initial[k]
+        out[i] = parts[:dim]
         for e in range(dim):
             if parts[e] != zero:
                 live += 1
                 break
         count += 1
     return live
-
-
-def _fetch(rows: Any, row_pages: Any, shift: int, row_bytes: int, out: Any, zero: Any) -> None:
-    """out[i] = the vector of rows[i], zeros for `ABSENT`. The whole rows are in the cache then, for the step."""
-    mask = (np.int64(1) << shift) - 1
-    dim = out.shape[1]
-    to, width = np.int64(out.ctypes.data), dim * out.itemsize
-    for i in range(len(rows)):
-        if i + AHEAD < len(rows) and rows[i + AHEAD] != ABSENT:
-            address = row_pages[rows[i + AHEAD] >> shift] + (rows[i + AHEAD] & mask) * row_bytes
-            for line in range(0, row_bytes, 64):
-                prefetch(address + line)
-        if rows[i] == ABSENT:
-            target = array_at(to + i * width, dim, zero)
-            for e in range(dim):
-                target[e] = zero
-        else:
-            address = row_pages[rows[i] >> shift] + (rows[i] & mask) * row_bytes
-            copy(address, to + i * width, width)
 
 
 def _expand(inverse: Any, vectors: Any, out: Any) -> None:
@@ -105,17 +195,53 @@ def _expand(inverse: Any, vectors: Any, out: Any) -> None:
 
 
 def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
-    """out[k] = Σ gradient[i] over inverse[i] = k, in the order of i; `out` is `[distinct, dim]`, zeroed."""
-    dim = out.shape[1]
+    """out[k] = Σ gradient[i] over inverse[i] = k, in the order of i."""
+    dim, zero = out.shape[1], gradient.dtype.type(0)
+    source, target, width = np.int64(gradient.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
+    out[:] = zero
     for i in range(len(inverse)):
-        k = inverse[i]
-        for e in range(dim):
-            out[k, e] += gradient[i, e]
+        at, to = source + i * width, target + inverse[i] * width
+        for _ in range(dim // 8):
+            ours, theirs = array_at(at, 8, zero), array_at(to, 8, zero)
+            for e in range(8):
+                theirs[e] += ours[e]
+            at += 8 * out.itemsize
+            to += 8 * out.itemsize
+        ours, theirs = array_at(at, dim % 8, zero), array_at(to, dim % 8, zero)
+        for e in range(dim % 8):
+            theirs[e] += ours[e]
 
 
-distinct = kernel(_distinct, "the table's lookup (distinct keys)")
-find_rows = kernel(_find, "the table's lookup (find)")
+look_up = kernel(_look_up, "the table's lookup")
 insert_rows = kernel(_insert, "the table's lookup (insert)")
-fetch = kernel(_fetch, "the table's lookup (rows)")
 expand = kernel(_expand, "the table's lookup (vectors)")
 add_up = kernel(_add_up, "the table's gradient")
+
+
+class Scratch:
+    """Memory of `look_up` that is used again and again.
+
+    Args:
+        n: Keys.
+        dim: Length of a vector.
+        dtype: Of the vectors.
+    """
+
+    def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
+        self.seen = np.empty(1 << max(4, (2 * n - 1).bit_length()), np.int32)
+        self.distinct, self.hashes, self.rows = np.empty((3, n), np.int64)
+        self.vectors = np.empty((n, dim), dtype)
+
+
+def expanded(inverse: Any, vectors: Tensor) -> Tensor:
+    """vectors[inverse[i]] for each i, `[len(inverse), dim]`."""
+    out = vectors.new_empty(len(inverse), vectors.shape[1])
+    expand(inverse, array_of(vectors.contiguous()), array_of(out))
+    return out
+
+
+def added_up(inverse: Any, values: Tensor, count: int) -> Tensor:
+    """The sums of values[i] over inverse[i] = k for each k, `[count, dim]`."""
+    out = values.new_empty(count, values.shape[1])
+    add_up(inverse, array_of(values.contiguous()), array_of(out))
+    return out

@@ -70,10 +70,10 @@ def bucket_address(bucket: Any, pages: Any) -> Any:
 @jitted
 def _row_plus_1(address: Any, key: Any) -> Any:
     """Of `key` in the bucket at `address`, or 0. An empty slot, all 0, matches key 0 and adds nothing."""
-    a = load(address + 8) if load(address) == key else np.int64(0)
-    b = load(address + 24) if load(address + 16) == key else np.int64(0)
-    c = load(address + 40) if load(address + 32) == key else np.int64(0)
-    d = load(address + 56) if load(address + 48) == key else np.int64(0)
+    a = load(address + 8) & -np.int64(load(address) == key)
+    b = load(address + 24) & -np.int64(load(address + 16) == key)
+    c = load(address + 40) & -np.int64(load(address + 32) == key)
+    d = load(address + 56) & -np.int64(load(address + 48) == key)
     return (a | b) | (c | d)
 
 
@@ -139,12 +139,15 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
 
 
 @jitted
-def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
-    """The row of a key, or `ABSENT`."""
-    address = bucket_address(home(hashed, measure), pages)
+def row_at_home(address: Any, key: Any) -> Any:
+    """The row of a key that lies in its home bucket, at `address`, or `ABSENT`; and whether it may lie further on."""
     row_plus_1 = _row_plus_1(address, key)
-    if row_plus_1 != 0 or load(address + 56) == 0:
-        return row_plus_1 - 1
+    return row_plus_1 - 1, (row_plus_1 == 0) & (load(address + 56) != 0)
+
+
+@jitted
+def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
+    """The row of a key that does not lie in its home bucket, or `ABSENT`."""
     bucket = home(hashed, measure) + 1
     while True:
         address = bucket_address(bucket, pages)
@@ -152,6 +155,13 @@ def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
         if row_plus_1 != 0 or load(address + 56) == 0:
             return row_plus_1 - 1
         bucket += 1
+
+
+@jitted
+def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
+    """The row of a key, or `ABSENT`."""
+    row, beyond = row_at_home(bucket_address(home(hashed, measure), pages), key)
+    return row_beyond(key, hashed, measure, pages) if beyond else row
 
 
 @jitted

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT
@@ -14,33 +13,36 @@ from sparsegroup.table.records import Located
 from sparsegroup.table.table import Table
 
 
-def vectors(weight: StoredParameter, table: Table, located: Located) -> Tensor:
+def for_autograd(weight: StoredParameter, table: Table, located: Located, vectors: Tensor) -> Tensor:
     """The vectors of a lookup, `[keys, dim]`, with a graph if `weight` and autograd want one."""
     if torch.is_grad_enabled() and weight.requires_grad:
-        result: Tensor = _Lookup.apply(weight, table, located)  # type: ignore[no-untyped-call]
+        result: Tensor = _Lookup.apply(weight, table, located, [vectors])  # type: ignore[no-untyped-call]
         return result
-    return torch.from_numpy(table.expand(located))
+    return vectors
 
 
 class _Lookup(Function):
     @staticmethod
-    def forward(ctx: Any, weight: StoredParameter, table: Table, located: Located) -> Tensor:
+    def forward(ctx: Any, weight: StoredParameter, table: Table, located: Located, vectors: list[Tensor]) -> Tensor:
         ctx.table, ctx.located = table, located
-        return torch.from_numpy(table.expand(located))
+        return vectors[0]  # in a list: of a tensor that is an argument autograd would return a view
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         table, located = ctx.table, ctx.located
         table.check_generation(located)
         rows = located.rows_tensor
-        values = _AddUp.apply(gradient, located)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():  # create_graph=True
+            values: Tensor = _AddUp.apply(gradient, located)  # type: ignore[no-untyped-call]
+        else:
+            values = batch.added_up(located.inverse, gradient, len(rows))
         if located.has_absent:
             present = rows != ABSENT
             rows, values = rows[present], values[present]
         else:
             table.know_distinct(located)
         size = (HEIGHT, values.shape[1])
-        return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, check_invariants=False), None, None
+        return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, check_invariants=False), None, None, None
 
 
 class _AddUp(Function):
@@ -49,9 +51,7 @@ class _AddUp(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, located: Located) -> Tensor:
         ctx.located = located
-        out = values.new_zeros(len(located.rows), values.shape[1])
-        batch.add_up(located.inverse, array_of(values.contiguous()), array_of(out))
-        return out
+        return batch.added_up(located.inverse, values, len(located.rows_tensor))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -64,9 +64,7 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, located: Located) -> Tensor:
         ctx.located = located
-        out = values.new_empty(len(located.inverse), values.shape[1])
-        batch.expand(located.inverse, array_of(values.contiguous()), array_of(out))
-        return out
+        return batch.expanded(located.inverse, values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

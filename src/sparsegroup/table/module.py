@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
-from sparsegroup.table.lookup import vectors
+from sparsegroup.table.lookup import for_autograd
 from sparsegroup.table.records import FieldCount, TableConfig, TableMemory
 from sparsegroup.table.start import Init
 from sparsegroup.table.table import Table
-
-_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
 class HashEmbedding(nn.Module):
@@ -89,7 +88,7 @@ class HashEmbedding(nn.Module):
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in _DTYPES:
+        if dtype not in NUMPY_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"device must be the CPU, got {device}")
@@ -102,7 +101,7 @@ class HashEmbedding(nn.Module):
             field_bits=field_bits,
             skips_nonfinite=nonfinite == "skip",
             huge_pages=bool(huge_pages),
-            dtype=_DTYPES[dtype],
+            dtype=NUMPY_DTYPES[dtype],
         )
         self.table = Table(config)
         self.register_parameter("weight", StoredParameter(self.table))
@@ -122,8 +121,8 @@ class HashEmbedding(nn.Module):
             RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
             MemoryError: The system has no more (nothing is inserted).
         """
-        located = self.table.locate(_as_array(keys), insert=self.training)
-        return vectors(self.weight, self.table, located).view(*keys.shape, self.dim)
+        located, vectors = self.table.look_up(_as_array(keys), insert=self.training)
+        return for_autograd(self.weight, self.table, located, vectors).view(*keys.shape, self.dim)
 
     @property
     def dim(self) -> int:
@@ -170,8 +169,7 @@ class HashEmbedding(nn.Module):
 
     def lookup(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted."""
-        located = self.table.locate(_as_array(keys), insert=False)
-        return torch.from_numpy(self.table.expand(located)).view(*keys.shape, self.dim)
+        return self.table.look_up(_as_array(keys), insert=False)[1].view(*keys.shape, self.dim)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu import Paged
+from sparsegroup.kernels import cpu
 from sparsegroup.kernels.jit import array_at, kernel
 from sparsegroup.table.pages import Pages
 
@@ -35,6 +35,7 @@ class Rows:
         self.row_bytes = (1 + len(initial)) * dim * dtype.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self.pages = Pages(self.row_bytes << self.shift, huge_pages)
+        self._layouts: dict[tuple[str, ...], cpu.RowLayout] = {}
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -56,12 +57,14 @@ class Rows:
         unit = self.pages.unit
         return -(-count * self.row_bytes // unit) * unit
 
-    def paged(self, parts: tuple[str, ...]) -> Paged:
-        """Where the parts lie, for the step."""
-        offsets = [self.parts.index(part) * self.dim * self.dtype.itemsize for part in parts]
-        return Paged(
-            self.pages.addresses, self.shift, np.full(len(parts), self.row_bytes, np.int64), np.array(offsets, np.int64)
-        )
+    def layout(self, parts: tuple[str, ...]) -> cpu.RowLayout:
+        """Where the parts lie in a row, for the step."""
+        known = self._layouts.get(parts)
+        if known is None:
+            part_bytes = self.dim * self.dtype.itemsize
+            offsets = [self.parts.index(part) * part_bytes for part in parts]
+            known = self._layouts[parts] = cpu.row_layout(self.row_bytes, offsets, part_bytes)
+        return known
 
     def read(self, part: str, rows: Int64s) -> Floats:
         """`[n, dim]` of a part; zeros where a row is negative."""

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels import cpu
-from sparsegroup.kernels.views import array_of
+from sparsegroup.kernels import cpu, threads
+from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
@@ -26,6 +26,9 @@ Floats = npt.NDArray[Any]
 
 _CHUNK = 1 << 16
 """Keys that are looked up at a time: an index that must grow does so between them."""
+
+_GRAIN = 1 << 12
+"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
 
 
 class Table:
@@ -44,8 +47,7 @@ class Table:
         self._distinct: deque[Located] = deque(maxlen=8)
         self._process = os.getpid()
         self._seed = mixed_seed(config.seed)
-        self._seen = np.zeros(0, np.int32)
-        self._scratch = np.zeros((2, 0), np.int64)
+        self._scratch = batch.Scratch(0, config.dim, config.dtype)
         self._index = Index(self.config.huge_pages)
         self._rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -59,8 +61,8 @@ class Table:
 
     # Lookup
 
-    def locate(self, keys: Int64s, insert: bool) -> Located:
-        """Where `keys` `[n]` are; with `insert`, a new key gets a row.
+    def look_up(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
+        """Where `keys` `[n]` are, and their vectors `[n, dim]`; with `insert`, a new key gets a row.
 
         Raises:
             RuntimeError: `max_rows` would be exceeded, or the table belongs to a parent process; nothing has changed.
@@ -70,17 +72,43 @@ class Table:
             if insert:
                 self._check_process("insert keys")
             if len(keys) <= _CHUNK:
-                return self._locate(keys, insert)
-            return self._locate_many(keys, insert)
+                return self._look_up(keys, insert)
+            return self._look_up_many(keys, insert)
 
-    def _locate(self, keys: Int64s, insert: bool) -> Located:
-        n = len(keys)
-        inverse = np.empty(n, np.int32)
-        distinct, hashes = self._scratch_for(n)
-        count = batch.distinct(keys, self._seen_scratch(n), distinct, hashes, inverse)
-        return self._located(self._rows_of(distinct[:count], hashes[:count], insert), inverse, insert)
+    def _look_up(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
+        n, scratch = len(keys), self._scratch_for(len(keys))
+        inverse, count = np.empty(n, np.int32), np.zeros(1, np.int64)
+        out = torch.empty(n, self.config.dim, dtype=TORCH_DTYPES[self.config.dtype])
+        absent = threads.share(
+            batch.look_up,
+            keys,
+            scratch.seen,
+            scratch.distinct,
+            scratch.hashes,
+            inverse,
+            count,
+            scratch.rows,
+            self._index.state,
+            self._index.pages,
+            self._rows.pages.addresses.ctypes.data,
+            self._rows.shift,
+            self._rows.row_bytes,
+            scratch.vectors,
+            array_of(out),
+            self.config.dtype.type(0),
+            alone=n < _GRAIN,
+        )
+        found = int(count[0])
+        if absent and insert:
+            self._insert(
+                scratch.distinct[:found], scratch.hashes[:found], scratch.rows[:found], absent, scratch.vectors
+            )
+            batch.expand(inverse, scratch.vectors, array_of(out))
+        rows = torch.empty(found, dtype=torch.int64)
+        array_of(rows)[:] = scratch.rows[:found]
+        return Located(rows, inverse, self.generation, bool(absent) and not insert), out
 
-    def _locate_many(self, keys: Int64s, insert: bool) -> Located:
+    def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
         # np.unique sorts, so that the first appearances have to be put in order again.
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")
@@ -91,35 +119,18 @@ class Table:
             new = int((self._index.find(distinct) == ABSENT).sum())
             self._check_room(new)
         chunks = [distinct[i : i + _CHUNK] for i in range(0, len(distinct), _CHUNK)]
-        rows = [self._locate(chunk, insert).rows_tensor for chunk in chunks]
-        return self._located(torch.cat(rows), place[inverse].astype(np.int32), insert)
+        located, vectors = zip(*(self._look_up(chunk, insert) for chunk in chunks), strict=True)
+        rows = torch.cat([part.rows_tensor for part in located])
+        has_absent = any(part.has_absent for part in located)
+        everything = Located(rows, place[inverse].astype(np.int32), self.generation, has_absent)
+        return everything, batch.expanded(everything.inverse, torch.cat(vectors))
 
-    def _located(self, rows: Tensor, inverse: npt.NDArray[np.int32], insert: bool) -> Located:
-        has_absent = not insert and bool((rows == ABSENT).any())
-        return Located(rows, inverse, self.generation, has_absent)
-
-    def _seen_scratch(self, n: int) -> npt.NDArray[np.int32]:
-        size = 1 << max(4, (2 * n - 1).bit_length())
-        if len(self._seen) < size:
-            self._seen = np.empty(size, np.int32)
-        part = self._seen[:size]
-        part.fill(0)
-        return part
-
-    def _scratch_for(self, n: int) -> npt.NDArray[np.int64]:
-        if self._scratch.shape[1] < n:
-            self._scratch = np.empty((2, n), np.int64)
+    def _scratch_for(self, n: int) -> batch.Scratch:
+        if len(self._scratch.distinct) < n:
+            self._scratch = batch.Scratch(n, self.config.dim, self.config.dtype)
         return self._scratch
 
-    def _rows_of(self, distinct: Int64s, hashes: Int64s, insert: bool) -> Tensor:
-        rows_tensor, index = torch.empty(len(distinct), dtype=torch.int64), self._index
-        rows = array_of(rows_tensor)
-        absent = batch.find_rows(distinct, hashes, rows, index.state, index.pages)
-        if absent and insert:
-            self._insert(distinct, hashes, rows, absent)
-        return rows_tensor
-
-    def _insert(self, distinct: Int64s, hashes: Int64s, rows: Int64s, absent: int) -> None:
+    def _insert(self, distinct: Int64s, hashes: Int64s, rows: Int64s, absent: int, vectors: Floats) -> None:
         before, store, index = self.num_rows, self._rows, self._index
         self._check_room(absent)
         index.reserve(before + absent)
@@ -138,8 +149,8 @@ class Table:
                 self._seed,
                 INITS.index(self.config.init),
                 self.config.std,
-                self.config.dim,
                 np.array([0.0, *store.initial.values()], self.config.dtype),
+                vectors,
             )
             if index.num_keys < before + absent:
                 index.extend()
@@ -167,18 +178,6 @@ class Table:
         at = np.minimum(np.searchsorted(self.dropped, values), len(self.dropped) - 1)
         found: npt.NDArray[np.bool_] = self.dropped[at] == values
         return found
-
-    def expand(self, located: Located) -> Floats:
-        """The vectors of a lookup, `[keys, dim]`; zeros for keys without a row."""
-        with self.lock:
-            self.check_generation(located)
-            rows, dim = self._rows, self.config.dim
-            zero = self.config.dtype.type(0)
-            vectors = np.empty((len(located.rows), dim), self.config.dtype)
-            batch.fetch(located.rows, rows.pages.addresses, rows.shift, rows.row_bytes, vectors, zero)
-        out = np.empty((len(located.inverse), dim), self.config.dtype)
-        batch.expand(located.inverse, vectors, out)
-        return out
 
     def check_generation(self, located: Located) -> None:
         """Raise RuntimeError if the table's rows have been renumbered since."""
@@ -232,7 +231,8 @@ class Table:
         """Whether `rows` is the very memory of a recent lookup's rows."""
         address, count = rows.data_ptr(), len(rows)
         return any(
-            known.rows_tensor.data_ptr() == address and len(known.rows_tensor) == count for known in self._distinct
+            known.rows_tensor.data_ptr() == address and len(known.rows_tensor) == count
+            for known in reversed(self._distinct)
         )
 
     def describe(self, rows: Int64s) -> str:
@@ -260,7 +260,7 @@ class Table:
             rule: The base optimizer.
             rows: Distinct.
             gradients: `[n, dim]` each: the gradient, and the Hessian's diagonal for a second-order rule.
-            scalars: `[1, s]`.
+            scalars: `[1, s]`, of the store's dtype.
             settings: λ and what else the step needs.
         """
         with self.lock:
@@ -275,7 +275,8 @@ class Table:
                 carries_u,
                 self.config.dtype,
                 rows,
-                self._rows.paged(parts),
+                cpu.Pages(self._rows.pages.addresses, self._rows.shift),
+                self._rows.layout(parts),
                 np.array([addresses[:2]], np.int64),
                 self.config.dim,
                 scalars,
@@ -292,7 +293,7 @@ class Table:
     def write_weights(self, keys: Int64s, weights: Floats) -> None:
         """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none."""
         with self.lock:
-            self.locate(keys, insert=True)
+            self.look_up(keys, insert=True)
             self._rows.write(WEIGHT, self._index.find(keys), weights)
             self.num_live = int(self._rows.live(0, self.num_rows).sum())
 
@@ -384,7 +385,7 @@ class Table:
         """
         with self.lock:
             keys = state["keys"]
-            self.locate(keys, insert=True)
+            self.look_up(keys, insert=True)
             rows = self._index.find(keys)
             for part in self.state_names:
                 self._rows.fill(part, self.num_rows, self._rows.initial[part])

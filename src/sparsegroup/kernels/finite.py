@@ -1,0 +1,32 @@
+"""Whether numbers are finite: the check before every step of a table."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sparsegroup.kernels.jit import array_at, kernel
+from sparsegroup.kernels.views import array_of
+
+_LANES = 64
+
+
+def _are_finite(values: Any) -> bool:
+    zero = values.dtype.type(0)
+    sums = np.zeros(_LANES, values.dtype)  # of 0 · x, which is not 0 where x is not finite; side by side, to be quick
+    whole = len(values) // _LANES * _LANES
+    for start in range(0, whole, _LANES):
+        some = array_at(np.int64(values.ctypes.data) + start * values.itemsize, _LANES, zero)
+        for e in range(_LANES):
+            sums[e] += some[e] * zero
+    for i in range(whole, len(values)):
+        sums[0] += values[i] * zero
+    return bool((sums == zero).all())
+
+
+_are_finite_kernel = kernel(_are_finite, "the check for finite numbers")
+
+
+def are_finite(values: Tensor) -> bool:
+    """Whether no element of a float32 or float64 CPU tensor is infinite or NaN."""
+    return bool(_are_finite_kernel(array_of(values.contiguous()).reshape(-1)))
