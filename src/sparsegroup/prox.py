@@ -86,15 +86,13 @@ def solution(x: Any, u: Any, m: Any, r: Any, s: Any, q: Any, y: Any, two_l2: Any
     return xp.where(c == zero, y, xp.where(y == zero, zero, stepped))
 
 
-def next_residual(
-    r: Any, s: Any, q: Any, y: Any, two_l2: Any, sigma: Any, exact: Any, stored: Any, minus_zero: Any
-) -> Any:
-    """u⁺ from x⁺ (`exact`) and x̂ (`stored`), whose difference feeds the rounding of low-precision parameters back.
+def next_residual(r: Any, s: Any, q: Any, y: Any, two_l2: Any, rounding: Any, minus_zero: Any) -> Any:
+    """u⁺; `rounding` is σ (x̂ - x⁺), which feeds back what storing x⁺ in low precision loses, or 0.
 
     A result of 0 becomes -0: only a group that was never updated carries u = +0, its initial value. That is how the
     two are told apart where the base optimizer keeps no state (SGD).
     """
-    u = r - q * s - two_l2 * y + sigma * (stored - exact)
+    u = r - q * s - two_l2 * y + rounding
     return xp.where(u == minus_zero, minus_zero, u)
 
 

@@ -170,7 +170,7 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
         y = _closed_form(before, s, q, c, keep, zero, one)
         after = _solution(before, residual, S[_M + i], r, s, q, y, two_l2, c, zero)
         x[i] = after
-        u[i] = _next_residual(r, s, q, y, two_l2, sigma, after, after, -zero)
+        u[i] = _next_residual(r, s, q, y, two_l2, zero, -zero)
 
 
 def advance(
@@ -187,11 +187,11 @@ def advance(
     if not CARRIES_U:
         base_only(x, state, g, hessian, n, scalars, zero)
         return
-    zeros = 0
+    any_zero = False
     for i in range(n):
-        zeros += int(g[i] == zero)
+        any_zero |= g[i] == zero
     quiet_groups = 0
-    if zeros >= d or HAS_START:
+    if any_zero or HAS_START:
         for j in range(groups):
             if g[j * d] == zero and untouched(u, state, g, j * d, d, initial, zero, one):
                 for i in range(d):

@@ -135,7 +135,8 @@ def regularized_step(
     y = prox.closed_form(x, s, q, c, keep, zero, one)
     exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)
     stored = exact.to(dtype)
-    return stored, prox.next_residual(r, s, q, y, two_l2, sigma, exact, stored.to(x.dtype), -zero)
+    rounding = zero if dtype == x.dtype else sigma * (stored.to(x.dtype) - exact)
+    return stored, prox.next_residual(r, s, q, y, two_l2, rounding, -zero)
 
 
 def base_step(x: Tensor, m: Tensor, sigma: Tensor) -> Tensor:

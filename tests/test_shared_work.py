@@ -1,0 +1,91 @@
+"""Pieces of work are done once each, whoever takes them, and a phase begins when the one before has ended."""
+
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from sparsegroup.kernels import jit, threads, turns
+
+PIECES = 500
+
+
+def _count(state, pieces, marks, early):
+    thread = turns.enter(state)
+    result = 0
+    k = turns.take(state, 0, thread, pieces)
+    while k >= 0:
+        marks[0, k] += 1
+        result += 1
+        turns.done(state, 0)
+        k = turns.take(state, 0, thread, pieces)
+    turns.wait(state, 0, pieces)
+    k = turns.take(state, 1, thread, pieces)
+    while k >= 0:
+        marks[1, k] += 1
+        early[k] = marks[0].min() == 0
+        k = turns.take(state, 1, thread, pieces)
+    turns.leave(state, result)
+
+
+count = jit.kernel(_count, "a test")
+
+
+@pytest.fixture
+def several_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def share(pieces: int, alone: bool = False) -> tuple[int, np.ndarray, np.ndarray]:
+    marks, early = np.zeros((2, max(pieces, 1)), np.int64), np.zeros(pieces, np.bool_)
+    return threads.share(count, pieces, marks, early, alone=alone), marks[:, :pieces], early
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_each_piece_is_done_once_and_no_phase_begins_early(several_threads, alone):
+    for _ in range(50):
+        result, marks, early = share(PIECES, alone)
+        assert result == PIECES
+        assert (marks == 1).all()
+        assert not early.any()
+
+
+def test_there_may_be_nothing_to_do(several_threads):
+    assert share(0)[0] == 0
+
+
+def test_several_threads_may_share_at_once(several_threads):
+    results = []
+
+    def work() -> None:
+        results.extend(share(PIECES)[0] for _ in range(50))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == [PIECES] * 150
+
+
+def test_one_who_comes_when_all_is_done_does_nothing():
+    state, marks, early = turns.new(), np.zeros((2, 8), np.int64), np.zeros(8, np.bool_)
+    late = partial(count, state, 8, marks, early)
+    late()
+    late()
+    assert turns.is_settled(state)
+    assert turns.result(state) == 8
+    assert (marks == 1).all()
+
+
+def test_one_who_is_still_at_work_is_waited_for():
+    state = turns.new()
+    assert turns.is_settled(state)
+    count(state, 0, np.zeros((2, 1), np.int64), np.zeros(0, np.bool_))
+    state[0] += 1  # as if another had entered
+    assert not turns.is_settled(state)
