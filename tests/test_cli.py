@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from sparsegroup.cli import main
+from sparsegroup.data import PreparedLog
+from sparsegroup.training import evaluate, load_model, predict
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 
@@ -143,3 +145,38 @@ def test_version_and_help(run: Run) -> None:
         shown = run(*arguments, "--help")
         assert shown.returncode == 0
         assert "Usage: sparsegroup" in shown.stdout
+
+
+def test_a_prepared_log_is_trained_on(tmp_path: Path, run: Run) -> None:
+    rows = [
+        [str(int(i % 7 in (1, 3))), *[str(i % 5)] * 13, *[f"{i % 7}v{i * j % 11}" for j in range(26)]]
+        for i in range(2_100)
+    ]
+    (tmp_path / "train.txt").write_text("\n".join("\t".join(row) for row in rows) + "\n")
+    assert run("prepare", "train.txt", "log", "--vocabulary").returncode == 0
+    done = run("train", "log", "--lr", 0.05, "--l21", 1e-4)
+    assert done.returncode == 0, done.stderr
+    assert "1,800 training and 300 test rows, 26 fields, 13 numbers" in done.stdout
+    metrics = json.loads((tmp_path / "runs" / "log" / "metrics.json").read_text())
+    assert metrics["test_auc"] > 0.99
+    assert 0.5 < metrics["test_calibration"] < 2
+    assert 0 < metrics["test_normalized_entropy"] < 0.5
+    model = load_model(tmp_path / "runs" / "log")
+    log = PreparedLog(tmp_path / "log")
+    probabilities = predict(model, log, log.train_rows, len(log))
+    labels = next(log.batches(log.train_rows, len(log), 300)).labels.numpy()
+    assert evaluate(labels, probabilities).auc == pytest.approx(metrics["test_auc"])
+    assert (tmp_path / "runs" / "log" / "vocabulary.parquet").read_bytes() == (
+        tmp_path / "log" / "vocabulary.parquet"
+    ).read_bytes()
+
+
+def test_synthesize_makes_a_log_to_train_on(tmp_path: Path, run: Run) -> None:
+    done = run("synthesize", "avazu", "made-up", "--rows", 20_000, "--seed", 1)
+    assert done.returncode == 0, done.stderr
+    assert "20,000: 18,000 for training, 2,000 for testing" in done.stdout
+    assert run("train", "made-up", "--model", "mlp").returncode == 0
+    again = run("synthesize", "avazu", "made-up")
+    assert (again.returncode, "made-up: is not empty" in again.stderr) == (2, True)
+    none = run("synthesize", "avazu", "none", "--rows", 0)
+    assert (none.returncode, "rows must be from 1 to" in none.stderr) == (2, True)

@@ -405,3 +405,20 @@ def test_a_state_of_another_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="exp_avg"):
         optimizer.load_state_dict(sgd.state_dict())
     assert_identical(everything(table, optimizer), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_lookup_of_many_keys_goes_in_chunks(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    keys = torch.randint(-300, 300, (1_000,), generator=torch.Generator().manual_seed(1))
+    whole, chunked = HashEmbedding(3), HashEmbedding(3)
+    results = []
+    for table, chunk in ((whole, 1 << 18), (chunked, 64)):
+        table(keys[:200])
+        table.train(training)
+        monkeypatch.setattr("sparsegroup.table.table._CHUNK", chunk)
+        vectors = table(keys)
+        vectors.backward(torch.arange(3_000.0).view(1_000, 3))
+        gradient = table.weight.grad.coalesce()
+        results.append((vectors.detach(), table.num_rows, gradient.indices(), gradient.values()))
+    for one, other in zip(*results, strict=True):
+        assert one == other if isinstance(one, int) else torch.equal(one, other)

@@ -38,7 +38,8 @@ def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
     config = TrainConfig(lr=1e-2, batch_size=log.train_rows)
     model, optimizer = config.build(log)
     untrained, _ = config.build(log)
-    ids, labels = next(log.batches(0, log.train_rows, log.train_rows))
+    batch = next(log.batches(0, log.train_rows, log.train_rows))
+    ids, labels = batch.keys, batch.labels
     before = evaluate(labels.numpy(), torch.sigmoid(untrained(ids).detach().double()).numpy())
     history = train(model, optimizer, log, batch_size=log.train_rows).history
     assert len(history) == 1

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
 
+from sparsegroup.data.batches import Batch
 from sparsegroup.data.errors import ClickLogError
 from sparsegroup.data.schema import Schema
 
@@ -47,11 +47,21 @@ class ClickLog:
         """Distinct features in the training rows."""
         return sum(len(values) for values in self.vocabulary.values())
 
-    def batches(self, start: int, stop: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids `[size, fields]` int64 and labels `[size]` float32 of rows `start` to `stop`, in order."""
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """There are none: every field is categorical."""
+        return ()
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop`, `size` at a time, with ids for keys and the row's number for the time."""
         for begin in range(start, stop, size):
             end = min(begin + size, stop)
-            yield torch.from_numpy(self.ids[begin:end]).long(), torch.from_numpy(self.labels[begin:end])
+            yield Batch(
+                torch.from_numpy(self.ids[begin:end]).long(),
+                torch.empty(end - begin, 0),
+                torch.from_numpy(self.labels[begin:end]),
+                torch.arange(begin, end),
+            )
 
 
 def encode(table: pa.Table, schema: Schema, source: str, test_fraction: float) -> ClickLog:

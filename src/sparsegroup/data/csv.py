@@ -1,6 +1,5 @@
 """Reading a click log from CSV, plain or compressed (.gz, .bz2, .xz, .zst)."""
 
-import errno
 import lzma
 import re
 import zlib
@@ -14,6 +13,7 @@ import pyarrow.csv as pa_csv
 
 from sparsegroup.data.clicklog import ClickLog, encode
 from sparsegroup.data.errors import BadRows, ClickLogError
+from sparsegroup.data.lines import open_log
 from sparsegroup.data.schema import Schema, infer_schema
 
 OnBadRow = Literal["error", "skip"]
@@ -62,16 +62,6 @@ def read_csv(
     return encode(table, schema, source, test_fraction), bad
 
 
-def _open(path: Path) -> Any:
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a directory, not a click log", str(path))
-    if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    if path.suffix == ".xz":  # the one compression that Arrow does not know
-        return lzma.open(path, "rb")
-    return pa.input_stream(str(path), compression="detect")
-
-
 def _reader(stream: Any, on_malformed: Callable[[Any], str], columns: Sequence[str] | None = None) -> Any:
     return pa_csv.open_csv(
         stream,
@@ -87,7 +77,7 @@ def _reader(stream: Any, on_malformed: Callable[[Any], str], columns: Sequence[s
 
 
 def _header(path: Path) -> list[str]:
-    with _open(path) as stream, _reader(stream, lambda row: "skip") as reader:
+    with open_log(path) as stream, _reader(stream, lambda row: "skip") as reader:
         names: list[str] = reader.schema.names
     return names
 
@@ -103,7 +93,7 @@ def _read_table(path: Path, schema: Schema, on_bad_row: OnBadRow, bad: BadRows) 
     columns = [schema.label, *schema.fields, *([schema.split] if schema.split else [])]
     batches, rows = [], 0
     try:
-        with _open(path) as stream, _reader(stream, on_malformed, columns) as reader:
+        with open_log(path) as stream, _reader(stream, on_malformed, columns) as reader:
             for batch in reader:
                 valid = pc.is_in(batch.column(0), value_set=pa.array(["0", "1"]))
                 for index in pc.indices_nonzero(pc.invert(valid)).to_pylist():

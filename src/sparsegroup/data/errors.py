@@ -35,6 +35,11 @@ class BadRows:
         if len(self.samples) < SAMPLES:
             self.samples.append((line, reason, text[:80]))
 
+    def merge(self, other: "BadRows") -> None:
+        """Add those of another part of the same file."""
+        self.reasons.update(other.reasons)
+        self.samples = sorted([*self.samples, *other.samples])[:SAMPLES]
+
     def __str__(self) -> str:
         lines = [f"{self.source}: skipped {self.count:,} bad row{'s' if self.count != 1 else ''}"]
         lines += [f"  {count:,} × {reason}" for reason, count in self.reasons.most_common()]

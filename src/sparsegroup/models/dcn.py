@@ -12,6 +12,8 @@ from sparsegroup.models.layers import flatten_inputs, hidden_layers
 class CrossLayers(nn.Module):
     """x_{l+1} = x_0 (x_l · w_l) + b_l + x_l (eq. 3 of DCN).
 
+    Every x_l is a_l x_0 + (b_0 + … + b_{l-1}) with one number a_l per sample, so that x_0 is read once for all layers.
+
     Args:
         width: Size of x.
         layers: Number of cross layers.
@@ -25,10 +27,14 @@ class CrossLayers(nn.Module):
 
     def forward(self, x_0: Tensor) -> Tensor:
         """`[batch, width]` → `[batch, width]`."""
-        x = x_0
-        for weight, bias in zip(self.weight, self.bias, strict=True):
-            x = x_0 * (x @ weight).unsqueeze(1) + bias + x
-        return x
+        of_x_0 = (x_0 @ self.weight.t()).unbind(1)
+        bias = self.bias.cumsum(0)
+        of_bias = (bias[:-1] * self.weight[1:]).sum(1)
+        scale = torch.ones(())
+        for layer, product in enumerate(of_x_0):
+            x_dot_w = scale * product if layer == 0 else scale * product + of_bias[layer - 1]
+            scale = scale + x_dot_w
+        return x_0 * scale.unsqueeze(1) + bias[-1] if of_x_0 else x_0
 
 
 class DCN(nn.Module):

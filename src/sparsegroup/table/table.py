@@ -24,7 +24,7 @@ from sparsegroup.table.start import INITS, mixed_seed, start_rows
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 """Keys that are looked up at a time: an index that must grow does so between them."""
 
 _GRAIN = 1 << 12

@@ -21,19 +21,21 @@ class ClickModel(nn.Module):
 
     Args:
         name: "mlp", "opnn" or "dcn".
-        fields: Number of fields of a row of the log.
+        fields: Number of categorical fields of the log.
         dim: Embedding dimension; by default the paper's for this model.
         seed: Of the embeddings' start.
+        numbers: Number of numeric fields.
     """
 
-    def __init__(self, name: ModelName, fields: int, dim: int | None = None, seed: int = 0) -> None:
+    def __init__(self, name: ModelName, fields: int, dim: int | None = None, seed: int = 0, numbers: int = 0) -> None:
         super().__init__()
         network = NETWORKS[name]
         dim = network.default_dim if dim is None else dim
         self.embedding = HashEmbedding(dim, std=INITIAL_STD, seed=seed)
-        self.network = network(fields, dim)
+        self.network = network(fields, dim, numbers)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits `[batch]` of ids `[batch, fields]` int64."""
-        logits: Tensor = self.network(self.embedding(ids))
+    def forward(self, keys: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Logits `[batch]` of keys `[batch, fields]` int64 and numbers `[batch, numbers]`, if there are any."""
+        has_numbers = numbers is not None and numbers.shape[1] > 0
+        logits: Tensor = self.network(self.embedding(keys), numbers if has_numbers else None)
         return logits

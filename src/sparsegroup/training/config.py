@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from sparsegroup.data import ClickLog
+from sparsegroup.data.batches import Log
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -75,10 +75,10 @@ class TrainConfig:
                 raise ValueError(f"{name} must be >= 1, got {value}")
         self._make_optimizer(ClickModel("mlp", fields=1, dim=1))
 
-    def build(self, log: ClickLog) -> tuple[ClickModel, GroupOptimizer]:
+    def build(self, log: Log) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator."""
         torch.manual_seed(self.seed)
-        model = ClickModel(self.model, len(log.fields), self.dim, self.seed)
+        model = ClickModel(self.model, len(log.fields), self.dim, self.seed, len(log.numbers))
         return model, self._make_optimizer(model)
 
     def _make_optimizer(self, model: ClickModel) -> GroupOptimizer:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.torch import load_file, save_file
 
-from sparsegroup.data import ClickLog
+from sparsegroup.data import ClickLog, PreparedLog
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import TrainConfig
 from sparsegroup.training.plots import plot_progress
@@ -24,23 +25,32 @@ MODEL, CONFIG, METRICS, VOCABULARY, PLOT = (
 )
 
 
-def save_run(directory: Path, config: TrainConfig, log: ClickLog, model: ClickModel, trained: Trained) -> None:
+def save_run(
+    directory: Path, config: TrainConfig, log: ClickLog | PreparedLog, model: ClickModel, trained: Trained
+) -> None:
     """Write the run into `directory`, which is made if need be.
 
     - `model.safetensors`: the model's `state_dict`.
-    - `vocabulary.parquet`: one row per feature, `field`, `value` and `id`, its key in the table.
+    - `vocabulary.parquet`: one row per feature, `field`, `value` and `id` or `key`, its key in the table; of a prepared
+      log, if it has one.
     - `config.json`: settings, fields and number of features; with the first two enough to use the model.
     - `metrics.json`: final metrics and the history of the pass.
     - `progress.png`: AUC and feature rate along the pass.
     """
     directory.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, directory / MODEL)
-    pq.write_table(_vocabulary(log), directory / VOCABULARY)
-    settings = {**asdict(config), "log": log.name, "fields": log.fields, "features": log.features}
+    if isinstance(log, ClickLog):
+        pq.write_table(_vocabulary(log), directory / VOCABULARY)
+    elif (log.folder / VOCABULARY).exists():
+        shutil.copyfile(log.folder / VOCABULARY, directory / VOCABULARY)
+    about = {"log": log.name, "fields": log.fields, "numbers": log.numbers, "features": log.features}
+    settings = {**asdict(config), **about}
     _write_json(directory / CONFIG, settings)
     metrics = {
         "test_auc": trained.test.auc,
         "test_log_loss": trained.test.log_loss,
+        "test_normalized_entropy": trained.test.normalized_entropy,
+        "test_calibration": trained.test.calibration,
         "feature_rate": trained.feature_rate,
         "live_rows": trained.live_rows,
         "history": [asdict(point) for point in trained.history],
@@ -63,7 +73,7 @@ def load_model(directory: str | Path) -> ClickModel:
     """
     directory = Path(directory)
     config = json.loads((directory / CONFIG).read_text())
-    model = ClickModel(config["model"], len(config["fields"]), config["dim"], config["seed"])
+    model = ClickModel(config["model"], len(config["fields"]), config["dim"], config["seed"], len(config["numbers"]))
     model.load_state_dict(load_file(directory / MODEL))
     return model.eval()
 

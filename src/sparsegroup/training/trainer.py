@@ -10,10 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.data import ClickLog
+from sparsegroup.data.batches import Log
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.metrics import Metrics, evaluate
+
+_EVALUATED = 4096
+"""Samples of a batch in evaluation."""
 
 WINDOWS = 50
 """Number of points along the pass at which progress is recorded."""
@@ -28,12 +31,14 @@ class Progress:
         auc: Progressive (test-then-train) AUC over the samples since the last point.
         log_loss: Progressive log loss over the same samples.
         feature_rate: Live features over features seen so far.
+        table_bytes: Of the table, index and optimizer's state included.
     """
 
     samples: int
     auc: float
     log_loss: float
     feature_rate: float
+    table_bytes: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Trained:
 def train(
     model: ClickModel,
     optimizer: GroupOptimizer,
-    log: ClickLog,
+    log: Log,
     *,
     batch_size: int = 512,
     train_rows: int | None = None,
@@ -86,9 +91,10 @@ def train(
     logits_since: list[Tensor] = []
     samples = 0
     model.train()
-    for ids, labels in log.batches(0, stop, batch_size):
+    for batch in log.batches(0, stop, batch_size):
+        labels = batch.labels
         optimizer.zero_grad()
-        logits = model(ids)
+        logits = model(batch.keys, batch.numbers)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
         _backward(loss, second_order=isinstance(optimizer, GroupAdaHessian))
         optimizer.step()
@@ -99,7 +105,8 @@ def train(
             on_batch(len(labels), float(loss.detach()))
         if samples % window == 0 or samples == stop:
             metrics = evaluate(torch.cat(labels_since).numpy(), _probabilities(torch.cat(logits_since)))
-            history.append(Progress(samples, metrics.auc, metrics.log_loss, model.embedding.feature_rate))
+            table = model.embedding
+            history.append(Progress(samples, metrics.auc, metrics.log_loss, table.feature_rate, table.memory().total))
             labels_since, logits_since = [], []
             if on_progress is not None:
                 on_progress(history[-1])
@@ -117,18 +124,30 @@ def _backward(loss: Tensor, second_order: bool) -> None:
         loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
 
 
-def score(model: ClickModel, log: ClickLog, start: int | None = None, stop: int | None = None) -> Metrics:
+def score(model: ClickModel, log: Log, start: int | None = None, stop: int | None = None) -> Metrics:
     """Metrics of `model` on rows `start` to `stop` of the log, by default its test rows."""
     start = log.train_rows if start is None else start
     stop = len(log) if stop is None else stop
-    return evaluate(log.labels[start:stop], predict(model, log, start, stop))
+    return evaluate(*_labels_and_probabilities(model, log, start, stop))
+
+
+def predict(model: ClickModel, log: Log, start: int, stop: int) -> npt.NDArray[np.float64]:
+    """Probabilities `[stop - start]` of rows `start` to `stop`. The model is left in evaluation mode."""
+    return _labels_and_probabilities(model, log, start, stop)[1]
 
 
 @torch.no_grad()
-def predict(model: ClickModel, log: ClickLog, start: int, stop: int) -> npt.NDArray[np.float64]:
-    """Probabilities `[stop - start]` of rows `start` to `stop`. The model is left in evaluation mode."""
+def _labels_and_probabilities(
+    model: ClickModel, log: Log, start: int, stop: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     model.eval()
-    return _probabilities(torch.cat([model(ids) for ids, _ in log.batches(start, stop, 8192)]))
+    labels, logits = [], []
+    for batch in log.batches(start, stop, _EVALUATED):
+        labels.append(batch.labels)
+        logits.append(model(batch.keys, batch.numbers))
+    if not labels:
+        return np.zeros(0, np.float32), np.zeros(0)
+    return torch.cat(labels).numpy(), _probabilities(torch.cat(logits))
 
 
 def _probabilities(logits: Tensor) -> npt.NDArray[np.float64]:

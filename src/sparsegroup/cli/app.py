@@ -1,0 +1,67 @@
+"""What the commands share: the application, the console, and how it ends when something is wrong."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sparsegroup import __version__
+from sparsegroup.data import ClickLogError
+from sparsegroup.training import TrainConfig
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train click models whose embedding tables end up sparse.",
+)
+console = Console()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sparsegroup {__version__}")
+        raise typer.Exit
+
+
+Threads = Annotated[
+    int, typer.Option(min=1, help="CPU threads. Models this small hardly gain by more; a seed repeats with as many.")
+]
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def train_config(**options: Any) -> TrainConfig:
+    """The options as a config; what is wrong with them is the user's to mend."""
+    try:
+        return TrainConfig(**options)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+class UsageError(Exception):
+    """A command that cannot be carried out as given."""
+
+
+def main(run: Callable[[], None] = app) -> None:
+    """Run the command line; what the user can mend is one line on stderr and exit status 2."""
+    try:
+        run()
+    except (ClickLogError, UsageError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)

@@ -1,0 +1,52 @@
+"""The progress bar of training."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from sparsegroup.cli.app import console
+from sparsegroup.experiments.compare import Reporter
+from sparsegroup.training import Progress
+
+
+@contextmanager
+def training_bar(total: int, name: str) -> Iterator[Reporter]:
+    """A progress bar over `total` samples, with samples/s, log loss, progressive AUC, feature rate and table size.
+
+    Yields:
+        `on_batch` and `on_progress` for `train`.
+    """
+    bar = ProgressBar(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+    )
+    state: dict[str, Any] = {"loss": float("nan"), "auc": float("nan"), "rate": float("nan"), "bytes": 0}
+    with bar:
+        task = bar.add_task(name, total=total, speed="", state="")
+
+        def show() -> None:
+            speed = bar.tasks[task].finished_speed or bar.tasks[task].speed
+            bar.update(
+                task,
+                speed=f"{speed:,.0f}/s" if speed else "",
+                state=f"loss {state['loss']:.4f} AUC {state['auc']:.4f} rate {state['rate']:.4f} "
+                f"{state['bytes'] / 1e6:,.0f} MB",
+            )
+
+        def on_batch(samples: int, loss: float) -> None:
+            bar.advance(task, samples)
+
+        def on_progress(point: Progress) -> None:
+            state.update(loss=point.log_loss, auc=point.auc, rate=point.feature_rate, bytes=point.table_bytes)
+            show()
+
+        yield on_batch, on_progress
+        show()

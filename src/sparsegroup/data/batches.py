@@ -1,0 +1,115 @@
+"""Batches of samples, and what a log has to offer for training."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import Full, Queue
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a log.
+
+    Attributes:
+        keys: `[n, fields]` int64.
+        numbers: `[n, numbers]` float32.
+        labels: `[n]` float32, 0 or 1.
+        times: `[n]` int64.
+    """
+
+    keys: Tensor
+    numbers: Tensor
+    labels: Tensor
+    times: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, part: slice) -> "Batch":
+        return Batch(self.keys[part], self.numbers[part], self.labels[part], self.times[part])
+
+
+class Log(Protocol):
+    """A click log in time order, the training rows first."""
+
+    @property
+    def name(self) -> str:
+        """Where it comes from."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the categorical fields."""
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numeric ones."""
+
+    @property
+    def train_rows(self) -> int:
+        """Rows, from the start, for training; the others are the test set."""
+
+    @property
+    def features(self) -> int:
+        """Distinct features in the training rows."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer."""
+
+
+def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """The rows of `parts`, `size` at a time."""
+    rest: Batch | None = None
+    for part in parts:
+        joined = part if rest is None or not len(rest) else _concatenate(rest, part)
+        whole = len(joined) // size * size
+        for first in range(0, whole, size):
+            yield joined[first : first + size]
+        rest = joined[whole:]
+    if rest is not None and len(rest):
+        yield rest
+
+
+def _concatenate(a: Batch, b: Batch) -> Batch:
+    return Batch(*(torch.cat([getattr(a, name), getattr(b, name)]) for name in ("keys", "numbers", "labels", "times")))
+
+
+def read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
+    """The items, made by a thread that is up to `depth` of them ahead."""
+    queue: Queue[T | BaseException | None] = Queue(depth)
+    abandoned = threading.Event()
+
+    def put(item: T | BaseException | None) -> None:
+        while not abandoned.is_set():
+            try:
+                return queue.put(item, timeout=0.1)
+            except Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in items:
+                put(item)
+                if abandoned.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # it is raised where the items are used
+            put(error)
+
+    thread = threading.Thread(target=produce, name="sparsegroup-reader", daemon=True)
+    thread.start()
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        abandoned.set()
+        thread.join()

@@ -1,0 +1,50 @@
+"""Feature keys: 64 bits from field and value, the same on every machine, in every version and process.
+
+A key is `field · 2⁵⁶ + (XXH3_64(value as UTF-8) mod 2⁵⁶)`, as a signed 64-bit number in two's complement; `field` is
+the place of the field among the categorical ones, from 0, and XXH3_64 has seed 0. A missing value is the empty string.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import polars_hash as plh
+
+Int64s = npt.NDArray[np.int64]
+
+HASH = "xxh3_64"
+VALUE_BITS = 56
+FIELD_BITS = 64 - VALUE_BITS
+MOST_FIELDS = 1 << FIELD_BITS
+
+
+def keys_of(values: Any, field: int) -> Int64s:
+    """The keys of `values`.
+
+    Args:
+        values: `[n]` strings, an Arrow array or Polars series; null is as the empty string.
+        field: Place of their field among the categorical ones, < `MOST_FIELDS`.
+
+    Returns:
+        `[n]`.
+    """
+    series = pl.Series("value", values, dtype=pl.String).fill_null("")
+    hashed = series.to_frame().select(plh.col("value").nchash.xxh3_64()).to_series().to_numpy()
+    low = hashed & np.uint64((1 << VALUE_BITS) - 1)
+    return (low | np.uint64(field << VALUE_BITS)).view(np.int64)
+
+
+def fields_of(keys: Int64s) -> Int64s:
+    """The field of each key."""
+    return (keys.view(np.uint64) >> np.uint64(VALUE_BITS)).astype(np.int64)
+
+
+def expected_collisions(features: Mapping[str, int]) -> float:
+    """How many pairs of values of a field can be expected to share a key, summed over the fields.
+
+    Args:
+        features: Field → distinct values.
+    """
+    return sum(n * (n - 1) / 2 for n in features.values()) / 2.0**VALUE_BITS

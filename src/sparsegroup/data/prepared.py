@@ -1,0 +1,193 @@
+"""A prepared log: a folder of Parquet files and, written last, `log.json`, which says what they hold."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from sparsegroup.data.batches import Batch, read_ahead, rebatched
+from sparsegroup.data.encode import LABEL, TIME
+from sparsegroup.data.errors import ClickLogError
+
+MANIFEST = "log.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared folder holds.
+
+    Attributes:
+        dataset: Name of the format.
+        fields: Categorical fields, in the order of their numbers in the keys.
+        numbers: Numeric ones.
+        lists: Fields of several values.
+        rows: In all.
+        train_rows: From the start; the others are the test set.
+        positives: Rows with label 1.
+        files: Name of each file, in order → its rows.
+        features: Field → distinct values, in all rows and in the training rows.
+        hash: What keys are made with.
+        source: What it was made of and how; a folder made of something else is not gone on with.
+        bad_rows: Reason → rows left out.
+        version: Of the package that wrote it.
+        format: Of the folder.
+    """
+
+    dataset: str
+    fields: tuple[str, ...]
+    numbers: tuple[str, ...]
+    lists: tuple[str, ...]
+    rows: int
+    train_rows: int
+    positives: int
+    files: Mapping[str, int]
+    features: Mapping[str, tuple[int, int]]
+    hash: str
+    source: Mapping[str, Any]
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
+    version: str = ""
+    format: int = FORMAT
+
+
+def write_atomically(path: Path, write: Any) -> None:
+    """Let `write(temporary)` make a file, and put it in its place when it is on disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Complete the folder."""
+    text = json.dumps(asdict(manifest), indent=1) + "\n"
+    write_atomically(folder / MANIFEST, lambda path: path.write_text(text))
+
+
+class PreparedLog:
+    """A folder that `sparsegroup prepare` has written.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        ClickLogError: It holds no complete prepared log, or one of a newer version.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        path = self.folder / MANIFEST
+        if not path.is_file():
+            unfinished = any(self.folder.glob("part-*.parquet"))
+            what = (
+                "an unfinished prepared log; run the same `sparsegroup prepare` again" if unfinished else "no such log"
+            )
+            raise ClickLogError(f"{self.folder}: {what} ({MANIFEST} is missing)")
+        try:
+            content = json.loads(path.read_text())
+            if content["format"] != FORMAT:
+                raise ClickLogError(f"{path}: format {content['format']}, this version reads {FORMAT}")
+            for name in ("fields", "numbers", "lists"):
+                content[name] = tuple(content[name])
+            content["features"] = {name: tuple(counts) for name, counts in content["features"].items()}
+            self.manifest = Manifest(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, ClickLogError):
+                raise
+            raise ClickLogError(f"{path}: damaged ({error})") from error
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the categorical fields."""
+        return self.manifest.fields
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numeric ones."""
+        return self.manifest.numbers
+
+    @property
+    def train_rows(self) -> int:
+        """Rows, from the start, for training."""
+        return self.manifest.train_rows
+
+    @property
+    def features(self) -> int:
+        """Distinct features in the training rows."""
+        return sum(training for _, training in self.manifest.features.values())
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; a thread reads ahead.
+
+        Raises:
+            ClickLogError: A file is missing or damaged, or the log has fields of several values.
+        """
+        if self.manifest.lists:
+            several = ", ".join(self.manifest.lists)
+            raise ClickLogError(f"{self.folder}: fields of several values, {several}, have no matrix")
+        yield from rebatched(read_ahead(self._row_groups(start, stop)), size)
+
+    def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
+        position = 0
+        for name, count in self.manifest.files.items():
+            if position + count <= start or position >= stop:
+                position += count
+                continue
+            path = self.folder / name
+            try:
+                with pq.ParquetFile(path) as file:
+                    for group in range(file.num_row_groups):
+                        rows = file.metadata.row_group(group).num_rows
+                        first, last = max(start - position, 0), min(stop - position, rows)
+                        position += rows
+                        if first < last:
+                            yield self._batch(file.read_row_group(group, use_threads=False))[first:last]
+            except (OSError, pa.ArrowException) as error:
+                raise ClickLogError(f"{path}: missing or damaged ({error})") from error
+
+    def _batch(self, table: pa.Table) -> Batch:
+        def matrix(names: tuple[str, ...], dtype: Any) -> Tensor:
+            out = np.empty((table.num_rows, len(names)), dtype)
+            for number, name in enumerate(names):
+                out[:, number] = table.column(name).to_numpy()
+            return torch.from_numpy(out)
+
+        return Batch(
+            matrix(self.manifest.fields, np.int64),
+            matrix(self.manifest.numbers, np.float32),
+            torch.from_numpy(table.column(LABEL).to_numpy().astype(np.float32)),
+            torch.from_numpy(table.column(TIME).to_numpy().copy()),
+        )
+
+
+def count_features(folder: Path, files: Mapping[str, int], fields: tuple[str, ...], rows: int) -> dict[str, int]:
+    """Distinct keys of each field in the first `rows` rows, one field in memory at a time."""
+    log = pl.scan_parquet([folder / name for name in files]).head(rows)
+    counts = {}
+    for name in fields:
+        column = pl.col(name)
+        if log.collect_schema()[name] == pl.List:
+            column = column.explode()
+        counts[name] = int(log.select(column.drop_nulls().n_unique()).collect(engine="streaming").item())
+    return counts

@@ -1,0 +1,72 @@
+"""A YAML file that says what the columns of a log are."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.formats import LogFormat
+
+
+class LogSchema(BaseModel):
+    """The columns of a log.
+
+    Attributes:
+        label: With 0 or 1.
+        time: Whole numbers, or none.
+        categorical: Fields of one value.
+        numeric: Numbers, taken as they are; a missing one is 0.
+        multi: Field of several values → what separates them.
+        split: Column whose value 2 marks the test rows, which come last; without it the last tenth is the test set.
+        separator: Between columns of a text log.
+        columns: Names of all columns in order, of a log without a header.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    label: str
+    time: str | None = None
+    categorical: list[str] = Field(default_factory=list)
+    numeric: list[str] = Field(default_factory=list)
+    multi: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    split: str | None = None
+    separator: str = Field(default=",", min_length=1, max_length=1, pattern=r"[ -~\t]")
+    columns: list[str] = Field(default_factory=list)
+
+
+def read_schema(path: Path) -> LogFormat:
+    """The format that a schema file describes.
+
+    Raises:
+        ClickLogError: Not YAML, an unknown or missing key, or a value of another type.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+        schema = LogSchema.model_validate(content)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ClickLogError(f"{path}: not YAML ({error})") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        near = difflib.get_close_matches(key, LogSchema.model_fields, 1)
+        hint = f"; did you mean {near[0]!r}?" if near and first["type"] == "extra_forbidden" else ""
+        raise ClickLogError(f"{path}: {key}: {first['msg']}{hint}") from error
+    fields = (*schema.categorical, *schema.multi)
+    columns = [*fields, *schema.numeric, schema.label]
+    if repeated := {name for name in columns if columns.count(name) > 1}:
+        raise ClickLogError(f"{path}: column {min(repeated)!r} appears twice")
+    return LogFormat(
+        "log",
+        schema.label,
+        fields,
+        numbers=tuple(schema.numeric),
+        lists=schema.multi,
+        time=schema.time,
+        split="column" if schema.split else "last-tenth",
+        split_column=schema.split,
+        columns=tuple(schema.columns),
+        separator=schema.separator,
+    )

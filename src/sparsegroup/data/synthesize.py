@@ -1,0 +1,74 @@
+"""A synthetic log as a prepared folder."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparsegroup.data.encode import LABEL
+from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.generator import synthetic_batches
+from sparsegroup.data.prepared import Manifest, PreparedLog, count_features, write_atomically, write_manifest
+from sparsegroup.data.shapes import LogShape
+
+_BATCHES_PER_FILE = 16
+
+
+def synthesize(
+    shape: LogShape, rows: int, folder: Path, seed: int = 0, on_progress: Callable[[int], None] | None = None
+) -> PreparedLog:
+    """Write a synthetic log of `rows` rows; the last seventh (Criteo) or tenth is the test set.
+
+    Args:
+        shape: From `DATASETS`.
+        rows: From 1 to `shape.full_rows`.
+        folder: Empty, or to be made.
+        seed: Of everything random.
+        on_progress: Is told the rows written so far.
+
+    Raises:
+        ValueError: Rows or seed out of range.
+        ClickLogError: The folder is not empty.
+    """
+    batches = synthetic_batches(shape, rows, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ClickLogError(f"{folder}: is not empty")
+    fields = tuple(field.name for field in shape.fields)
+    files: dict[str, int] = {}
+    written = positives = 0
+    while group := list(islice(batches, _BATCHES_PER_FILE)):
+        name = f"part-{len(files):05}.parquet"
+        write_atomically(folder / name, lambda path, group=group: _write(path, group))
+        files[name] = sum(batch.num_rows for batch in group)
+        written += files[name]
+        positives += sum(int(batch.column(LABEL).to_numpy().sum()) for batch in group)
+        if on_progress:
+            on_progress(written)
+    train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
+    everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
+    manifest = Manifest(
+        dataset=f"synthetic-{shape.name}",
+        fields=fields,
+        numbers=tuple(shape.numbers),
+        lists=(),
+        rows=rows,
+        train_rows=train_rows,
+        positives=positives,
+        files=files,
+        features={name: (everything[name], training[name]) for name in fields},
+        hash="none",
+        source={"synthetic": shape.name, "rows": rows, "seed": seed},
+        version=version("sparsegroup"),
+    )
+    write_manifest(folder, manifest)
+    return PreparedLog(folder)
+
+
+def _write(path: Path, batches: list[pa.RecordBatch]) -> None:
+    with pq.ParquetWriter(path, batches[0].schema, compression="zstd", use_dictionary=False) as writer:
+        for batch in batches:
+            writer.write_batch(batch)

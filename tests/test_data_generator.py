@@ -1,0 +1,208 @@
+"""The synthetic logs: reproducible by seed, of the shape asked for, and with a known truth."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from sparsegroup.data.effects import effects, is_informative
+from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.generator import BLOCK_ROWS, score, synthetic_batches
+from sparsegroup.data.shapes import DATASETS, FieldShape
+from sparsegroup.data.synthesize import synthesize
+
+NAMES = sorted(DATASETS)
+ROWS = {"criteo": 150_000, "avazu": 150_000, "ipinyou": 600_000}
+"""Enough for some hundred positive rows."""
+
+
+def log(name: str, rows: int, seed: int = 0, batch_rows: int = 1 << 16) -> pa.Table:
+    return pa.Table.from_batches(synthetic_batches(DATASETS[name], rows, seed, batch_rows))
+
+
+def some_keys(name: str = "criteo", rows: int = 20_000) -> npt.NDArray[np.int64]:
+    table = log(name, rows)
+    return np.unique(np.concatenate([table[field.name].to_numpy() for field in DATASETS[name].fields]))
+
+
+@pytest.mark.parametrize("batch_rows", [7_000, BLOCK_ROWS, 30_000, 1 << 20])
+def test_the_rows_do_not_depend_on_the_batch_size(batch_rows: int) -> None:
+    rows = 3 * BLOCK_ROWS + 11
+    batches = list(synthetic_batches(DATASETS["criteo"], rows, 3, batch_rows))
+    assert [batch.num_rows for batch in batches[:-1]] == [batch_rows] * (rows // batch_rows)
+    assert pa.Table.from_batches(batches).equals(log("criteo", rows, seed=3))
+
+
+def test_another_seed_gives_another_log_with_another_truth() -> None:
+    one, other = log("criteo", 1_000, seed=1), log("criteo", 1_000, seed=2)
+    assert all(not one[name].equals(other[name]) for name in ("label", "C3", "I1"))
+    keys = some_keys()
+    assert not np.array_equal(is_informative(keys, 1), is_informative(keys, 2))
+
+
+@pytest.mark.parametrize("name", ["criteo", "avazu"])
+def test_a_shorter_log_has_the_keys_of_a_longer_ones_first_rows(name: str) -> None:
+    short, long = log(name, 1_000), log(name, 2_000)
+    drawn = [field.name for field in DATASETS[name].fields if not field.seconds]
+    assert all(short[column].equals(long[column].slice(0, 1_000)) for column in drawn)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_columns_come_in_the_documented_order_and_types(name: str) -> None:
+    shape = DATASETS[name]
+    schema = log(name, 10).schema
+    assert schema.names == ["label", "time", *(field.name for field in shape.fields), *shape.numbers]
+    assert schema.types == [pa.uint8(), *[pa.int64()] * (1 + len(shape.fields)), *[pa.float32()] * len(shape.numbers)]
+
+
+def test_the_fields_and_numbers_are_those_of_the_data_sets() -> None:
+    assert [len(DATASETS[name].fields) for name in ("criteo", "avazu", "ipinyou")] == [26, 22, 16]
+    assert DATASETS["criteo"].numbers == tuple(f"I{number}" for number in range(1, 14))
+    for shape in DATASETS.values():
+        assert sum(field.cardinality for field in shape.fields) == pytest.approx(shape.full_features, rel=0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_time_ascends_over_the_days_of_the_data_set(name: str) -> None:
+    shape = DATASETS[name]
+    time = log(name, 20_000)["time"].to_numpy()
+    assert time[0] == shape.start
+    assert (np.diff(time) >= 0).all()
+    assert shape.days - 0.01 < (time[-1] - shape.start) / 86_400 < shape.days
+
+
+def test_hour_and_weekday_are_read_off_the_clock() -> None:
+    table = log("ipinyou", 5_000)
+    for name, seconds, count in (("hour", 3600, 24), ("weekday", 86_400, 7)):
+        slots = table["time"].to_numpy() // seconds % count
+        keys = table[name].to_numpy()
+        assert len(np.unique(keys)) == len(np.unique(np.stack([keys, slots]), axis=1).T) == count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_carry_their_field_in_the_top_8_bits(name: str) -> None:
+    table = log(name, 1_000)
+    for number, field in enumerate(DATASETS[name].fields):
+        assert (table[field.name].to_numpy() >> 56 == number).all()
+
+
+def test_numbers_are_log_like_and_not_negative() -> None:
+    table = log("criteo", 5_000)
+    for name in DATASETS["criteo"].numbers:
+        numbers = table[name].to_numpy()
+        assert numbers.min() == 0
+        assert 0.1 < (numbers == 0).mean() < 0.5
+        assert numbers.max() < 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_positive_rate_is_the_data_sets_and_the_truth_explains_the_labels(name: str, seed: int) -> None:
+    shape = DATASETS[name]
+    labels, scores = [], []
+    for batch in synthetic_batches(shape, ROWS[name], seed):
+        labels.append(batch["label"].to_numpy())
+        scores.append(score(shape, batch, seed))
+    label = np.concatenate(labels)
+    error = np.sqrt(shape.positive_rate / len(label))
+    assert abs(label.mean() - shape.positive_rate) < 4 * error + 0.02 * shape.positive_rate
+    assert 0.7 < roc_auc_score(label, np.concatenate(scores)) < 0.83
+
+
+def test_the_score_is_the_sum_of_the_effects_and_the_numbers_share() -> None:
+    shape = DATASETS["criteo"]
+    batch = next(synthetic_batches(shape, 50, 0))
+    expected = [
+        sum(float(effects(np.array([batch[field.name][row].as_py()]), 0)[0]) for field in shape.fields)
+        + sum(slope * batch[name][row].as_py() for name, slope in zip(shape.numbers, shape.slopes, strict=True))
+        for row in range(50)
+    ]
+    np.testing.assert_allclose(score(shape, batch, 0), expected, atol=1e-5)
+
+
+def test_effects_are_a_function_of_the_key_and_not_0_where_informative() -> None:
+    keys = some_keys()
+    effect = effects(keys, 0)
+    assert effect.dtype == np.float32
+    np.testing.assert_array_equal(effects(keys[::-1], 0)[::-1], effect)
+    np.testing.assert_array_equal(effect[5:6], effects(keys[5:6], 0))
+    np.testing.assert_array_equal(is_informative(keys, 0), effect != 0)
+
+
+def test_effects_are_normal_and_frequent_features_are_more_often_informative() -> None:
+    keys = log("criteo", 100_000)["C3"].to_numpy()
+    distinct, counts = np.unique(keys, return_counts=True)
+    informative = is_informative(distinct, 0)
+    assert informative[counts >= 100].mean() > 0.4
+    assert informative[counts == 1].mean() < 0.3
+    effect = effects(distinct[informative], 0)
+    assert abs(effect.mean()) < 0.02
+    assert effect.std() == pytest.approx(0.33, rel=0.05)
+    assert len(np.unique(effect)) > 0.8 * len(effect)
+
+
+def new_features(table: pa.Table, parts: int) -> Sequence[int]:
+    """Features that each part of the log is the first to hold."""
+    seen: set[int] = set()
+    counts = []
+    for part in range(parts):
+        rows = table.slice(part * table.num_rows // parts, table.num_rows // parts)
+        before = len(seen)
+        seen.update(*(np.unique(column.to_numpy()).tolist() for column in rows.columns))
+        counts.append(len(seen) - before)
+    return counts
+
+
+@pytest.mark.parametrize(("name", "field"), [("criteo", "C3"), ("avazu", "device_ip"), ("ipinyou", "IP")])
+def test_late_rows_still_bring_new_features(name: str, field: str) -> None:
+    table = log(name, 4 * BLOCK_ROWS).select([field])
+    shape = next(shape for shape in DATASETS[name].fields if shape.name == field)
+    counts = new_features(table, 4)
+    ends = [shape.introduced(part * BLOCK_ROWS, DATASETS[name].full_rows) for part in range(1, 5)]
+    assert counts == np.diff(ends, prepend=0).tolist()
+    assert counts[3] > counts[0] / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_has_introduced_all_its_values_at_full_size_and_not_before(name: str) -> None:
+    full_rows = DATASETS[name].full_rows
+    for field in DATASETS[name].fields:
+        assert field.introduced(full_rows, full_rows) == field.cardinality
+        if field.cardinality > 10_000:
+            assert field.introduced(full_rows // 2, full_rows) < 0.8 * field.cardinality
+
+
+def test_a_field_of_one_value_has_one() -> None:
+    assert FieldShape("only", 1).introduced(10, 1_000) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": 0}, r"rows must be from 1 to 45,840,617 .*got 0"),
+        ({"rows": 50_000_000}, r"rows must be .*got 50,000,000"),
+        ({"batch_rows": 0}, r"batch_rows must be >= 1, got 0"),
+        ({"seed": -1}, r"seed must be >= 0, got -1"),
+    ],
+)
+def test_bad_arguments_are_named_at_the_call(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        synthetic_batches(DATASETS["criteo"], **{"rows": 10, "seed": 0, **arguments})
+
+
+def test_a_folder_of_it_is_read_as_any_prepared_log(tmp_path: Path) -> None:
+    log = synthesize(DATASETS["criteo"], 50_000, tmp_path / "log", seed=3)
+    assert (len(log), log.train_rows, len(log.fields), len(log.numbers)) == (50_000, 50_000 * 6 // 7, 26, 13)
+    rows = pa.Table.from_batches(synthetic_batches(DATASETS["criteo"], 50_000, 3))
+    batches = list(log.batches(0, 50_000, 512))
+    for number, field in enumerate(log.fields):
+        np.testing.assert_array_equal(np.concatenate([batch.keys[:, number] for batch in batches]), rows[field])
+    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in batches]), rows["label"])
+    assert log.manifest.positives == int(rows["label"].to_numpy().sum())
+    assert sum(n for n, _ in log.manifest.features.values()) == sum(len(rows[field].unique()) for field in log.fields)
+    with pytest.raises(ClickLogError, match="is not empty"):
+        synthesize(DATASETS["criteo"], 10, tmp_path / "log")
