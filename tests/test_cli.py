@@ -12,6 +12,7 @@ import pytest
 
 from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
+from sparsegroup.kernels import threads
 from sparsegroup.training import evaluate, load_model, predict
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
@@ -31,6 +32,7 @@ Run = Callable[..., Done]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The command's own entry point, in this process: importing torch anew for each call would take seconds."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(threads, "_number", None)  # what a command sets goes with it
 
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["sparsegroup", *map(str, arguments)])
@@ -180,3 +182,11 @@ def test_synthesize_makes_a_log_to_train_on(tmp_path: Path, run: Run) -> None:
     assert (again.returncode, "made-up: is not empty" in again.stderr) == (2, True)
     none = run("synthesize", "avazu", "none", "--rows", 0)
     assert (none.returncode, "rows must be from 1 to" in none.stderr) == (2, True)
+
+
+def test_the_number_of_threads_changes_nothing(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    for number in (1, 3):
+        assert run("train", log, "--lr", 0.05, "--out", f"run-{number}", "--threads", number).returncode == 0
+    one, three = (tmp_path / f"run-{number}" / "model.safetensors" for number in (1, 3))
+    assert one.read_bytes() == three.read_bytes()

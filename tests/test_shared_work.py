@@ -89,3 +89,16 @@ def test_one_who_is_still_at_work_is_waited_for():
     count(state, 0, np.zeros((2, 1), np.int64), np.zeros(0, np.bool_))
     state[0] += 1  # as if another had entered
     assert not turns.is_settled(state)
+
+
+def test_the_number_of_threads_is_torchs_unless_it_is_set():
+    assert threads.get_num_threads() == torch.get_num_threads()
+    threads.set_num_threads(3)
+    try:
+        assert threads.get_num_threads() == 3
+        assert share(PIECES)[0] == PIECES
+    finally:
+        threads.set_num_threads(None)
+    assert threads.get_num_threads() == torch.get_num_threads()
+    with pytest.raises(ValueError, match="must be >= 1 or None, got 0"):
+        threads.set_num_threads(0)

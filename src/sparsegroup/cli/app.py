@@ -1,14 +1,17 @@
 """What the commands share: the application, the console, and how it ends when something is wrong."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
 from sparsegroup import __version__
 from sparsegroup.data import ClickLogError
+from sparsegroup.kernels.threads import set_num_threads
 from sparsegroup.training import TrainConfig
 
 app = typer.Typer(
@@ -27,8 +30,15 @@ def _print_version(wanted: bool) -> None:
 
 
 Threads = Annotated[
-    int, typer.Option(min=1, help="CPU threads. Models this small hardly gain by more; a seed repeats with as many.")
+    int, typer.Option(min=1, help="That share the table's work; the network takes one. The result is the same.")
 ]
+THREADS = min(2, os.cpu_count() or 1)
+
+
+def use_threads(number: int) -> None:
+    """Let so many threads share the table's work, and leave torch one: its own would spin on the others' cores."""
+    torch.set_num_threads(1)
+    set_num_threads(number)
 
 
 @app.callback()

@@ -3,11 +3,10 @@
 from functools import partial
 from typing import Annotated
 
-import torch
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import Threads, app, console, train_config
+from sparsegroup.cli.app import THREADS, Threads, app, console, train_config, use_threads
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.experiments.compare import Outcome, compare
@@ -21,10 +20,10 @@ def demo_command(
     penalty: Annotated[Penalty, typer.Option(help="Shape of the group threshold.")] = "lasso",
     lr: Annotated[float, typer.Option(help="Learning rate of all.")] = 1e-2,
     seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
-    threads: Threads = 1,
+    threads: Threads = THREADS,
 ) -> None:
     """Adam, Adam with magnitude pruning and Group Adam on a synthetic click log, side by side."""
-    torch.set_num_threads(threads)
+    use_threads(threads)
     config = train_config(lr=lr, l21=l21, penalty=penalty, seed=seed)
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     assert data.informative is not None

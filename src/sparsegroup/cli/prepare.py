@@ -7,7 +7,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sparsegroup.cli.app import UsageError, app, console
+from sparsegroup.cli.app import THREADS, UsageError, app, console
 from sparsegroup.data.formats import AvazuHour, CriteoNumbers, LogFormat, avazu, criteo, ipinyou
 from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.lines import uncompressed_size
@@ -45,7 +45,7 @@ def prepare_command(
     vocabulary: Annotated[
         bool, typer.Option("--vocabulary", help="Write vocabulary.parquet, too: key, field and value.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="That parse and hash.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="That parse and hash.")] = THREADS,
 ) -> None:
     """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label and time.
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import Threads, UsageError, app, console, train_config
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, train_config, use_threads
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import ClickLog, PreparedLog, SyntheticConfig, read_csv, synthetic_log
 from sparsegroup.data.csv import OnBadRow
@@ -70,13 +69,13 @@ def train_command(
     seed: Annotated[
         int, typer.Option(help="Of the initialization, the dropout and the synthetic log.")
     ] = TrainConfig.seed,
-    threads: Threads = 1,
+    threads: Threads = THREADS,
 ) -> None:
     """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
 
     Every column is a categorical feature, but for the label, `id`, `ts`, `timestamp` and `split`.
     """
-    torch.set_num_threads(threads)
+    use_threads(threads)
     config = train_config(
         model=model,
         dim=dim,

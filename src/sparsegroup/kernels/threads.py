@@ -16,6 +16,31 @@ from sparsegroup.kernels.jit import Kernel
 
 _Job = Callable[[], object]
 
+_number: int | None = None
+
+
+def set_num_threads(number: int | None) -> None:
+    """How many threads share a step or a lookup; None, the default, is as many as torch is set to use.
+
+    Where torch's own operations are small, as between the lookups of a click model, its threads are better left at one:
+    they go on spinning for a while after each, and take the core from those that would help here.
+
+    Args:
+        number: ≥ 1, or None.
+
+    Raises:
+        ValueError: Another number.
+    """
+    global _number
+    if number is not None and number < 1:
+        raise ValueError(f"number of threads must be >= 1 or None, got {number}")
+    _number = number
+
+
+def get_num_threads() -> int:
+    """How many threads share a step or a lookup."""
+    return _number or torch.get_num_threads()
+
 
 def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     """Call `kernel(turns, *arguments)` in this thread, and in others as they come free.
@@ -29,7 +54,7 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
         The sum of what its calls have given.
     """
     state = turns.new()
-    helpers = 0 if alone or not kernel.is_ready else torch.get_num_threads() - 1
+    helpers = 0 if alone or not kernel.is_ready else get_num_threads() - 1
     if helpers:
         _call_for(helpers, partial(kernel, state, *arguments))
     kernel(state, *arguments)
