@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -214,21 +215,17 @@ def _write(
 ) -> None:
     """Write the rest of one log as parts."""
     held: list[Encoded] = []
-    known = dict(state.bad)
+    known = Counter(state.bad)
     for chunk, encoded in reader(state.offset, state.line):
         _note(state, log, encoded, reader.path)
         state.offset, state.line = chunk.end_offset, chunk.end_line
-        state.bad = {**known}
-        for reason, count in reader.bad.reasons.items():
-            state.bad[reason] = known.get(reason, 0) + count
+        state.bad = dict(known + reader.bad.reasons)
         held.append(encoded)
         if len(held) == PART_CHUNKS:
             _write_part(folder, log, held, state, files, source)
             held = []
         if on_progress:
             on_progress(Progress(state.rows, sum(state.bad.values()), state.offset))
-    for reason, count in reader.bad.reasons.items():
-        state.bad[reason] = known.get(reason, 0) + count
     if any(encoded.batch.num_rows for encoded in held):
         _write_part(folder, log, held, state, files, source)
 
@@ -298,13 +295,11 @@ def _vocabulary_parts(folder: Path, files: dict[str, int]) -> list[Path]:
     return [folder / name.replace("part", "vocabulary") for name in files]
 
 
-def _is_one_day(log: LogFormat, state: _State) -> bool:
-    return log.split == "last-day" and state.boundary == 0
-
-
 def _train_rows(log: LogFormat, state: _State) -> int:
-    if log.split in ("last-day", "column", "file"):
-        return state.boundary if state.boundary >= 0 and not _is_one_day(log, state) else state.rows
+    if log.split == "last-day":
+        return state.boundary or state.rows  # of a single day there is no test set
+    if log.split in ("column", "file"):
+        return state.boundary if state.boundary >= 0 else state.rows
     if log.split == "last-of-7":
         return max(1, state.rows * 6 // 7)
     return state.rows - round(state.rows * 0.1) if log.split == "last-tenth" else state.rows
