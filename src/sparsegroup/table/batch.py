@@ -233,6 +233,15 @@ class Scratch:
         self.vectors = np.empty((n, dim), dtype)
 
 
+def distinct_of_many(keys: Any) -> tuple[Any, Any]:
+    """The distinct of any number of keys in order of appearance, and the place of each key among them, int32."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)  # which sorts them
+    order = np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return keys[first[order]], place[inverse].astype(np.int32)
+
+
 def expanded(inverse: Any, vectors: Tensor) -> Tensor:
     """vectors[inverse[i]] for each i, `[len(inverse), dim]`."""
     out = vectors.new_empty(len(inverse), vectors.shape[1])

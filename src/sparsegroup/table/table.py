@@ -17,6 +17,7 @@ from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.inspection import count_fields, memory_of
 from sparsegroup.table.records import FieldCount, Located, TableConfig, TableMemory
 from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.start import INITS, mixed_seed, start_rows
@@ -109,12 +110,7 @@ class Table:
         return Located(rows, inverse, self.generation, bool(absent) and not insert), out
 
     def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
-        # np.unique sorts, so that the first appearances have to be put in order again.
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        distinct = keys[first[order]]
+        distinct, inverse = batch.distinct_of_many(keys)
         if insert:
             new = int((self._index.find(distinct) == ABSENT).sum())
             self._check_room(new)
@@ -122,7 +118,7 @@ class Table:
         located, vectors = zip(*(self._look_up(chunk, insert) for chunk in chunks), strict=True)
         rows = torch.cat([part.rows_tensor for part in located])
         has_absent = any(part.has_absent for part in located)
-        everything = Located(rows, place[inverse].astype(np.int32), self.generation, has_absent)
+        everything = Located(rows, inverse, self.generation, has_absent)
         return everything, batch.expanded(everything.inverse, torch.cat(vectors))
 
     def _scratch_for(self, n: int) -> batch.Scratch:
@@ -324,29 +320,13 @@ class Table:
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
         with self.lock:
-            bits = self.config.field_bits
-            counts = np.zeros((1 << bits, 3), np.int64)
             alive = self._rows.live(0, self.num_rows)
-            for keys, rows in self._index.scan():
-                fields = _fields(keys, bits)
-                counts[:, 0] += np.bincount(fields, minlength=len(counts))
-                counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
-            counts[:, 1] = counts[:, 0]
-            gone = self.dropped.view(np.int64)
-            away = gone[self._index.find(gone) == ABSENT] if len(gone) else gone
-            counts[:, 0] += np.bincount(_fields(away, bits), minlength=len(counts))
-            return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
+            return count_fields(self._index, alive, self.dropped.view(np.int64), self.config.field_bits)
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows and dropped keys."""
         with self.lock:
-            part = self.num_rows * self.config.dim * self.config.dtype.itemsize
-            return TableMemory(
-                self._index.bytes,
-                self._rows.bytes(self.num_rows),
-                self.dropped.nbytes,
-                dict.fromkeys(self._rows.parts, part),
-            )
+            return memory_of(self._index, self._rows, self.dropped.nbytes)
 
     def shrink(self) -> int:
         """Drop the rows that are zero; returns how many."""
@@ -433,7 +413,3 @@ class Table:
             self._rows.write(part, rows, parts[part])
         self.num_seen, self.skipped_rows, self.claim = state["num_seen"], state["skipped_rows"], state["claim"]
         self.generation = 0
-
-
-def _fields(keys: Int64s, bits: int) -> Int64s:
-    return (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
