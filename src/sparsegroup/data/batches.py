@@ -13,26 +13,58 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Bags:
+    """The values of a field that has several of them per row.
+
+    Attributes:
+        keys: `[m]` int64, those of the first row, then those of the second, and so on.
+        offsets: `[n + 1]` int64: row i has `keys[offsets[i] : offsets[i + 1]]`; the first is 0.
+    """
+
+    keys: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, part: slice) -> "Bags":
+        start, stop, _ = part.indices(len(self))
+        offsets = self.offsets[start : max(start, stop) + 1]
+        return Bags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+@dataclass(frozen=True)
 class Batch:
     """Some rows of a log.
 
     Attributes:
-        keys: `[n, fields]` int64.
+        keys: `[n, fields]` int64, of the fields of one value.
         numbers: `[n, numbers]` float32.
         labels: `[n]` float32, 0 or 1.
         times: `[n]` int64.
+        weights: `[n]` float32, ≥ 0, or None where every row counts the same.
+        bags: Of each field of several values.
     """
 
     keys: Tensor
     numbers: Tensor
     labels: Tensor
     times: Tensor
+    weights: Tensor | None = None
+    bags: tuple[Bags, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, part: slice) -> "Batch":
-        return Batch(self.keys[part], self.numbers[part], self.labels[part], self.times[part])
+        return Batch(
+            self.keys[part],
+            self.numbers[part],
+            self.labels[part],
+            self.times[part],
+            None if self.weights is None else self.weights[part],
+            tuple(bags[part] for bags in self.bags),
+        )
 
 
 class Log(Protocol):
@@ -44,7 +76,11 @@ class Log(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields."""
+        """Names of the categorical fields, by their number in the keys."""
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Those of them that have several values, in the order of a batch's bags."""
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -55,8 +91,8 @@ class Log(Protocol):
         """Rows, from the start, for training; the others are the test set."""
 
     @property
-    def features(self) -> int:
-        """Distinct features in the training rows."""
+    def features(self) -> int | None:
+        """Distinct features in the training rows, if they have been counted."""
 
     def __len__(self) -> int: ...
 
@@ -78,7 +114,17 @@ def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 
 def _concatenate(a: Batch, b: Batch) -> Batch:
-    return Batch(*(torch.cat([getattr(a, name), getattr(b, name)]) for name in ("keys", "numbers", "labels", "times")))
+    return Batch(
+        torch.cat([a.keys, b.keys]),
+        torch.cat([a.numbers, b.numbers]),
+        torch.cat([a.labels, b.labels]),
+        torch.cat([a.times, b.times]),
+        weights=None if a.weights is None or b.weights is None else torch.cat([a.weights, b.weights]),
+        bags=tuple(
+            Bags(torch.cat([x.keys, y.keys]), torch.cat([x.offsets, y.offsets[1:] + x.offsets[-1]]))
+            for x, y in zip(a.bags, b.bags, strict=True)
+        ),
+    )
 
 
 def read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:

@@ -48,6 +48,11 @@ class ClickLog:
         return sum(len(values) for values in self.vocabulary.values())
 
     @property
+    def lists(self) -> tuple[str, ...]:
+        """There are none: every field has one value."""
+        return ()
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """There are none: every field is categorical."""
         return ()

@@ -123,6 +123,11 @@ class PreparedLog:
         return self.manifest.fields
 
     @property
+    def lists(self) -> tuple[str, ...]:
+        """Fields of several values."""
+        return self.manifest.lists
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """Names of the numeric ones."""
         return self.manifest.numbers
