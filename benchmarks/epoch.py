@@ -27,10 +27,10 @@ from sparsegroup.data.shapes import DATASETS
 from sparsegroup.data.synthesize import synthesize
 from sparsegroup.kernels.threads import set_num_threads
 from sparsegroup.models import DCN
-from sparsegroup.training import Progress, TrainConfig, train
+from sparsegroup.training import Config, Progress, train
 
 BATCH, DIM = 512, 8
-CONFIG = TrainConfig(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
+CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
 MARKS = (1_000_000, 10_000_000, 46_000_000)
 
 
@@ -82,9 +82,9 @@ def samples_per_second(model: Embedded, optimizers: list[torch.optim.Optimizer],
 def theirs(log: PreparedLog, samples: int, rows: int, *, sparse: bool) -> float:
     torch.manual_seed(0)
     model = Embedded(log, rows, sparse=sparse)
-    dense = torch.optim.Adam(model.network.parameters(), lr=CONFIG.lr, fused=True)
+    dense = torch.optim.Adam(model.network.parameters(), lr=CONFIG.optimizer.lr, fused=True)
     kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    table = kind(model.embedding.parameters(), lr=CONFIG.lr, **({} if sparse else {"fused": True}))
+    table = kind(model.embedding.parameters(), lr=CONFIG.optimizer.lr, **({} if sparse else {"fused": True}))
     return samples_per_second(model, [dense, table], Slice(log.folder, samples, rows))
 
 

@@ -13,9 +13,10 @@ import argparse
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,9 +26,9 @@ import torch
 from rich.progress import track
 from scipy import stats
 
-from sparsegroup.data import ClickLog, SyntheticConfig, read_csv, synthetic_log
+from sparsegroup.data import ClickLog, PreparedLog, SyntheticConfig, prepare, synthetic_log
 from sparsegroup.prox import Penalty
-from sparsegroup.training import TrainConfig, prune_rows, score, train
+from sparsegroup.training import Config, prune_rows, score, train
 
 LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PENALTIES: tuple[Penalty, ...] = ("lasso", "mcp", "hard")
@@ -35,7 +36,7 @@ RATES = (0.3, 0.1, 0.03)
 RATE_TOLERANCE = 0.05
 SEEDS = 5
 # The paper's models for data of the kind: news sessions are taken as Criteo, Avazu as itself.
-MODELS = {"globo_clicks": TrainConfig(model="dcn"), "avazu_sample": TrainConfig(model="mlp")}
+MODELS = {"globo_clicks": Config.of(model="dcn", l21=0.0), "avazu_sample": Config.of(model="mlp", l21=0.0)}
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,24 @@ class Row:
 
 
 @lru_cache(maxsize=1)
-def load(source: str) -> ClickLog:
+def load(source: str) -> ClickLog | PreparedLog:
     if source == "synthetic":
         return synthetic_log(SyntheticConfig(rows=30_000))
-    return read_csv(source)[0]
+    return PreparedLog(source)
 
 
-def validation_auc(source: str, config: TrainConfig) -> float:
+def validation_auc(source: str, config: Config) -> float:
     log = load(source)
     model, optimizer = config.build(log)
     return train(model, optimizer, log, train_rows=log.train_rows - log.train_rows // 10).test.auc
 
 
-def find_l21(source: str, config: TrainConfig, rate: float) -> float:
+def find_l21(source: str, config: Config, rate: float) -> float:
     """The λ21 whose feature rate on the training rows is within 5 % of `rate`, by interpolation in logarithms."""
     log = load(source)
 
     def log_rate(log_l21: float) -> float:
-        model, optimizer = replace(config, l21=math.exp(log_l21)).build(log)
+        model, optimizer = config.replace(l21=math.exp(log_l21)).build(log)
         return math.log(max(train(model, optimizer, log).feature_rate, 1e-9) / rate)
 
     low, high = math.log(1e-6), math.log(1e-2)
@@ -91,7 +92,7 @@ def find_l21(source: str, config: TrainConfig, rate: float) -> float:
     return math.exp(middle)
 
 
-def run_seed(source: str, config: TrainConfig, cells: list[tuple[Penalty, float]]) -> tuple[float, list[list[float]]]:
+def run_seed(source: str, config: Config, cells: list[tuple[Penalty, float]]) -> tuple[float, list[list[float]]]:
     """Test AUC of Adam, and per (penalty, λ21) [feature rate, AUC of Group Adam, AUC of Adam pruned alike]."""
     log = load(source)
     adam, optimizer = config.build(log)
@@ -99,7 +100,7 @@ def run_seed(source: str, config: TrainConfig, cells: list[tuple[Penalty, float]
     dense = adam.embedding.state_dict()
     results = []
     for penalty, l21 in cells:
-        model, optimizer = replace(config, penalty=penalty, l21=l21).build(log)
+        model, optimizer = config.replace(penalty=penalty, l21=l21).build(log)
         trained = train(model, optimizer, log)
         adam.embedding.load_state_dict(dense)
         prune_rows(adam.embedding, min(trained.live_rows, adam.embedding.num_live))
@@ -108,19 +109,19 @@ def run_seed(source: str, config: TrainConfig, cells: list[tuple[Penalty, float]
 
 
 def measure(
-    pool: ProcessPoolExecutor, source: str, config: TrainConfig, rates: Iterable[float], seeds: int
+    pool: ProcessPoolExecutor, source: str, config: Config, rates: Iterable[float], seeds: int
 ) -> tuple[float, list[float], list[Row]]:
     """Learning rate, test AUCs of Adam by seed, and the rows of the table for one log."""
     name = Path(source).name.split(".")[0]
-    trials = [replace(config, lr=lr, seed=seed) for lr in LEARNING_RATES for seed in range(seeds)]
+    trials = [config.replace(lr=lr, seed=seed) for lr in LEARNING_RATES for seed in range(seeds)]
     jobs = [pool.submit(validation_auc, source, trial) for trial in trials]
     aucs = np.reshape([job.result() for job in track(jobs, f"{name}: learning rate")], (-1, seeds))
-    config = replace(config, lr=LEARNING_RATES[int(np.argmax(aucs.mean(axis=1)))])
+    config = config.replace(lr=LEARNING_RATES[int(np.argmax(aucs.mean(axis=1)))])
     wanted = [(penalty, rate) for rate in rates for penalty in PENALTIES]
-    jobs = [pool.submit(find_l21, source, replace(config, penalty=penalty), rate) for penalty, rate in wanted]
+    jobs = [pool.submit(find_l21, source, config.replace(penalty=penalty), rate) for penalty, rate in wanted]
     l21s = [job.result() for job in track(jobs, f"{name}: λ21")]
     cells = [(penalty, l21) for (penalty, _), l21 in zip(wanted, l21s, strict=True)]
-    jobs = [pool.submit(run_seed, source, replace(config, seed=seed), cells) for seed in range(seeds)]
+    jobs = [pool.submit(run_seed, source, config.replace(seed=seed), cells) for seed in range(seeds)]
     by_seed = [job.result() for job in track(jobs, f"{name}: seeds")]
     table = np.array([results for _, results in by_seed])  # [seed, cell, (rate, AUC, pruned AUC)]
     rows = []
@@ -129,8 +130,8 @@ def measure(
         interval = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
         rate, auc, pruned = table[:, index].mean(axis=0)
         rows.append(Row(name, penalty, l21, rate, auc, pruned, differences.mean(), interval.low, interval.high))
-    assert config.lr is not None
-    return config.lr, [auc for auc, _ in by_seed], rows
+    assert config.optimizer.lr is not None
+    return config.optimizer.lr, [auc for auc, _ in by_seed], rows
 
 
 def markdown(lr: float, model: str, adam: list[float], rows: list[Row]) -> str:
@@ -159,19 +160,26 @@ def main() -> None:
     if arguments.quick == (arguments.data is not None):
         parser.error("give one of --data and --quick")
     if arguments.quick:
-        sources, rates, seeds = {"synthetic": TrainConfig()}, RATES[1:2], 2
+        sources, rates, seeds = {"synthetic": Config.of(l21=0.0)}, RATES[1:2], 2
     else:
         sources = {str(arguments.data / f"{name}.csv.xz"): config for name, config in MODELS.items()}
         rates, seeds = RATES, SEEDS
     figures: dict[str, float] = {}
     tables = []
-    # One thread each: the models are small, and the same figures come out on any number of cores.
-    with ProcessPoolExecutor(
-        os.cpu_count(), get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        # One thread each: the models are small, and the same figures come out on any number of cores.
+        ProcessPoolExecutor(
+            os.cpu_count(), get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool,
+    ):
         for source, config in sources.items():
+            if not arguments.quick:
+                prepared = Path(folder, Path(source).name.split(".")[0])
+                prepare([Path(source)], prepared)
+                source = str(prepared)
             lr, adam, rows = measure(pool, source, config, rates, seeds)
-            tables.append(markdown(lr, config.model, adam, rows))
+            tables.append(markdown(lr, config.model.name, adam, rows))
             print(tables[-1], end="\n\n", flush=True)
             figures |= {f"{rows[0].log}.lr": lr, f"{rows[0].log}.adam_auc": float(np.mean(adam))}
             for row, wanted in zip(rows, np.repeat(list(rates), len(PENALTIES)), strict=True):

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 
 from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels import threads
-from sparsegroup.training import evaluate, load_model, predict
+from sparsegroup.training import evaluate, load_model, predict, read_config
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 
@@ -55,15 +57,24 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "log"
     assert {path.name for path in folder.iterdir()} == {
+        "columns.json",
+        "config.yaml",
+        "metrics.jsonl",
         "model.safetensors",
-        "vocabulary.parquet",
-        "config.json",
-        "metrics.json",
+        "optimizer.safetensors",
         "progress.png",
+        "report.html",
+        "summary.json",
     }
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert f"test AUC       {metrics['test_auc']:.4f}" in done.stdout
-    assert metrics["test_auc"] > 0.95  # the label is a function of `color`
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"test AUC       {summary['test']['auc']:.4f}" in done.stdout
+    assert summary["test"]["auc"] > 0.95  # the label is a function of `color`
+    assert summary["fields"]["color"] == {"seen": 7, "rows": 7, "live": summary["fields"]["color"]["live"]}
+    assert summary["versions"]["torch"] == torch.__version__
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert history[-1]["samples"] == 1_800
+    assert yaml.safe_load((folder / "config.yaml").read_text())["optimizer"]["l21"] == 1e-4
+    assert f"{summary['test']['auc']:.4f}" in (folder / "report.html").read_text()
     assert re.search(r"feature rate +[01]\.\d+ +\([\d,]+ of 104 features\)", done.stdout)
     assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
 
@@ -82,12 +93,12 @@ def test_the_same_seed_repeats_bit_for_bit_in_another_process_and_another_does_n
 def test_a_run_is_not_overwritten_unless_asked(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
     assert run("train", log, "--out", "run").returncode == 0
-    before = (tmp_path / "run" / "metrics.json").read_text()
+    before = (tmp_path / "run" / "summary.json").read_text()
     again = run("train", log, "--out", "run", "--seed", 1)
     assert (again.returncode, again.stderr) == (2, "error: run is not empty; give another --out, or --overwrite\n")
-    assert (tmp_path / "run" / "metrics.json").read_text() == before
+    assert (tmp_path / "run" / "summary.json").read_text() == before
     assert run("train", log, "--out", "run", "--seed", 1, "--overwrite").returncode == 0
-    assert (tmp_path / "run" / "metrics.json").read_text() != before
+    assert (tmp_path / "run" / "summary.json").read_text() != before
 
 
 def test_bad_rows_stop_training_or_are_skipped_and_reported(tmp_path: Path, run: Run) -> None:
@@ -108,12 +119,28 @@ def test_bad_rows_stop_training_or_are_skipped_and_reported(tmp_path: Path, run:
     [
         (["no.csv"], "error: no.csv: no such file\n"),
         (["log.csv", "--label", "bought"], "error: log.csv:1: no label column 'bought'"),
-        (["log.csv", "--l21", "-1"], "error: l21 must be >= 0, got -1"),
-        (["log.csv", "--lr", "nan"], "error: lr must be finite and >= 0, got nan"),
-        (["log.csv", "--optimizer", "ftrl"], "error: the optimizer ftrl has no default learning rate: give lr"),
+        (["log.csv", "--l21", "-1"], "error: the command line: optimizer: l21 must be >= 0, got -1"),
+        (["log.csv", "--lr", "nan"], "lr must be finite and >= 0, got nan"),
+        (["log.csv", "--optimizer", "ftrl"], "the optimizer ftrl has no default learning rate: give lr"),
         (["log.csv", "--optimizer", "lion"], "'lion' is not one of 'sgd'"),
         (["log.csv", "--norm", "l2"], "'l2' is not one of 's'"),
-        (["log.csv", "--test-fraction", "0"], "0 test rows; both must be > 0"),
+        (["log.csv", "--test-fraction", "1"], "data.test_fraction: input should be less than 1, got 1.0"),
+        (["log.csv", "--max-bad", "few"], "data.max_bad: input should be a valid number"),
+        (["log.csv", "--max-bad", "few%"], "data.max_bad: must be a share like 0.1% or 0.001, got 'few%'"),
+        (
+            ["log.csv", "--set", "optimizer.penalti=mcp"],
+            "no setting 'optimizer.penalti'; did you mean 'optimizer.penalty'?",
+        ),
+        (["log.csv", "--set", "optimiser.lr=1"], "no setting 'optimiser.lr'; did you mean 'optimizer.lr'?"),
+        (["log.csv", "--set", "optimizer=adam"], "optimizer has settings of its own, as in optimizer.name; got 'adam'"),
+        (["log.csv", "--set", "lr"], "--set wants key=value, as in optimizer.l21=1e-3, got 'lr'"),
+        (["log.csv", "--set", "optimizer.options={betas: 3}"], "betas"),
+        (["log.csv", "--set", "training.batch_size=[1"], "the value is not YAML"),
+        (["wrong.yaml"], "wrong.yaml: no setting 'optimizer.nrom'; did you mean 'optimizer.norm'?"),
+        (["no.yaml"], "no.yaml: No such file"),
+        (["list.yaml"], "list.yaml: keys and values are expected, got list"),
+        (["log.csv", "--continue", "no"], "no: no run (summary.json is missing)"),
+        (["log.csv", "--schema", "s.yaml", "--label", "label"], "--label and --schema cannot both be given"),
         (["--colour"], "No such option: --colour"),
     ],
 )
@@ -121,6 +148,8 @@ def test_wrong_arguments_are_named_without_a_traceback(
     tmp_path: Path, run: Run, arguments: list[str], message: str
 ) -> None:
     click_log(tmp_path / "log.csv", rows=50)
+    (tmp_path / "wrong.yaml").write_text("data: {log: log.csv}\noptimizer: {nrom: s}\n")
+    (tmp_path / "list.yaml").write_text("- 1\n")
     done = run("train", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -159,15 +188,15 @@ def test_a_prepared_log_is_trained_on(tmp_path: Path, run: Run) -> None:
     done = run("train", "log", "--lr", 0.05, "--l21", 1e-4)
     assert done.returncode == 0, done.stderr
     assert "1,800 training and 300 test rows, 26 fields, 13 numbers" in done.stdout
-    metrics = json.loads((tmp_path / "runs" / "log" / "metrics.json").read_text())
-    assert metrics["test_auc"] > 0.99
-    assert 0.5 < metrics["test_calibration"] < 2
-    assert 0 < metrics["test_normalized_entropy"] < 0.5
+    test = json.loads((tmp_path / "runs" / "log" / "summary.json").read_text())["test"]
+    assert test["auc"] > 0.99
+    assert 0.5 < test["calibration"] < 2
+    assert 0 < test["normalized_entropy"] < 0.5
     model = load_model(tmp_path / "runs" / "log")
     log = PreparedLog(tmp_path / "log")
     probabilities = predict(model, log, log.train_rows, len(log))
     labels = next(log.batches(log.train_rows, len(log), 300)).labels.numpy()
-    assert evaluate(labels, probabilities).auc == pytest.approx(metrics["test_auc"])
+    assert evaluate(labels, probabilities).auc == pytest.approx(test["auc"])
     assert (tmp_path / "runs" / "log" / "vocabulary.parquet").read_bytes() == (
         tmp_path / "log" / "vocabulary.parquet"
     ).read_bytes()
@@ -190,3 +219,108 @@ def test_the_number_of_threads_changes_nothing(tmp_path: Path, run: Run) -> None
         assert run("train", log, "--lr", 0.05, "--out", f"run-{number}", "--threads", number).returncode == 0
     one, three = (tmp_path / f"run-{number}" / "model.safetensors" for number in (1, 3))
     assert one.read_bytes() == three.read_bytes()
+
+
+def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) -> None:
+    click_log(tmp_path / "log.csv")
+    (tmp_path / "settings.yaml").write_text(
+        "data: {log: log.csv, max_bad: 1%}\nmodel: {name: mlp, dim: 4, hidden: [8]}\noptimizer: {lr: 0.05, l21: 1e-4}\n"
+    )
+    options = ["--l21", 2e-4, "--set", "optimizer.options={betas: [0.8, 0.9]}", "--set", "training.windows=3"]
+    done = run("train", "settings.yaml", *options)
+    assert done.returncode == 0, done.stderr
+    config = read_config(tmp_path / "runs" / "log" / "config.yaml", {})
+    assert (config.model.name, config.model.dim, config.model.hidden) == ("mlp", 4, (8,))
+    assert (config.optimizer.lr, config.optimizer.l21) == (0.05, 2e-4)
+    assert config.optimizer.options == {"betas": [0.8, 0.9]}
+    assert config.data.max_bad == 0.01
+    assert len((tmp_path / "runs" / "log" / "metrics.jsonl").read_text().splitlines()) == 2  # of 4 batches
+    again = run("train", tmp_path / "runs" / "log" / "config.yaml", "--out", "again")
+    assert again.returncode == 0, again.stderr
+    one, same = (tmp_path / name / "model.safetensors" for name in ("runs/log", "again"))
+    assert one.read_bytes() == same.read_bytes()
+
+
+def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
+    header, *rows = click_log(tmp_path / "both.csv", 2_048).read_text().splitlines()
+    for day, part in enumerate((rows[:1024], rows[1024:])):
+        (tmp_path / f"day{day}.csv").write_text("\n".join([header, *part]) + "\n")
+    # opnn has dropout: the random numbers go on, too.
+    options = ["--test-fraction", 0, "--lr", 0.05, "--l21", 1e-4]
+    assert run("train", "both.csv", "--model", "opnn", *options).returncode == 0
+    assert run("train", "day0.csv", "--model", "opnn", *options).returncode == 0
+    done = run("train", "day1.csv", "--continue", "runs/day0")
+    assert done.returncode == 0, done.stderr
+    assert "going on after 1,024 samples" in done.stdout
+    assert "test AUC" not in done.stdout
+    both, day1 = tmp_path / "runs" / "both", tmp_path / "runs" / "day1"
+    assert (both / "model.safetensors").read_bytes() == (day1 / "model.safetensors").read_bytes()
+    summary = json.loads((day1 / "summary.json").read_text())
+    assert (summary["samples"], summary["continued_from"], summary["test"]) == (2048, "runs/day0", None)
+    points = [json.loads(line)["samples"] for line in (day1 / "metrics.jsonl").read_text().splitlines()]
+    assert points == [512, 1024, 1536, 2048]
+    other = run("train", "day1.csv", "--continue", "runs/day1", "--l21", 1.0, "--out", "other")
+    assert other.returncode == 0, other.stderr
+    assert "(0 of 104 features)" in other.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "mlp"], "model.name cannot become mlp: the run that is gone on with has dcn"),
+        (["--set", "optimizer.name=adagrad"], "optimizer.name cannot become adagrad"),
+        (["--exclude", "size"], "log.csv: its fields are color; the run was trained with color, size"),
+        (["--out", "runs/log"], "runs/log is not empty"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_not_gone_on_with(
+    tmp_path: Path, run: Run, arguments: list[str], message: str
+) -> None:
+    click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", "log.csv").returncode == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "log").iterdir()}
+    done = run("train", "log.csv", "--continue", "runs/log", "--out", "next", *arguments)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "runs" / "log").iterdir()} == before
+    assert not (tmp_path / "next").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "columns.json", "metrics.jsonl"])
+def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
+    click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", "log.csv").returncode == 0
+    path = tmp_path / "runs" / "log" / name
+    path.write_bytes(path.read_bytes()[:40])
+    done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: runs/log: damaged (")
+
+
+def test_a_run_that_was_cut_off_says_so(tmp_path: Path, run: Run) -> None:
+    click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", "log.csv").returncode == 0
+    (tmp_path / "runs" / "log" / "summary.json").unlink()
+    done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: runs/log: a run that did not come to its end (summary.json is missing)\n",
+    )
+
+
+def test_weights_and_fields_of_several_values_are_trained_on_raw_or_prepared(tmp_path: Path, run: Run) -> None:
+    lines = ["label,user,genres,price,weight"]
+    lines += [f"{int(i % 5 < 2)},u{i % 40},g{i % 5}|h{i % 3},{i % 7},{1 + i % 2}" for i in range(2_000)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "schema.yaml").write_text(
+        "label: label\ncategorical: [user]\nmulti: {genres: '|'}\nnumeric: [price]\nweight: weight\n"
+    )
+    options = ["--lr", 0.05, "--l21", 1e-4]
+    raw = run("train", "log.csv", "--schema", "schema.yaml", "--out", "raw", *options)
+    assert raw.returncode == 0, raw.stderr
+    assert run("prepare", "log.csv", "folder", "--schema", "schema.yaml").returncode == 0
+    assert run("train", "folder", "--out", "prepared", *options).returncode == 0
+    one, same = (tmp_path / name / "model.safetensors" for name in ("raw", "prepared"))
+    assert one.read_bytes() == same.read_bytes()
+    assert json.loads((tmp_path / "raw" / "summary.json").read_text())["test"]["auc"] > 0.95
+    mixed = run("train", "folder", "--label", "label", "--out", "mixed")
+    assert (mixed.returncode, "--label is for raw logs; folder is a folder" in mixed.stderr) == (2, True)

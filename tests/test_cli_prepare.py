@@ -56,6 +56,16 @@ def test_a_schema_says_what_the_columns_are(tmp_path: Path, run: Run) -> None:
     assert "1 categorical, 1 numeric" in done.stdout
 
 
+def test_options_say_what_the_columns_of_a_header_are(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    log.write_text(log.read_text().replace("label", "clicked", 1))
+    options = ["--label", "clicked", "--exclude", "size", "--exclude", "id", "--test-fraction", 0.25]
+    done = run("prepare", log, "out", *options)
+    assert done.returncode == 0, done.stderr
+    assert "2,000: 1,500 for training, 500 for testing" in done.stdout
+    assert PreparedLog(tmp_path / "out").fields == ("color",)
+
+
 def test_skipped_rows_are_counted_and_shown(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
     log.write_text(log.read_text() + "2,x,1,[red],1\n1,x\n")
@@ -88,6 +98,20 @@ WRONG = {
         [LOG, "out", "--schema", "schema.yaml", "--dataset", "criteo"],
         "--schema and --dataset cannot both be given",
     ),
+    "a label and a schema": (
+        [LOG, "out", "--label", "y", "--schema", "schema.yaml"],
+        "--label and --schema cannot both be given",
+    ),
+    "an excluded column of Criteo's": (
+        [LOG, "out", "--exclude", "C1", "--dataset", "criteo"],
+        "--exclude is for logs whose columns are told from a header; the format 'criteo' is fixed",
+    ),
+    "a fraction and a test log": (
+        [LOG, "out", "--test", LOG, "--test-fraction", "0.2"],
+        "--test-fraction and --test cannot both be given",
+    ),
+    "a fraction of all": ([LOG, "out", "--test-fraction", "1"], "test_fraction must be in [0, 1), got 1.0"),
+    "another label": ([LOG, "out", "--label", "y"], "log.csv:1: no label column 'y'; name it with --label. The"),
     "a missing schema": ([LOG, "out", "--schema", "missing.yaml"], "missing.yaml: No such file or directory"),
     "a wrong schema": ([LOG, "out", "--schema", LOG], "log.csv: the file: "),
     "another data set": ([LOG, "out", "--dataset", "avazu"], "log.csv:1: no column 'click'; the columns are label, "),

@@ -305,8 +305,10 @@ def test_a_schema_file(tmp_path: Path) -> None:
     assert frame["price"].to_list() == [2.5, 0.0, -1.0]
     assert frame["time"].to_list() == [10, 11, 12]
     assert manifest.features == {"color": (3, 2), "tags": (3, 3)}
-    with pytest.raises(ClickLogError, match="fields of several values, tags, have no matrix"):
-        next(log.batches(0, 3, 3))
+    (batch,) = log.batches(0, 3, 3)
+    assert batch.keys.tolist() == keys_of(["red", "", "blue"], 0)[:, None].tolist()
+    assert batch.bags[0].keys.tolist() == [key for keys in expected for key in keys]
+    assert batch.bags[0].offsets.tolist() == [0, 3, 4, 5]
     vocabulary = pl.read_parquet(tmp_path / "out" / "vocabulary.parquet")
     assert set(vocabulary.select("field", "value").rows()) == {
         *(("color", value) for value in ("red", "", "blue")),
@@ -680,7 +682,7 @@ def test_many_bad_rows_take_no_longer_than_as_many_good_ones(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("a,b,c", ":1: no label column 'label' or 'click'. The columns are a, b, c"),
+        ("a,b,c", ":1: no label column 'label' or 'click'; name it with --label. The columns are a, b, c"),
         ("label,a,a", ":1: column 'a' appears 2 times"),
         ("label,a,", ":1: column 3 has no name"),
         (",label,a", ":1: column 1 has no name"),

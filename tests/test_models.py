@@ -73,7 +73,23 @@ def test_cross_layers_follow_their_formula() -> None:
     for weight, bias in zip(network.cross.weight, network.cross.bias, strict=True):
         # eq. 3 of DCN with the outer product x_0 x^T written out.
         x = (x_0.unsqueeze(2) @ x.unsqueeze(1) @ weight.view(1, -1, 1)).squeeze(2) + bias + x
-    torch.testing.assert_close(network.cross(x_0), x)
+    weight = torch.randn(6)
+    products = x_0 @ torch.cat([network.cross.weight, weight.unsqueeze(0)]).t()
+    torch.testing.assert_close(network.cross(products, weight), x @ weight)
+
+
+@pytest.mark.parametrize("cross_layers", [0, 1, 2])
+@pytest.mark.parametrize("hidden", [(), (4,), (4, 3)])
+def test_dcn_joins_cross_and_deep_layers_in_one_logit(hidden: tuple[int, ...], cross_layers: int) -> None:
+    torch.manual_seed(2)
+    network = DCN(fields=2, dim=3, numbers=2, hidden=hidden, cross_layers=cross_layers)
+    torch.nn.init.normal_(network.cross.bias)
+    embeddings, numbers = torch.randn(5, 2, 3), torch.randn(5, 2)
+    x_0 = x = torch.cat([embeddings.flatten(1), numbers], dim=1)
+    for weight, bias in zip(network.cross.weight, network.cross.bias, strict=True):
+        x = x_0 * (x @ weight).unsqueeze(1) + bias + x
+    logits = network.output(torch.cat([x, network.deep(x_0)], dim=1)).squeeze(1)
+    torch.testing.assert_close(network(embeddings, numbers), logits)
 
 
 def test_numbers_join_the_embeddings() -> None:

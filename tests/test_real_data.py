@@ -10,29 +10,54 @@ from test_cli import Run, run
 __all__ = ["run"]  # the fixture
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+OPTIONS = ["--l21", "1e-5", "--lr"]
 LOGS = {
-    # Fields, rows, test rows, and an AUC a little under what the model reaches.
-    "avazu_sample": (22, 33_261, 3_326, ["--model", "mlp", "--lr", "0.01", "--l21", "1e-5"], 0.70),
-    "nycflights13": (
+    # Fields, numbers, training rows, test rows, and an AUC a little under what the model reaches.
+    "avazu_sample.csv.xz": (22, 0, 25_199, 8_062, ["--model", "mlp", *OPTIONS, "0.01"], 0.69),
+    "criteo_sample.txt.xz": (26, 13, 8_664, 1_445, ["--model", "dcn", *OPTIONS, "0.003"], 0.67),
+    "ipinyou_sample.train.libsvm.xz": (16, 0, 26_773, 21_150, ["--model", "opnn", *OPTIONS, "0.01"], 0.50),
+    "nycflights13.csv.xz": (
         10,
-        327_346,
+        0,
+        294_611,
         32_735,
         ["--lr", "0.01", "--l21", "1e-4", "--exclude", "month", "--exclude", "day"],
         0.58,
     ),
-    "globo_clicks": (13, 1_048_594, 104_860, ["--lr", "0.003", "--l21", "1e-4"], 0.65),
+    "globo_clicks.csv.xz": (13, 0, 943_734, 104_860, ["--lr", "0.003", "--l21", "1e-4"], 0.65),
 }
+
+
+def log_at(name: str) -> Path:
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"{name} is not at hand")
+    return path
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_real_log_trains(name: str, tmp_path: Path, run: Run) -> None:
-    path = DATA / f"{name}.csv.xz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not at hand")
-    fields, rows, test_rows, arguments, auc = LOGS[name]
-    done = run("train", path, "--out", "run", *arguments)
+    path = log_at(name)
+    fields, numbers, train_rows, test_rows, arguments, auc = LOGS[name]
+    test = ["--test", path.with_name(path.name.replace("train", "test"))] if "train" in name else []
+    done = run("train", path, *test, "--out", "run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert f"{rows - test_rows:,} training and {test_rows:,} test rows, {fields} fields" in done.stdout
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["test_auc"] > auc
-    assert 0.02 < metrics["feature_rate"] < 0.98
+    assert f"{train_rows:,} training and {test_rows:,} test rows, {fields} fields" in done.stdout
+    assert (f"{numbers} numbers" in done.stdout) == bool(numbers)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test"]["auc"] > auc
+    assert 0.02 < summary["feature_rate"] < 0.995
+    assert sum(rows["live"] for rows in summary["fields"].values()) == summary["live_rows"]
+
+
+@pytest.mark.parametrize("name", [name for name in LOGS if "_sample" in name])
+def test_a_real_log_prepared_trains_to_the_same_model(name: str, tmp_path: Path, run: Run) -> None:
+    path = log_at(name)
+    _, _, _, _, arguments, _ = LOGS[name]
+    test = ["--test", path.with_name(path.name.replace("train", "test"))] if "train" in name else []
+    assert run("prepare", path, "log", *test).returncode == 0
+    for source, out in (([path, *test], "raw"), (["log"], "prepared")):
+        done = run("train", *source, "--out", out, *arguments)
+        assert done.returncode == 0, done.stderr
+    raw, prepared = (tmp_path / out / "model.safetensors" for out in ("raw", "prepared"))
+    assert raw.read_bytes() == prepared.read_bytes()

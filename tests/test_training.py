@@ -1,18 +1,26 @@
 """The streaming pass: test-then-train metrics, the feature rate over features seen, pruning, a reloadable run."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from sparsegroup import HashEmbedding
 from sparsegroup.data import ClickLog, SyntheticConfig, synthetic_log
-from sparsegroup.data.clicklog import UNKNOWN
-from sparsegroup.training import TrainConfig, evaluate, load_model, predict, prune_rows, save_run, score, train
-from sparsegroup.training.trainer import WINDOWS
+from sparsegroup.training import (
+    Config,
+    evaluate,
+    load_model,
+    load_run,
+    predict,
+    prune_rows,
+    save_run,
+    score,
+    summarize,
+    train,
+)
+from sparsegroup.training.one_pass import WINDOWS
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +29,7 @@ def log() -> ClickLog:
 
 
 def test_training_learns_and_the_history_covers_the_pass(log: ClickLog) -> None:
-    model, optimizer = TrainConfig(lr=1e-2).build(log)
+    model, optimizer = Config.of(lr=1e-2).build(log)
     untrained = score(model, log)
     trained = train(model, optimizer, log)
     assert trained.test.auc > 0.62
@@ -35,7 +43,7 @@ def test_training_learns_and_the_history_covers_the_pass(log: ClickLog) -> None:
 
 def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
     # With one batch as the whole window, the first point must be that of the untrained model.
-    config = TrainConfig(lr=1e-2, batch_size=log.train_rows)
+    config = Config.of(lr=1e-2, batch_size=log.train_rows)
     model, optimizer = config.build(log)
     untrained, _ = config.build(log)
     batch = next(log.batches(0, log.train_rows, log.train_rows))
@@ -50,7 +58,7 @@ def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
 def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: ClickLog) -> None:
     rates = []
     for l21 in (0.0, 1e-4, 1e-3, 1e-2, 10.0):
-        model, optimizer = TrainConfig(lr=1e-2, l21=l21).build(log)
+        model, optimizer = Config.of(lr=1e-2, l21=l21).build(log)
         trained = train(model, optimizer, log)
         assert trained.live_rows == sum(len(keys) for keys, _ in model.embedding.items())
         assert trained.feature_rate == trained.live_rows / log.features
@@ -63,7 +71,7 @@ def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: ClickLog) -> None
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"])
 @pytest.mark.parametrize("model", ["mlp", "opnn", "dcn"])
 def test_every_optimizer_trains_every_model_twice_the_same(log: ClickLog, model: str, optimizer: str) -> None:
-    config = TrainConfig(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=4, seed=5)
+    config = Config.of(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=4, seed=5)
     results = []
     for _ in range(2):
         network, group_optimizer = config.build(log)
@@ -76,7 +84,7 @@ def test_every_optimizer_trains_every_model_twice_the_same(log: ClickLog, model:
 
 
 def test_validation_uses_training_rows_alone(log: ClickLog) -> None:
-    model, optimizer = TrainConfig(lr=1e-2).build(log)
+    model, optimizer = Config.of(lr=1e-2).build(log)
     trained = train(model, optimizer, log, train_rows=16_000)
     assert trained.history[-1].samples == 16_000
     again = score(model, log, 16_000, log.train_rows)
@@ -84,10 +92,10 @@ def test_validation_uses_training_rows_alone(log: ClickLog) -> None:
 
 
 def test_unknown_features_are_the_zero_vector(log: ClickLog) -> None:
-    model, optimizer = TrainConfig(lr=1e-2).build(log)
+    model, optimizer = Config.of(lr=1e-2).build(log)
     train(model, optimizer, log, train_rows=5_000)
-    unknown = torch.full((2, 3), UNKNOWN)
-    assert UNKNOWN not in model.embedding
+    unknown = torch.full((2, 3), -1)
+    assert -1 not in model.embedding
     assert (model.embedding(unknown) == 0).all()
 
 
@@ -101,20 +109,17 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
         prune_rows(embedding, 6)
 
 
-def test_a_saved_run_predicts_the_same_and_names_its_features(log: ClickLog, tmp_path: Path) -> None:
-    config = TrainConfig(model="opnn", lr=1e-2, l21=1e-3, dim=4)
+def test_a_saved_run_predicts_the_same(log: ClickLog, tmp_path: Path) -> None:
+    config = Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4)
     model, optimizer = config.build(log)
     trained = train(model, optimizer, log, train_rows=5_000)
-    save_run(tmp_path / "run", config, log, model, trained)
-    again = load_model(tmp_path / "run")
+    summary = summarize(log, model, trained.history, trained.test, "2021-09-13T00:00:00+00:00")
+    save_run(tmp_path / "run", config, log, model, optimizer, trained.history, summary)
     expected = predict(model, log, log.train_rows, len(log))
+    again = load_model(tmp_path / "run")
     np.testing.assert_array_equal(predict(again, log, log.train_rows, len(log)), expected)
-    vocabulary = pq.read_table(tmp_path / "run" / "vocabulary.parquet").to_pydict()
-    assert vocabulary["id"] == list(range(1, log.features + 1))
-    assert vocabulary["value"][:3] == [str(value) for value in log.vocabulary["field_0"].to_pylist()[:3]]
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["test_auc"] == trained.test.auc
-    assert len(metrics["history"]) == len(trained.history)
+    run = load_run(tmp_path / "run")
+    assert (run.config, run.summary, run.history) == (config, summary, trained.history)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +127,13 @@ def test_a_saved_run_predicts_the_same_and_names_its_features(log: ClickLog, tmp
     [
         ({"l21": -0.1}, "l21 must be >= 0, got -0.1"),
         ({"lr": -1.0}, "lr must be finite and >= 0, got -1"),
-        ({"model": "fm"}, "model must be one of mlp, opnn, dcn, got 'fm'"),
-        ({"optimizer": "lion"}, "optimizer must be one of sgd, .*, got 'lion'"),
+        ({"model": "fm"}, "config: model.name: input should be 'mlp', 'opnn' or 'dcn', got 'fm'"),
+        ({"optimizer": "lion"}, "config: optimizer.name: input should be 'sgd', .*, got 'lion'"),
         ({"optimizer": "ftrl"}, "ftrl has no default learning rate: give lr"),
-        ({"dim": 0}, "dim must be >= 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"dim": 0}, "model.dim: input should be greater than or equal to 1, got 0"),
+        ({"batch_size": 0}, "training.batch_size: input should be greater than or equal to 1, got 0"),
     ],
 )
 def test_settings_are_checked_when_made(setting: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**setting)
+        Config.of(**setting)

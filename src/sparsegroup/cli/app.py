@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -12,7 +12,8 @@ from rich.console import Console
 from sparsegroup import __version__
 from sparsegroup.data import ClickLogError
 from sparsegroup.kernels.threads import set_num_threads
-from sparsegroup.training import TrainConfig
+from sparsegroup.settings import SettingsError
+from sparsegroup.training import RunError
 
 app = typer.Typer(
     add_completion=False,
@@ -50,14 +51,6 @@ def _root(
     pass
 
 
-def train_config(**options: Any) -> TrainConfig:
-    """The options as a config; what is wrong with them is the user's to mend."""
-    try:
-        return TrainConfig(**options)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 class UsageError(Exception):
     """A command that cannot be carried out as given."""
 
@@ -66,7 +59,7 @@ def main(run: Callable[[], None] = app) -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 2."""
     try:
         run()
-    except (ClickLogError, UsageError) as error:
+    except (ClickLogError, RunError, SettingsError, UsageError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))

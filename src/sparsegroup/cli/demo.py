@@ -3,14 +3,16 @@
 from functools import partial
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, app, console, train_config, use_threads
+from sparsegroup.cli.app import THREADS, Threads, app, console, use_threads
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.experiments.compare import Outcome, compare
 from sparsegroup.prox import Penalty
+from sparsegroup.training import Config
 
 
 @app.command("demo")
@@ -24,12 +26,12 @@ def demo_command(
 ) -> None:
     """Adam, Adam with magnitude pruning and Group Adam on a synthetic click log, side by side."""
     use_threads(threads)
-    config = train_config(lr=lr, l21=l21, penalty=penalty, seed=seed)
+    config = Config.of(lr=lr, l21=l21, penalty=penalty, seed=seed)
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
-    assert data.informative is not None
+    informative = 0 if data.informative is None else len(np.intersect1d(data.informative, data.keys[: data.train_rows]))
     console.print(
         f"A synthetic click log: {len(data):,} rows, {data.features:,} features, of which "
-        f"{data.informative.sum() / data.features:.0%} have an effect on the click and the rest are noise.\n"
+        f"{informative / data.features:.0%} have an effect on the click and the rest are noise.\n"
         "A DCN is trained on the first 90 % in one pass, and tested on the rest.",
         highlight=False,
     )

@@ -1,14 +1,16 @@
 """`sparsegroup prepare`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sparsegroup.cli.app import THREADS, UsageError, app, console
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers, LogFormat, avazu, criteo, ipinyou
+from sparsegroup.data import ClickLogError
+from sparsegroup.data.choose import DatasetName, choose_format
+from sparsegroup.data.formats import AvazuHour, CriteoNumbers
 from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.lines import uncompressed_size
 from sparsegroup.data.preparation import Progress as Prepared
@@ -16,9 +18,6 @@ from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared import Manifest
 from sparsegroup.data.published import compare_with_published
 from sparsegroup.data.reader import OnBadRow
-from sparsegroup.data.schema_file import read_schema
-
-DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 
 
 @app.command("prepare")
@@ -34,6 +33,22 @@ def prepare_command(
     schema: Annotated[
         Path | None, typer.Option(help="YAML file that says what the columns are.", show_default=False)
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="Label column, of a log with a header; default `label` or `click`.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="A column that is no feature, of a log with a header (repeatable).", show_default=False),
+    ] = None,
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the rows, the last ones, for the test set, in [0, 1); of a log with a header and no column "
+            "`split`.",
+            show_default="0.1",
+        ),
+    ] = None,
     criteo_numbers: Annotated[
         CriteoNumbers, typer.Option(help="Criteo's integers: logarithms, or buckets that are embedded (39 fields).")
     ] = "log",
@@ -47,18 +62,27 @@ def prepare_command(
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="That parse and hash.")] = THREADS,
 ) -> None:
-    """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label and time.
+    """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.
 
     It takes bounded memory, and a run that was cut off is gone on with by the same command.
     """
-    if schema and dataset != "auto":
-        raise UsageError("--schema and --dataset cannot both be given")
-    if criteo_numbers != "log" and (schema or dataset not in ("auto", "criteo")):
-        raise UsageError("--criteo-numbers is for Criteo's log")
-    if avazu_hour != "hour" and (schema or dataset not in ("auto", "avazu") or criteo_numbers != "log"):
-        raise UsageError("--avazu-hour is for Avazu's log")
+    try:
+        wanted = choose_format(
+            log,
+            test,
+            dataset=dataset,
+            schema=schema,
+            label=label,
+            exclude=exclude or (),
+            test_fraction=test_fraction,
+            criteo_numbers=criteo_numbers,
+            avazu_hour=avazu_hour,
+        )
+    except ClickLogError:
+        raise
+    except ValueError as error:  # options that do not go together
+        raise UsageError(str(error)) from error
     logs = [log, *([test] if test else [])]
-    wanted = _format(dataset, schema, criteo_numbers, avazu_hour)
     total = uncompressed_size(logs)
     columns = (
         TextColumn("{task.description}"),
@@ -89,18 +113,6 @@ def prepare_command(
     console.print(summary(done.manifest, out), highlight=False)
     for line in compare_with_published(done.manifest):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _format(
-    dataset: DatasetName, schema: Path | None, criteo_numbers: CriteoNumbers, avazu_hour: AvazuHour
-) -> LogFormat | None:
-    if schema:
-        return read_schema(schema)
-    if dataset == "criteo" or criteo_numbers != "log":
-        return criteo(criteo_numbers)
-    if dataset == "avazu" or avazu_hour != "hour":
-        return avazu(avazu_hour)
-    return ipinyou() if dataset == "ipinyou" else None
 
 
 def _share(text: str) -> float:

@@ -1,15 +1,30 @@
-"""The progress bar of training."""
+"""Progress bars: of reading a raw log, and of training."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from sparsegroup.cli.app import console
+from sparsegroup.data.lines import uncompressed_size
 from sparsegroup.experiments.compare import Reporter
 from sparsegroup.training import Progress
+
+
+@contextmanager
+def reading_bar(logs: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """A progress bar over the bytes of raw logs, while their rows are counted.
+
+    Yields:
+        `on_progress` of `open_click_log`.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
+    with ProgressBar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"counting rows of {logs[0].name}", total=uncompressed_size(logs))
+        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

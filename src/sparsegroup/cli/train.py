@@ -1,19 +1,30 @@
 """`sparsegroup train`."""
 
+from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, train_config, use_threads
-from sparsegroup.cli.progress import training_bar
-from sparsegroup.data import ClickLog, PreparedLog, SyntheticConfig, read_csv, synthetic_log
-from sparsegroup.data.csv import OnBadRow
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
+from sparsegroup.cli.progress import reading_bar, training_bar
+from sparsegroup.data import ClickLog, PreparedLog, RawLog, open_click_log, synthetic_log
+from sparsegroup.data.choose import DatasetName
+from sparsegroup.data.formats import AvazuHour, CriteoNumbers
+from sparsegroup.data.reader import OnBadRow
+from sparsegroup.data.synthetic import SyntheticConfig
 from sparsegroup.prox import Norm, Penalty
-from sparsegroup.training import TrainConfig, save_run, train
+from sparsegroup.settings import assignment, checked, with_values
+from sparsegroup.training import Config, Progress, Run, Summary, Trainer, load_run, save_run, summarize
 from sparsegroup.training.click_model import ModelName
-from sparsegroup.training.config import OptimizerName
+from sparsegroup.training.config import SHORT, OptimizerName, read_config
+from sparsegroup.training.one_pass import EVALUATED, window_of
+from sparsegroup.training.run_dir import REPORT, append_point, begin_run, config_of
+
+_FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "optimizer.name", "training.seed")
+"""What a run cannot change when it goes on."""
 
 
 @app.command("train")
@@ -21,107 +32,280 @@ def train_command(
     log: Annotated[
         Path | None,
         typer.Argument(
-            help="A folder that `prepare` has written, or a CSV log with a header, plain, .gz, .bz2, .xz or .zst. "
+            metavar="[LOG|CONFIG.yaml]",
+            help="A folder that `prepare` has written, a raw log, or a YAML file of settings that names one. "
             "Default: a synthetic log.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting, such as optimizer.l21=1e-3 (repeatable).",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the trained model; default runs/<name of the log>.", show_default=False),
+        typer.Option(help="Folder for the run; default runs/<name of the log>.", show_default=False),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write into the folder even if it holds a run.")
     ] = False,
+    continue_: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue", metavar="RUN", help="Go on with a run on this log, the next day's, say.", show_default=False
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel="Log", help="A raw log of its own for the test set.", show_default=False),
+    ] = None,
+    dataset: Annotated[
+        DatasetName | None,
+        typer.Option(rich_help_panel="Log", help="Format of a raw log.", show_default="told from its first line"),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel="Log", help="YAML file that says what a raw log's columns are.", show_default=False
+        ),
+    ] = None,
     label: Annotated[
-        str | None, typer.Option(help="Label column; default `label` or `click`.", show_default=False)
+        str | None,
+        typer.Option(
+            rich_help_panel="Log", help="Label column, of a raw log with a header.", show_default="label or click"
+        ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="A column that is no feature (repeatable).", show_default=False)
-    ] = None,
-    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or skip and count it.")] = "error",
-    test_fraction: Annotated[
-        float,
+        list[str] | None,
         typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Share of the rows, the last ones, for the test set; not used where the log has a column `split`.",
+            rich_help_panel="Log",
+            help="A column that is no feature, of a raw log with a header (repeatable).",
+            show_default=False,
         ),
-    ] = 0.1,
-    rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = SyntheticConfig.rows,
-    model: Annotated[ModelName, typer.Option(help="Network over the embeddings.")] = TrainConfig.model,
+    ] = None,
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel="Log",
+            help="Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.",
+            show_default="0.1",
+        ),
+    ] = None,
+    criteo_numbers: Annotated[
+        CriteoNumbers | None,
+        typer.Option(rich_help_panel="Log", help="What becomes of Criteo's integers.", show_default="log"),
+    ] = None,
+    avazu_hour: Annotated[
+        AvazuHour | None, typer.Option(rich_help_panel="Log", help="What becomes of Avazu's hour.", show_default="hour")
+    ] = None,
+    on_bad_row: Annotated[
+        OnBadRow | None,
+        typer.Option(
+            rich_help_panel="Log", help="Stop at a bad row, or leave it out and count it.", show_default="error"
+        ),
+    ] = None,
+    max_bad: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Log", help="Share of bad rows above which to stop all the same.", show_default="0.1%"
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(rich_help_panel="Log", help="Size of the synthetic log.", show_default="200000")
+    ] = None,
+    model: Annotated[
+        ModelName | None, typer.Option(rich_help_panel="Model", help="Network over the embeddings.", show_default="dcn")
+    ] = None,
     dim: Annotated[
-        int | None, typer.Option(help="Embedding dimension; default mlp 16, opnn 10, dcn 8.", show_default=False)
+        int | None,
+        typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="mlp 16, opnn 10, dcn 8"),
     ] = None,
     optimizer: Annotated[
-        OptimizerName, typer.Option(help="Base optimizer; with all λ = 0 it is just that.")
-    ] = TrainConfig.optimizer,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate; default as in torch.optim.", show_default=False)
+        OptimizerName | None,
+        typer.Option(
+            rich_help_panel="Optimizer", help="Base optimizer; with all λ = 0 it is just that.", show_default="adam"
+        ),
     ] = None,
-    l1: Annotated[float, typer.Option(help="λ1, of the embeddings.")] = TrainConfig.l1,
-    l21: Annotated[float, typer.Option(help="λ21, of the embeddings: raise it to keep fewer features.")] = 1e-3,
-    l2: Annotated[float, typer.Option(help="λ2, of the embeddings.")] = TrainConfig.l2,
-    norm: Annotated[Norm, typer.Option(help="Norm in the group threshold.")] = TrainConfig.norm,
-    penalty: Annotated[Penalty, typer.Option(help="Shape of the group threshold.")] = TrainConfig.penalty,
-    mcp_gamma: Annotated[float, typer.Option(help="γ of the penalty mcp.")] = TrainConfig.mcp_gamma,
-    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = TrainConfig.batch_size,
+    lr: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="Learning rate.", show_default="as in torch.optim")
+    ] = None,
+    l1: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="λ1, of the embeddings.", show_default="0")
+    ] = None,
+    l21: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel="Optimizer",
+            help="λ21, of the embeddings: raise it to keep fewer features.",
+            show_default="0.001",
+        ),
+    ] = None,
+    l2: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="λ2, of the embeddings.", show_default="0")
+    ] = None,
+    norm: Annotated[
+        Norm | None, typer.Option(rich_help_panel="Optimizer", help="Norm in the group threshold.", show_default="s")
+    ] = None,
+    penalty: Annotated[
+        Penalty | None,
+        typer.Option(rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso"),
+    ] = None,
+    mcp_gamma: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="γ of the penalty mcp.", show_default="3")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
+    ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of the initialization, the dropout and the synthetic log.")
-    ] = TrainConfig.seed,
+        int | None,
+        typer.Option(
+            rich_help_panel="Training",
+            help="Of the initialization, the dropout and the synthetic log.",
+            show_default="0",
+        ),
+    ] = None,
     threads: Threads = THREADS,
 ) -> None:
     """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
 
-    Every column is a categorical feature, but for the label, `id`, `ts`, `timestamp` and `split`.
+    Settings come from the YAML file, if one is given, then from the options, then from --set.
     """
+    options = dict(locals())
     use_threads(threads)
-    config = train_config(
-        model=model,
-        dim=dim,
-        optimizer=optimizer,
-        lr=lr,
-        l1=l1,
-        l21=l21,
-        l2=l2,
-        norm=norm,
-        penalty=penalty,
-        mcp_gamma=mcp_gamma,
-        batch_size=batch_size,
-        seed=seed,
-    )
-    name = "synthetic" if log is None else log.name.split(".")[0]
-    folder = out or Path("runs") / name
+    values: dict[str, Any] = {
+        SHORT[name]: str(value) if isinstance(value, Path) else value
+        for name, value in options.items()
+        if name in SHORT and value is not None and name != "log"
+    }
+    is_config = log is not None and log.suffix in (".yaml", ".yml")
+    if log is not None and not is_config:
+        values["data.log"] = str(log)
+    values |= dict(map(assignment, set_ or ()))
+    if continue_ is None:
+        config = read_config(log if is_config else None, values, "the command line")
+    elif is_config:
+        raise UsageError("--continue takes its settings from the run; change them with --set, and give a log")
+    else:
+        config = _going_on(config_of(continue_), values)
+    folder = out or Path("runs") / _name(config)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite")
-    data: ClickLog | PreparedLog
-    if log is None:
-        data = synthetic_log(SyntheticConfig(rows=rows), seed)
-    elif log.is_dir():
-        data = PreparedLog(log)
-    else:
-        with console.status(f"reading {log}"):
-            data, bad = read_csv(
-                log, label=label, exclude=exclude or (), on_bad_row=on_bad_row, test_fraction=test_fraction
+    run = None if continue_ is None else load_run(continue_, config)
+    data = _open(config, threads)
+    if run is not None:
+        run.columns.check(data)
+    _introduce(data, run)
+    summary = _train(config, data, folder, run)
+    console.print(_outcome(summary, folder), highlight=False)
+
+
+def _going_on(before: Config, values: dict[str, Any]) -> Config:
+    """The config of a run with other values, which must not change what it has learnt."""
+    # The next log has its own test set, or none.
+    content = with_values(before.as_dict(), {"data.log": None, "data.test": None, **values})
+    config = checked(Config, content, "the command line")
+    for key in _FIXED:
+        section, name = key.split(".")
+        ours, theirs = (getattr(getattr(one, section), name) for one in (before, config))
+        if ours != theirs:
+            raise UsageError(f"{key} cannot become {theirs}: the run that is gone on with has {ours}")
+    return config
+
+
+def _name(config: Config) -> str:
+    return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
+
+
+def _open(config: Config, threads: int) -> ClickLog | PreparedLog | RawLog:
+    data = config.data
+    if data.log is None:
+        return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
+    path = Path(data.log)
+    test = None if data.test is None else Path(data.test)
+    with nullcontext() if path.is_dir() else reading_bar([path, *([test] if test else [])]) as on_progress:
+        try:
+            opened = open_click_log(
+                path,
+                test,
+                dataset=data.dataset,
+                schema=None if data.schema_file is None else Path(data.schema_file),
+                label=data.label,
+                exclude=data.exclude,
+                test_fraction=data.test_fraction,
+                criteo_numbers=data.criteo_numbers,
+                avazu_hour=data.avazu_hour,
+                on_bad_row=data.on_bad_row,
+                max_bad=data.max_bad,
+                threads=threads,
+                on_progress=on_progress,
             )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    for bad in opened.bad if isinstance(opened, RawLog) else []:
         if bad.count:
             console.print(str(bad), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    numbers = f"{len(data.numbers)} numbers, " if data.numbers else ""
-    console.print(
-        f"{data.name}: {data.train_rows:,} training and {len(data) - data.train_rows:,} test rows, "
-        f"{len(data.fields)} fields, {numbers}{data.features:,} features",
-        highlight=False,
-        soft_wrap=True,
+    return opened
+
+
+def _introduce(data: ClickLog | PreparedLog | RawLog, run: Run | None) -> None:
+    parts = [
+        f"{data.train_rows:,} training and {len(data) - data.train_rows:,} test rows",
+        f"{len(data.fields)} fields",
+    ]
+    if data.numbers:
+        parts.append(f"{len(data.numbers)} numbers")
+    if data.features is not None:
+        parts.append(f"{data.features:,} features")
+    if run is not None:
+        parts.append(f"going on after {run.summary.samples:,} samples")
+    console.print(f"{data.name}: {', '.join(parts)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _train(config: Config, data: ClickLog | PreparedLog | RawLog, folder: Path, run: Run | None) -> Summary:
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    model, optimizer = config.build(data) if run is None else (run.model, run.optimizer)
+    size = config.training.batch_size
+    trainer = Trainer(
+        model.network,
+        model.embedding,
+        optimizer,
+        window=window_of(data.train_rows, size, config.training.windows),
+        history=[] if run is None else run.history,
     )
-    network, group_optimizer = config.build(data)
-    with training_bar(data.train_rows, f"{model.upper()}, {optimizer}") as (on_batch, on_progress):
-        trained = train(
-            network, group_optimizer, data, batch_size=batch_size, on_batch=on_batch, on_progress=on_progress
-        )
-    save_run(folder, config, data, network, trained)
+    begin_run(folder, config, data, trainer.history)
+    with training_bar(data.train_rows, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, show):
+
+        def on_progress(point: Progress) -> None:
+            append_point(folder, point)
+            show(point)
+
+        trainer.fit(data.batches(0, data.train_rows, size), on_batch=on_batch, on_progress=on_progress)
+    tested = len(data) > data.train_rows
+    test = trainer.evaluate(data.batches(data.train_rows, len(data), EVALUATED)) if tested else None
+    summary = summarize(
+        data,
+        model,
+        trainer.history,
+        test,
+        started,
+        continued_from=None if run is None else str(run.folder),
+        bad_rows={} if isinstance(data, ClickLog) else data.bad_rows,
+    )
+    save_run(folder, config, data, model, optimizer, trainer.history, summary)
+    return summary
+
+
+def _outcome(summary: Summary, folder: Path) -> Table:
     table = Table(show_header=False, box=None)
-    table.add_row("test AUC", f"{trained.test.auc:.4f}")
-    table.add_row("test log loss", f"{trained.test.log_loss:.4f}")
-    table.add_row("feature rate", f"{trained.feature_rate:.4f}  ({trained.live_rows:,} of {data.features:,} features)")
-    table.add_row("written to", str(folder))
-    console.print(table, highlight=False)
+    if summary.test is not None:
+        table.add_row("test AUC", f"{summary.test.auc:.4f}")
+        table.add_row("test log loss", f"{summary.test.log_loss:.4f}")
+    rate = f"{summary.feature_rate:.4f}  ({summary.live_rows:,} of {summary.features_seen:,} features)"
+    table.add_row("feature rate", rate)
+    table.add_row("written to", f"{folder}; see {folder / REPORT}")
+    return table

@@ -1,7 +1,7 @@
 """Batches of samples, and what a log has to offer for training."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from queue import Full, Queue
 from typing import Protocol, TypeVar
@@ -148,6 +148,9 @@ def read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
             put(None)
         except BaseException as error:  # it is raised where the items are used
             put(error)
+        finally:
+            if isinstance(items, Generator):  # what it holds, threads among it, ends with it
+                items.close()
 
     thread = threading.Thread(target=produce, name="sparsegroup-reader", daemon=True)
     thread.start()

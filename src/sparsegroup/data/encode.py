@@ -1,4 +1,4 @@
-"""Lines of a log to keys, numbers, labels and times; rows that cannot be read are named by their line."""
+"""Lines of a log to keys, numbers, labels, times and weights; rows that cannot be read are named by their line."""
 
 import re
 from collections.abc import Sequence
@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from sparsegroup.data.columns import schema_of
 from sparsegroup.data.errors import BadRows
 from sparsegroup.data.formats import LogFormat
 from sparsegroup.data.keys import Int64s, keys_of
 from sparsegroup.data.lines import LONGEST_LINE, Chunk
-
-LABEL, TIME = "label", "time"
 
 Bad = tuple[int, str, str]
 """A row that is left out: its line, the reason, and its text."""
@@ -32,8 +31,7 @@ class Encoded:
     """What a chunk holds.
 
     Attributes:
-        batch: `label` uint8, `time` int64, an int64 column of keys per field (lists of them where the field has
-            several values), a float32 column per number; named as in the format.
+        batch: The rows, with the columns of `schema_of`.
         raw: The fields' values as they were hashed, or None if they were not asked for.
         is_test: Which rows are marked as test rows, of a format with a split column.
         bad: Rows left out.
@@ -43,14 +41,6 @@ class Encoded:
     raw: pl.DataFrame | None
     is_test: npt.NDArray[np.bool_] | None
     bad: BadRows
-
-
-def schema_of(log: LogFormat) -> pa.Schema:
-    """Of the encoded batches."""
-    key, keys = pa.int64(), pa.list_(pa.int64())
-    columns = [(LABEL, pa.uint8()), (TIME, pa.int64())]
-    columns += [(name, keys if name in log.lists else key) for name in log.fields]
-    return pa.schema(columns + [(name, pa.float32()) for name in log.numbers])
 
 
 def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], source: str, keep_raw: bool = False) -> Encoded:
@@ -86,11 +76,14 @@ def _encode_frame(
         keep_raw: Give the fields' values, too.
     """
     frame = _with_valid_labels(frame, log, bad)
+    frame = _with_valid_weights(frame, log, bad)
     frame = _derived(frame, log, bad)
     columns: list[Any] = [
         frame[log.label].cast(pl.UInt8).to_numpy(),
         frame[""].to_numpy() if log.time is None else _seconds(frame[log.time]),
     ]
+    if log.weight is not None:
+        columns.append(frame[log.weight].cast(pl.Float32).to_numpy())
     for number, name in enumerate(log.fields):
         if separator := log.lists.get(name):
             columns.append(_lists_of_keys(frame[name], separator, number))
@@ -108,9 +101,11 @@ def _whole_lines(chunk: Chunk, log: LogFormat, bad: list[Bad]) -> tuple[bytes, I
     """The chunk without blank lines and those that would mix up their neighbours, and the numbers of the others."""
     data = chunk.data
     quoted = log.separator == "," and b'"' in data
-    blank = data[:1] in (b"\n", b"\r", b" ") or any(begin in data for begin in (b"\n\n", b"\n\r", b"\n "))
-    if not quoted and not blank and data.count(b"\r") == data.count(b"\r\n") and _is_utf8(data):
-        return data, np.arange(chunk.line, chunk.line + data.count(b"\n"))
+    begins = _line_begins(data)
+    blank = np.isin(np.frombuffer(data, np.uint8)[begins], list(b"\n\r ")).any()
+    returns = b"\r" in data and data.count(b"\r") != data.count(b"\r\n")
+    if not quoted and not blank and not returns and _is_utf8(data):
+        return data, np.arange(chunk.line, chunk.line + len(begins))
     kept, numbers = [], []
     for number, line in enumerate(data.split(b"\n")[:-1], chunk.line):
         if not line.strip(b" \r"):
@@ -127,6 +122,13 @@ def _whole_lines(chunk: Chunk, log: LogFormat, bad: list[Bad]) -> tuple[bytes, I
             continue
         bad.append((number, reason, line[:_SAMPLE].decode("utf-8", "replace").rstrip()))
     return b"".join(kept), np.array(numbers, np.int64)
+
+
+def _line_begins(data: bytes) -> Int64s:
+    """Where each line of `data`, which ends with a newline or is empty, begins."""
+    # Searching for pairs of bytes would take ten times as long, and hold the interpreter's lock.
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    return np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -179,6 +181,19 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[Bad]) -> p
     for row in frame.filter(~valid).iter_rows(named=True):
         text = f"{log.label}={row[log.label]}" if row[log.label] is not None else f"no {log.label}"
         bad.append((row[""], f"label {log.label!r} must be 0 or 1", text))
+    return frame.filter(valid)
+
+
+def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[Bad]) -> pl.DataFrame:
+    if log.weight is None:
+        return frame
+    weight = frame[log.weight].cast(pl.Float32, strict=False)
+    valid = ((weight >= 0) & weight.is_finite()).fill_null(False)
+    if valid.all():
+        return frame
+    for row in frame.filter(~valid).iter_rows(named=True):
+        text = f"{log.weight}={row[log.weight]}" if row[log.weight] is not None else f"no {log.weight}"
+        bad.append((row[""], f"weight {log.weight!r} must be a number >= 0", text))
     return frame.filter(valid)
 
 

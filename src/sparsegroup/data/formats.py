@@ -1,17 +1,17 @@
 """The formats that logs come in: which columns they have, and what becomes of them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import polars as pl
 
-from sparsegroup.data.errors import ClickLogError
+Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
+"""Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
+rows are left, at the first row whose split column is 2, or with the second file."""
 
-Split = Literal["none", "last-day", "last-of-7", "last-tenth", "column", "file"]
-"""Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, after nine tenths, at the
-first row whose split column is 2, or with the second file."""
+TEST_FRACTION = 0.1
 
 Columns = Callable[[pl.DataFrame], pl.DataFrame]
 
@@ -29,6 +29,8 @@ class LogFormat:
         time: Column of the time, or None: then it is the row's number.
         split: Where the test set begins.
         split_column: Of "column".
+        test_fraction: Of "last-fraction", in [0, 1); 0 for no test set.
+        weight: Column of the rows' weights, numbers >= 0, or None: then every row counts the same.
         columns: All columns in order, of a log without a header; else empty.
         separator: Between columns.
         variant: Of what `derive` makes, where the fields do not tell.
@@ -42,19 +44,28 @@ class LogFormat:
     numbers: tuple[str, ...] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
     time: str | None = None
-    split: Split = "last-tenth"
+    split: Split = "last-fraction"
     split_column: str | None = None
+    test_fraction: float = TEST_FRACTION
+    weight: str | None = None
     columns: tuple[str, ...] = ()
     separator: str = ","
     variant: str = ""
     derive: Columns | None = None
     checked: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
+        if unknown := [name for name in self.lists if name not in self.fields]:
+            raise ValueError(f"lists must be fields, got {unknown[0]!r}, which is none")
+
     @property
     def raw(self) -> tuple[str, ...]:
         """The columns of the log that are read."""
         made = {"time", "weekday"} if self.name == "avazu" else set()
-        wanted = [self.label, *self.fields, *self.numbers, self.time, self.split_column, *(["hour"] if made else [])]
+        wanted = [self.label, *self.fields, *self.numbers, self.time, self.split_column, self.weight]
+        wanted += ["hour"] if made else []
         return tuple(dict.fromkeys(name for name in wanted if name is not None and name not in made))
 
     @property
@@ -113,6 +124,12 @@ def _buckets_of_integers(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(bucket(name) for name in _CRITEO_INTEGERS)
 
 
+def is_criteo(line: str) -> bool:
+    """Whether a log that begins so is Criteo's."""
+    columns = line.split("\t")
+    return len(columns) == len(_CRITEO_INTEGERS) + len(_CRITEO_FIELDS) + 1 and columns[0] in "01"
+
+
 # fmt: off
 _AVAZU_FIELDS = (
     "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id",
@@ -149,6 +166,11 @@ def avazu(hour: AvazuHour = "hour") -> LogFormat:
         derive=derive,
         checked={"time": "hour"},
     )
+
+
+def is_avazu(header: Collection[str]) -> bool:
+    """Whether a log with these columns is Avazu's."""
+    return {"click", "hour", *_AVAZU_FIELDS} <= set(header)
 
 
 # fmt: off
@@ -198,39 +220,9 @@ def ipinyou() -> LogFormat:
     )
 
 
-def from_header(header: Sequence[str], source: str, separator: str) -> LogFormat:
-    """The format of a log with a header line: a public one if it has its columns, else every column is a field.
-
-    `label` or `click` is the label, `ts` or `timestamp` the time, `split` says where the test set begins (2), and `id`
-    is left out.
-
-    Raises:
-        ClickLogError: No label column, a column twice, or too many or no fields.
-    """
-    where = f"{source}:1"
-    if repeated := sorted({name for name in header if header.count(name) > 1}):
-        raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
-    if {"click", "hour", *_AVAZU_FIELDS} <= set(header):
-        return avazu()
-    if {"click", *_IPINYOU_FIELDS} <= set(header):
-        return ipinyou()
-    label = next((name for name in ("label", "click") if name in header), None)
-    if label is None:
-        raise ClickLogError(f"{where}: no label column 'label' or 'click'. The columns are {', '.join(header)}")
-    if "" in header:
-        raise ClickLogError(f"{where}: column {header.index('') + 1} has no name; name it, or give a schema without it")
-    time = next((name for name in ("ts", "timestamp") if name in header), None)
-    fields = tuple(name for name in header if name not in (label, "id", "ts", "timestamp", "split"))
-    has_split = "split" in header
-    return LogFormat(
-        "log",
-        label,
-        fields,
-        time=time,
-        split="column" if has_split else "last-tenth",
-        split_column="split" if has_split else None,
-        separator=separator,
-    )
+def is_ipinyou(header: Collection[str]) -> bool:
+    """Whether a log with these columns is iPinYou's."""
+    return {"click", *_IPINYOU_FIELDS} <= set(header)
 
 
 def svm(line: str) -> LogFormat | None:
@@ -253,17 +245,3 @@ def svm(line: str) -> LogFormat | None:
         derive=lambda frame: frame.with_columns(pl.col(fields).str.extract(feature + r":1(?:\.0*)?$")),
         checked=_same(fields),
     )
-
-
-def from_first_line(line: str, source: str) -> LogFormat:
-    """The format of a log that begins with `line`.
-
-    Raises:
-        ClickLogError: As `from_header`.
-    """
-    if len(columns := line.split("\t")) == len(_CRITEO_INTEGERS) + len(_CRITEO_FIELDS) + 1 and columns[0] in "01":
-        return criteo()
-    if found := svm(line):
-        return found
-    separator = "\t" if "\t" in line else ","
-    return from_header([name.strip('"') for name in line.split(separator)], source, separator)

@@ -135,14 +135,16 @@ def _past_line(stream: Any, rest: bytes, size: int, path: Path, line: int) -> tu
     return length + end, rest[end:]
 
 
-def _skip(stream: Any, offset: int, path: Path) -> int:
-    position = 0
-    while position < offset:
-        block = _read(stream, min(offset - position, CHUNK_BYTES), path, 0)
-        if not block:
-            raise ClickLogError(f"{path}: ends at byte {position:,}, before byte {offset:,} where to go on")
-        position += len(block)
-    return position
+def _skip(stream: Any, offset: int, path: Path) -> None:
+    if path.suffix in _OPAQUE:
+        position = 0
+        while position < offset and (block := _read(stream, min(offset - position, CHUNK_BYTES), path, 0)):
+            position += len(block)
+    else:
+        position = min(path.stat().st_size, offset)
+        stream.seek(position)
+    if position < offset:
+        raise ClickLogError(f"{path}: ends at byte {position:,}, before byte {offset:,} where to go on")
 
 
 def _read(stream: Any, size: int, path: Path, line: int) -> bytes:

@@ -1,57 +1,49 @@
 """`prepare`: a raw log of any size into a prepared folder, in bounded memory, gone on with where it was cut off."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.columnar import column_names, is_columnar
-from sparsegroup.data.encode import LABEL, TIME, Encoded, schema_of
+from sparsegroup.data.columns import schema_of
+from sparsegroup.data.detect import formats_of
+from sparsegroup.data.encode import Encoded
 from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.formats import LogFormat, from_first_line, from_header
-from sparsegroup.data.keys import HASH, MOST_FIELDS
-from sparsegroup.data.lines import CHUNK_BYTES, first_line
+from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.keys import HASH
+from sparsegroup.data.lines import CHUNK_BYTES
 from sparsegroup.data.prepared import MANIFEST, Manifest, PreparedLog, count_features, write_atomically, write_manifest
 from sparsegroup.data.reader import OnBadRow, Reader
+from sparsegroup.data.source import source_of
+from sparsegroup.data.split import RowsSeen
 
 PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""
 
 _META = b"sparsegroup"
-_DAY = 24 * 3600
 
 
 @dataclass
-class _State:
+class _State(RowsSeen):
     """How far a log has been read: written into each file, and read from the last one to go on.
 
     Attributes:
         source: Number of the log, of several.
         offset: Bytes of it that have been read.
         line: Of the next row.
-        rows: Written so far.
-        positives: Of them, label 1.
-        last_time: Of the last row.
-        boundary: First row of the last day, or of the test set where that is marked; -1 before there is one.
         bad: Rows left out.
     """
 
     source: int = 0
     offset: int = 0
     line: int = 1
-    rows: int = 0
-    positives: int = 0
-    last_time: int = 0
-    boundary: int = -1
     bad: dict[str, int] = field(default_factory=dict)
 
 
@@ -76,7 +68,7 @@ def prepare(
     on_progress: Callable[[Progress], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[PreparedLog, list[BadRows]]:
-    """Read raw logs, and write their keys, numbers, labels and times as Parquet.
+    """Read raw logs, and write their keys, numbers, labels, times and weights as Parquet.
 
     A folder that a killed run has left is gone on with. A whole one is left as it is.
 
@@ -98,11 +90,8 @@ def prepare(
         ClickLogError: A bad row (FILE:LINE: why), too many of them, a damaged file, or a folder that holds something
             else. What has been written stays, to go on with.
     """
-    log, _ = _format_of(logs[0], log)
-    if len(logs) > 1:
-        log = replace(log, split="file", split_column=None)
-    columns = [_format_of(path, log)[1] for path in logs]
-    source = _source(logs, log, vocabulary)
+    log, columns = formats_of(logs, log)
+    source = {**source_of(logs, log), "vocabulary": vocabulary}
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / MANIFEST).exists():
         done = PreparedLog(folder)
@@ -121,17 +110,7 @@ def prepare(
         state.source, state.offset, state.line = number + 1, 0, 1
         if number == 0 and len(logs) > 1:
             state.boundary = state.rows
-    left_out = sum(state.bad.values())
-    if left_out > max_bad * (state.rows + left_out):
-        examples = "\n".join(map(str, bads))
-        raise ClickLogError(
-            f"{left_out:,} of {state.rows + left_out:,} rows are bad, more than max_bad={max_bad:g}\n{examples}"
-        )
-    if not state.rows:
-        raise ClickLogError(f"{logs[0]}: no rows")
-    train_rows = _train_rows(log, state)
-    if not train_rows:
-        raise ClickLogError(f"{logs[0]}: no training rows; all {state.rows:,} are for testing")
+    train_rows = state.checked_train_rows(log, logs[0], sum(state.bad.values()), bads, max_bad)
     all_rows, training = (count_features(folder, files, log.fields, rows) for rows in (state.rows, train_rows))
     if vocabulary:
         joined = pl.scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
@@ -149,6 +128,7 @@ def prepare(
         hash=HASH,
         source=source,
         bad_rows=state.bad,
+        weighted=log.weight is not None,
         version=version("sparsegroup"),
     )
     write_manifest(folder, manifest)
@@ -156,32 +136,6 @@ def prepare(
         for part in _vocabulary_parts(folder, files):
             part.unlink()
     return PreparedLog(folder), bads
-
-
-def _format_of(path: Path, log: LogFormat | None) -> tuple[LogFormat, list[str]]:
-    if is_columnar(path):
-        header = column_names(path)
-        log = log or from_header(header, str(path), "")
-    else:
-        line = first_line(path)
-        log = log or from_first_line(line, str(path))
-        header = list(log.columns) or [name.strip('"') for name in line.split(log.separator)]
-    if missing := [name for name in log.raw if name not in header]:
-        raise ClickLogError(f"{path}:1: no column {missing[0]!r}; the columns are {', '.join(header)}")
-    if repeated := [name for name in log.raw if header.count(name) > 1]:
-        raise ClickLogError(f"{path}:1: column {repeated[0]!r} appears {header.count(repeated[0])} times")
-    if not 1 <= len(log.fields) <= MOST_FIELDS:
-        raise ClickLogError(f"{path}:1: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}")
-    if reserved := {LABEL, TIME} & {*log.fields, *log.numbers}:
-        raise ClickLogError(f"{path}:1: a field cannot be named {min(reserved)!r}; rename it")
-    return log, header
-
-
-def _source(logs: list[Path], log: LogFormat, vocabulary: bool) -> dict[str, Any]:
-    """What a prepared folder was made of: names, sizes and times of the logs, and the format."""
-    files = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in logs]
-    text = json.dumps({name: value for name, value in vars(log).items() if name != "derive"}, default=dict)
-    return {"files": files, "format": hashlib.sha256(text.encode()).hexdigest()[:16], "vocabulary": vocabulary}
 
 
 def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int]]:
@@ -217,7 +171,7 @@ def _write(
     held: list[Encoded] = []
     known = Counter(state.bad)
     for chunk, encoded in reader(state.offset, state.line):
-        _note(state, log, encoded, reader.path)
+        state.note(encoded, log, reader.path)
         state.offset, state.line = chunk.end_offset, chunk.end_line
         state.bad = dict(known + reader.bad.reasons)
         held.append(encoded)
@@ -228,29 +182,6 @@ def _write(
             on_progress(Progress(state.rows, sum(state.bad.values()), state.offset))
     if any(encoded.batch.num_rows for encoded in held):
         _write_part(folder, log, held, state, files, source)
-
-
-def _note(state: _State, log: LogFormat, encoded: Encoded, path: Path) -> None:
-    batch = encoded.batch
-    if not batch.num_rows:
-        return
-    if log.split == "last-day":
-        times = batch.column(TIME).to_numpy()
-        if times[0] < state.last_time or (np.diff(times) < 0).any():
-            raise ClickLogError(f"{path}: rows must be in the order of time, for the last day is the test set")
-        days = times // _DAY
-        if days[-1] > state.last_time // _DAY or state.boundary < 0:
-            state.boundary = state.rows + int(np.searchsorted(days, days[-1]))
-        state.last_time = int(times[-1])
-    if encoded.is_test is not None:
-        first = int(encoded.is_test.argmax()) if encoded.is_test.any() else -1
-        began = 0 if state.boundary >= 0 else first
-        if began >= 0 and not encoded.is_test[began:].all():
-            raise ClickLogError(f"{path}: rows with {log.split_column}=2 (test) must come last")
-        if first >= 0 and state.boundary < 0:
-            state.boundary = state.rows + first
-    state.rows += batch.num_rows
-    state.positives += int(batch.column(0).to_numpy().sum())
 
 
 def _write_part(
@@ -281,25 +212,16 @@ def _write_vocabulary(path: Path, log: LogFormat, held: list[Encoded]) -> None:
     pieces = []
     for encoded in held:
         assert encoded.raw is not None
-        for number, name in enumerate(log.fields):
+        for name in log.fields:
+            keys = encoded.batch.column(name)
             if name in log.lists:
                 values = encoded.raw[name].fill_null("").str.split(log.lists[name]).explode()
-                keys = encoded.batch.column(2 + number).flatten()
+                keys = keys.flatten()
             else:
-                values, keys = encoded.raw[name].fill_null(""), encoded.batch.column(2 + number)
+                values = encoded.raw[name].fill_null("")
             pieces.append(pl.DataFrame({"key": keys, "field": name, "value": values}).unique("key"))
     write_atomically(path, pl.concat(pieces).unique("key").write_parquet)
 
 
 def _vocabulary_parts(folder: Path, files: dict[str, int]) -> list[Path]:
     return [folder / name.replace("part", "vocabulary") for name in files]
-
-
-def _train_rows(log: LogFormat, state: _State) -> int:
-    if log.split == "last-day":
-        return state.boundary or state.rows  # of a single day there is no test set
-    if log.split in ("column", "file"):
-        return state.boundary if state.boundary >= 0 else state.rows
-    if log.split == "last-of-7":
-        return max(1, state.rows * 6 // 7)
-    return state.rows - round(state.rows * 0.1) if log.split == "last-tenth" else state.rows

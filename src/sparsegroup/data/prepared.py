@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
-from sparsegroup.data.encode import LABEL, TIME
+from sparsegroup.data.columns import batch_of
 from sparsegroup.data.errors import ClickLogError
 
 MANIFEST = "log.json"
@@ -39,6 +36,7 @@ class Manifest:
         hash: What keys are made with.
         source: What it was made of and how; a folder made of something else is not gone on with.
         bad_rows: Reason → rows left out.
+        weighted: Whether the rows have weights.
         version: Of the package that wrote it.
         format: Of the folder.
     """
@@ -55,6 +53,7 @@ class Manifest:
     hash: str
     source: Mapping[str, Any]
     bad_rows: Mapping[str, int] = field(default_factory=dict)
+    weighted: bool = False
     version: str = ""
     format: int = FORMAT
 
@@ -142,15 +141,17 @@ class PreparedLog:
         """Distinct features in the training rows."""
         return sum(training for _, training in self.manifest.features.values())
 
+    @property
+    def bad_rows(self) -> Mapping[str, int]:
+        """Reason → rows left out."""
+        return self.manifest.bad_rows
+
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; a thread reads ahead.
 
         Raises:
-            ClickLogError: A file is missing or damaged, or the log has fields of several values.
+            ClickLogError: A file is missing or damaged.
         """
-        if self.manifest.lists:
-            several = ", ".join(self.manifest.lists)
-            raise ClickLogError(f"{self.folder}: fields of several values, {several}, have no matrix")
         yield from rebatched(read_ahead(self._row_groups(start, stop)), size)
 
     def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
@@ -167,23 +168,10 @@ class PreparedLog:
                         first, last = max(start - position, 0), min(stop - position, rows)
                         position += rows
                         if first < last:
-                            yield self._batch(file.read_row_group(group, use_threads=False))[first:last]
+                            table = file.read_row_group(group, use_threads=False).slice(first, last - first)
+                            yield batch_of(table, self.fields, self.numbers, self.lists, self.manifest.weighted)
             except (OSError, pa.ArrowException) as error:
                 raise ClickLogError(f"{path}: missing or damaged ({error})") from error
-
-    def _batch(self, table: pa.Table) -> Batch:
-        def matrix(names: tuple[str, ...], dtype: Any) -> Tensor:
-            out = np.empty((table.num_rows, len(names)), dtype)
-            for number, name in enumerate(names):
-                out[:, number] = table.column(name).to_numpy()
-            return torch.from_numpy(out)
-
-        return Batch(
-            matrix(self.manifest.fields, np.int64),
-            matrix(self.manifest.numbers, np.float32),
-            torch.from_numpy(table.column(LABEL).to_numpy().astype(np.float32)),
-            torch.from_numpy(table.column(TIME).to_numpy().copy()),
-        )
 
 
 def count_features(folder: Path, files: Mapping[str, int], fields: tuple[str, ...], rows: int) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A raw log as encoded chunks, which threads parse ahead."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ class Reader:
         self.path, self.log, self.columns, self.bad = path, log, columns, bad
         self.on_bad_row, self.keep_raw, self.threads, self.chunk_bytes = on_bad_row, keep_raw, threads, chunk_bytes
 
-    def __call__(self, offset: int, line: int) -> Iterator[tuple[Chunk, Encoded]]:
+    def __call__(self, offset: int, line: int) -> Generator[tuple[Chunk, Encoded]]:
         """From byte `offset` on, where `line` begins.
 
         Raises:

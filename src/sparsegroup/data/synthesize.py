@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.encode import LABEL
+from sparsegroup.data.columns import LABEL
 from sparsegroup.data.errors import ClickLogError
 from sparsegroup.data.generator import synthetic_batches
 from sparsegroup.data.prepared import Manifest, PreparedLog, count_features, write_atomically, write_manifest

@@ -1,13 +1,13 @@
 """A synthetic click log: Zipf-distributed values, of which a known few are informative."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from sparsegroup.data.clicklog import UNKNOWN, ClickLog, number_features
+from sparsegroup.data.clicklog import ClickLog
+from sparsegroup.data.keys import VALUE_BITS
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) ->
     """Draw a log whose label is Bernoulli(sigmoid(bias + Σ effect of the row's values)).
 
     A value is informative with probability `informative`, whatever its frequency; its effect is N(0, effect²). All
-    other values have effect 0.
+    other values have effect 0. The key of value v of field f is f · 2⁵⁶ + v.
 
     Args:
         config: Shape of the log.
@@ -52,7 +52,7 @@ def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) ->
     generator = np.random.default_rng(seed)
     logits = np.full(config.rows, config.bias)
     columns, truths = [], []
-    for cardinality in config.cardinalities:
+    for number, cardinality in enumerate(config.cardinalities):
         informative = generator.random(cardinality) < config.informative
         effects = np.where(informative, generator.normal(0, config.effect, cardinality), 0.0)
         # Ranks are scattered over the values, so that a value's name says nothing of its frequency.
@@ -60,10 +60,15 @@ def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) ->
             bounded_zipf(generator.random(config.rows), cardinality, config.exponent)
         ]
         logits += effects[values]
-        columns.append(pa.chunked_array([values]))
-        truths.append(informative)
+        first = number << VALUE_BITS
+        columns.append(first + values)
+        truths.append(first + np.flatnonzero(informative))
     labels = (generator.random(config.rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    fields = [f"field_{number}" for number in range(len(columns))]
-    log = number_features("synthetic", fields, columns, labels, config.rows - config.rows // 10)
-    known = [truth[log.vocabulary[field].to_numpy()] for field, truth in zip(fields, truths, strict=True)]
-    return replace(log, informative=np.concatenate([np.zeros(UNKNOWN + 1, dtype=np.bool_), *known]))
+    return ClickLog(
+        "synthetic",
+        tuple(f"field_{number}" for number in range(len(columns))),
+        np.stack(columns, axis=1),
+        labels,
+        config.rows - config.rows // 10,
+        np.concatenate(truths),
+    )

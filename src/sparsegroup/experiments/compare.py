@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparsegroup.data import ClickLog
-from sparsegroup.training import ClickModel, Metrics, Progress, TrainConfig, prune_rows, score, train
+from sparsegroup.training import ClickModel, Config, Metrics, Progress, prune_rows, score, train
 
 KEY_BYTES, FLOAT_BYTES = 8, 4
 
@@ -35,7 +35,7 @@ class Outcome:
 
 def compare(
     log: ClickLog,
-    config: TrainConfig,
+    config: Config,
     reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
 ) -> list[Outcome]:
     """Train the base optimizer and its Group version with the same seed; prune the first to the rate of the second.
@@ -45,8 +45,9 @@ def compare(
         config: Of the Group version; the base optimizer is the same with all λ = 0.
         reporting: Given a method's name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
     """
-    base_name, group_name = config.optimizer.capitalize(), f"Group {config.optimizer.capitalize()}"
-    base, base_model = _train(log, replace(config, l1=0.0, l21=0.0, l2=0.0), base_name, reporting)
+    base_name = config.optimizer.name.capitalize()
+    group_name = f"Group {base_name}"
+    base, base_model = _train(log, config.replace(l1=0.0, l21=0.0, l2=0.0), base_name, reporting)
     group, _ = _train(log, config, group_name, reporting)
     prune_rows(base_model.embedding, min(group.live_rows, base.live_rows))
     pruned = _outcome(f"{base_name}, pruned", log, base_model, score(base_model, log))
@@ -55,14 +56,16 @@ def compare(
 
 def _train(
     log: ClickLog,
-    config: TrainConfig,
+    config: Config,
     name: str,
     reporting: Callable[[str], AbstractContextManager[Reporter | None]],
 ) -> tuple[Outcome, ClickModel]:
     model, optimizer = config.build(log)
     with reporting(name) as reporter:
         on_batch, on_progress = reporter or (None, None)
-        trained = train(model, optimizer, log, batch_size=config.batch_size, on_batch=on_batch, on_progress=on_progress)
+        trained = train(
+            model, optimizer, log, batch_size=config.training.batch_size, on_batch=on_batch, on_progress=on_progress
+        )
     return _outcome(name, log, model, trained.test), model
 
 
@@ -71,7 +74,7 @@ def _outcome(name: str, log: ClickLog, model: ClickModel, metrics: Metrics) -> O
     rows = table.num_live
     informative = None
     if log.informative is not None:
-        found = sum(int(log.informative[keys.numpy()].sum()) for keys, _ in table.items())
+        found = sum(int(log.are_informative(keys.numpy()).sum()) for keys, _ in table.items())
         informative = found / rows if rows else 0.0
     return Outcome(
         name,

@@ -64,12 +64,22 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     return turns.result(state)
 
 
-def _call_for(helpers: int, job: _Job) -> None:
+def submit(job: _Job) -> None:
+    """Let one of the helping threads call `job`, which must not raise; there must be more than one thread."""
+    _team_of(get_num_threads() - 1).jobs.put(job)
+
+
+def _team_of(helpers: int) -> "_Team":
     team = _team()
     while len(team.threads) < helpers:
         thread = threading.Thread(target=_serve, args=(team.jobs,), name="sparsegroup", daemon=True)
         team.threads.append(thread)
         thread.start()
+    return team
+
+
+def _call_for(helpers: int, job: _Job) -> None:
+    team = _team_of(helpers)
     for _ in range(helpers - team.jobs.qsize()):  # jobs still waiting: nobody has a core to spare
         team.jobs.put(job)
 

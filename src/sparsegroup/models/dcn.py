@@ -12,7 +12,8 @@ from sparsegroup.models.layers import flatten_inputs, hidden_layers
 class CrossLayers(nn.Module):
     """x_{l+1} = x_0 (x_l · w_l) + b_l + x_l (eq. 3 of DCN).
 
-    Every x_l is a_l x_0 + (b_0 + … + b_{l-1}) with one number a_l per sample, so that x_0 is read once for all layers.
+    Every x_l is a_l x_0 + (b_0 + … + b_{l-1}) with one number a_l per sample. So all that is wanted of x_0 is its
+    product with each w_l, and with the weights of what follows.
 
     Args:
         width: Size of x.
@@ -25,16 +26,21 @@ class CrossLayers(nn.Module):
         self.weight = nn.Parameter(torch.empty(layers, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(layers, width))
 
-    def forward(self, x_0: Tensor) -> Tensor:
-        """`[batch, width]` → `[batch, width]`."""
-        of_x_0 = (x_0 @ self.weight.t()).unbind(1)
+    def forward(self, products: Tensor, weight: Tensor) -> Tensor:
+        """The last layer's x · `weight`, `[batch]`.
+
+        Args:
+            products: `[batch, layers + 1]`, of x_0 with each w_l and with `weight`.
+            weight: `[width]`.
+        """
+        *of_x_0, with_weight = products.unbind(1)
         bias = self.bias.cumsum(0)
         of_bias = (bias[:-1] * self.weight[1:]).sum(1)
         scale = torch.ones(())
         for layer, product in enumerate(of_x_0):
             x_dot_w = scale * product if layer == 0 else scale * product + of_bias[layer - 1]
             scale = scale + x_dot_w
-        return x_0 * scale.unsqueeze(1) + bias[-1] if of_x_0 else x_0
+        return scale * with_weight + bias[-1] @ weight if of_x_0 else with_weight
 
 
 class DCN(nn.Module):
@@ -70,5 +76,15 @@ class DCN(nn.Module):
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
-        logits: Tensor = self.output(torch.cat([self.cross(x), self.deep(x)], dim=1)).squeeze(1)
+        width, crosses = x.shape[1], len(self.cross.weight) + 1
+        of_cross, of_deep = self.output.weight[:, :width], self.output.weight[:, width:]
+        first = self.deep[0] if len(self.deep) else None
+        assert first is None or isinstance(first, nn.Linear)
+        # One product of x: with the cross layers, what the output takes of them, and the first deep layer.
+        weights = [self.cross.weight, of_cross, of_deep if first is None else first.weight]
+        products = x @ torch.cat(weights).t()
+        deep = products[:, crosses:]
+        if first is not None:
+            deep = self.deep[1:](deep + first.bias) @ of_deep.t()
+        logits: Tensor = self.cross(products[:, :crosses], of_cross[0]) + deep.squeeze(1) + self.output.bias
         return logits

@@ -98,14 +98,34 @@ def _fetch(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: 
     return absent
 
 
+@jitted
+def _ask_for(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int) -> Any:
+    """Ask for the memory of some rows; the number of those that are `ABSENT`."""
+    mask = (np.int64(1) << shift) - 1
+    absent = 0
+    for i in range(first, last):
+        if rows[i] == ABSENT:
+            absent += 1
+        else:
+            address = load(pages + ((rows[i] >> shift) << 3)) + (rows[i] & mask) * row_bytes
+            for line in range(0, row_bytes, 64):
+                prefetch(address + line)
+    return absent
+
+
 def _look_up(
-    turns: Any, keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, count: Any, rows: Any, state: Any,
-    pages: Any, row_pages: Any, shift: int, row_bytes: int, vectors: Any, out: Any, zero: Any,
+    turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, count: Any,
+    rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int, vectors: Any, out: Any, zero: Any,
 ) -> None:  # fmt: skip
     """Keys to vectors, in four phases of which the first is one piece. Gives the number of distinct keys not found.
 
+    The first two find the rows, the other two fetch the vectors; each half may be left out. Without the second the
+    rows are asked for, so that they are in a cache when another call fetches.
+
     Args:
         turns: See `sparsegroup.kernels.turns`.
+        finds: Do the first half. Without it `inverse`, `count` and `rows` are given.
+        fetches: Do the second half. Without it `vectors` and `out` stay as they are.
         keys: `[n]` int64.
         seen: `[2**k]` int32, scratch memory for at least 2 n.
         distinct: `[n]` int64, out: the distinct keys in order of appearance.
@@ -126,31 +146,38 @@ def _look_up(
     dim = out.shape[1]
     source, target, width = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
     thread = enter(turns)
-    if take(turns, 0, thread, 1) == 0:
-        count[0] = _distinct(keys, seen, distinct, hashes, inverse)
-        done(turns, 0)
-    wait(turns, 0, 1)
+    if finds:
+        if take(turns, 0, thread, 1) == 0:
+            count[0] = _distinct(keys, seen, distinct, hashes, inverse)
+            done(turns, 0)
+        wait(turns, 0, 1)
     n, now = count[0], measure(state)
     pieces = (n + PIECE - 1) // PIECE
-    k = take(turns, 1, thread, pieces)
-    while k >= 0:
-        _find(distinct, hashes, rows, k * PIECE, min((k + 1) * PIECE, n), now, pages, later)
-        done(turns, 1)
+    if finds:
         k = take(turns, 1, thread, pieces)
-    wait(turns, 1, pieces)
+        while k >= 0:
+            _find(distinct, hashes, rows, k * PIECE, min((k + 1) * PIECE, n), now, pages, later)
+            done(turns, 1)
+            k = take(turns, 1, thread, pieces)
+        wait(turns, 1, pieces)
     absent = 0
     k = take(turns, 2, thread, pieces)
     while k >= 0:
-        absent += _fetch(rows, k * PIECE, min((k + 1) * PIECE, n), row_pages, shift, row_bytes, vectors, zero)
+        first, last = k * PIECE, min((k + 1) * PIECE, n)
+        if fetches:
+            absent += _fetch(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
+        else:
+            absent += _ask_for(rows, first, last, row_pages, shift, row_bytes)
         done(turns, 2)
         k = take(turns, 2, thread, pieces)
-    wait(turns, 2, pieces)
-    pieces = (len(keys) + PIECE - 1) // PIECE
-    k = take(turns, 3, thread, pieces)
-    while k >= 0:
-        for i in range(k * PIECE, min((k + 1) * PIECE, len(keys))):
-            copy(source + inverse[i] * width, target + i * width, width)
+    if fetches:
+        wait(turns, 2, pieces)
+        pieces = (len(keys) + PIECE - 1) // PIECE
         k = take(turns, 3, thread, pieces)
+        while k >= 0:
+            for i in range(k * PIECE, min((k + 1) * PIECE, len(keys))):
+                copy(source + inverse[i] * width, target + i * width, width)
+            k = take(turns, 3, thread, pieces)
     leave(turns, absent)
 
 
@@ -229,7 +256,7 @@ class Scratch:
 
     def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
         self.seen = np.empty(1 << max(4, (2 * n - 1).bit_length()), np.int32)
-        self.distinct, self.hashes, self.rows = np.empty((3, n), np.int64)
+        self.distinct, self.hashes = np.empty((2, n), np.int64)
         self.vectors = np.empty((n, dim), dtype)
 
 

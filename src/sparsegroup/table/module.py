@@ -1,6 +1,7 @@
 """`HashEmbedding` and `HashEmbeddingBag`: the table as modules."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Self, get_args
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table.lookup import for_autograd
-from sparsegroup.table.records import FieldCount, TableConfig, TableMemory
+from sparsegroup.table.records import Ahead, FieldCount, TableConfig, TableMemory
 from sparsegroup.table.start import Init
 from sparsegroup.table.table import Table
 
@@ -105,6 +106,7 @@ class HashEmbedding(nn.Module):
         )
         self.table = Table(config)
         self.register_parameter("weight", StoredParameter(self.table))
+        self._ahead: _Prefetched | None = None
 
     def forward(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`.
@@ -121,8 +123,30 @@ class HashEmbedding(nn.Module):
             RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
             MemoryError: The system has no more (nothing is inserted).
         """
-        located, vectors = self.table.look_up(_as_array(keys), insert=self.training)
+        ahead = self._ahead
+        if ahead is not None and ahead.is_for(keys, self.training):
+            self._ahead = None
+            located, vectors = self.table.fetch(ahead.lookup)
+        else:
+            located, vectors = self.table.look_up(_as_array(keys), insert=self.training)
         return for_autograd(self.weight, self.table, located, vectors).view(*keys.shape, self.dim)
+
+    def prefetch(self, keys: Tensor) -> None:
+        """Let another thread look for keys that a later `forward` will be given, while this one trains.
+
+        `forward` with the very same tensor, unchanged, then only has to fetch the vectors; its result is the same.
+        Call it after a batch's forward with the next batch's keys. In training mode new keys get their rows here, and
+        count as seen. It does nothing where there are too few keys for it to pay, or one thread.
+
+        Args:
+            keys: As of `forward`. A second call forgets the first one's.
+
+        Raises:
+            TypeError, ValueError: As `forward`, which also raises what the other thread runs into.
+        """
+        array = _as_array(keys)
+        lookup = self.table.look_ahead(array, insert=self.training)
+        self._ahead = None if lookup is None else _Prefetched(keys, keys._version, lookup)
 
     @property
     def dim(self) -> int:
@@ -237,6 +261,9 @@ class HashEmbedding(nn.Module):
             raise RuntimeError("a gradient for the table is pending: call step() and zero_grad() before shrink()")
         return self.table.shrink()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}
+
     def extra_repr(self) -> str:
         return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
 
@@ -285,6 +312,18 @@ class HashEmbedding(nn.Module):
         else:
             values = weight.to(self.weight.dtype).numpy()
             self.table.replace(np.ascontiguousarray(keys.numpy()), values, dropped.numpy())
+
+
+@dataclass(frozen=True)
+class _Prefetched:
+    """A lookup that has been begun, and whose keys it is of."""
+
+    keys: Tensor
+    version: int
+    lookup: Ahead
+
+    def is_for(self, keys: Tensor, training: bool) -> bool:
+        return self.keys is keys and self.version == keys._version and self.lookup.insert == training
 
 
 class HashEmbeddingBag(HashEmbedding):

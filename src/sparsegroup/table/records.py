@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sparsegroup.kernels.views import array_of
@@ -81,3 +82,43 @@ class Located:
     def rows(self) -> Int64s:
         """`rows_tensor` as an array."""
         return array_of(self.rows_tensor)
+
+
+class Places:
+    """Where a lookup puts what it finds.
+
+    Args:
+        keys: `[n]`.
+
+    Attributes:
+        inverse: `[n]` int32, the place of each key among the distinct ones.
+        rows: `[n]` int64, the rows of the distinct keys, as many as `count` says.
+        count: `[1]`, how many are distinct.
+    """
+
+    def __init__(self, keys: Int64s) -> None:
+        self.keys = keys
+        self.inverse = np.empty(len(keys), np.int32)
+        self.rows = torch.empty(len(keys), dtype=torch.int64)
+        self.count = np.zeros(1, np.int64)
+
+    def located(self, generation: int, has_absent: bool) -> Located:
+        """Them, when they have been filled."""
+        return Located(self.rows[: int(self.count[0])], self.inverse, generation, has_absent)
+
+
+@dataclass
+class Ahead:
+    """A lookup that another thread has begun; what it has found is there when the table's lock is free.
+
+    Attributes:
+        places: Where it looks, and what it finds.
+        insert: Whether new keys get a row.
+        located: Where the keys are.
+        error: Why that is not known.
+    """
+
+    places: Places
+    insert: bool
+    located: Located | None = None
+    error: BaseException | None = None

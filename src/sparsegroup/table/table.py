@@ -1,9 +1,9 @@
 """The table without autograd: index and rows, what has been seen, and what an optimizer may do to it."""
 
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from sparsegroup.rules import Rule
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.inspection import count_fields, memory_of
-from sparsegroup.table.records import FieldCount, Located, TableConfig, TableMemory
+from sparsegroup.table.lock import Lock
+from sparsegroup.table.records import Ahead, FieldCount, Located, Places, TableConfig, TableMemory
 from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.start import INITS, mixed_seed, start_rows
 
@@ -41,7 +42,7 @@ class Table:
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.generation = 0
         self.skipped_rows = 0
         self.claim: Claim | None = None
@@ -52,13 +53,26 @@ class Table:
         self._index = Index(self.config.huge_pages)
         self._rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.num_seen = 0
-        self.num_live = 0
+        self._num_seen = 0
+        self._num_live = 0
 
     @property
     def num_rows(self) -> int:
         """Rows, live or not."""
-        return self._index.num_keys
+        with self.lock:
+            return self._index.num_keys
+
+    @property
+    def num_live(self) -> int:
+        """Rows that are not zero."""
+        with self.lock:
+            return self._num_live
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct keys that have ever been inserted."""
+        with self.lock:
+            return self._num_seen
 
     # Lookup
 
@@ -77,37 +91,46 @@ class Table:
             return self._look_up_many(keys, insert)
 
     def _look_up(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
-        n, scratch = len(keys), self._scratch_for(len(keys))
-        inverse, count = np.empty(n, np.int32), np.zeros(1, np.int64)
-        out = torch.empty(n, self.config.dim, dtype=TORCH_DTYPES[self.config.dtype])
-        absent = threads.share(
+        places, out = Places(keys), self._empty(len(keys))
+        absent = self._share(places, out, finds=True)
+        if absent and insert:
+            self._insert(places, absent)
+            batch.expand(places.inverse, self._scratch.vectors, array_of(out))
+        return places.located(self.generation, bool(absent) and not insert), out
+
+    def _empty(self, n: int) -> Tensor:
+        try:
+            return torch.empty(n, self.config.dim, dtype=TORCH_DTYPES[self.config.dtype])
+        except RuntimeError as error:  # as torch says that there is no memory
+            raise MemoryError(str(error)) from error
+
+    def _share(self, places: Places, out: Tensor | None, *, finds: bool, alone: bool = False) -> int:
+        """Find the rows, or fetch the vectors into `out`, or both; the number of distinct keys without a row."""
+        n, index, rows = len(places.keys), self._index, self._rows
+        if len(self._scratch.distinct) < n:
+            self._scratch = batch.Scratch(n, self.config.dim, self.config.dtype)
+        scratch = self._scratch
+        return threads.share(
             batch.look_up,
-            keys,
+            finds,
+            out is not None,
+            places.keys,
             scratch.seen,
             scratch.distinct,
             scratch.hashes,
-            inverse,
-            count,
-            scratch.rows,
-            self._index.state,
-            self._index.pages,
-            self._rows.pages.addresses.ctypes.data,
-            self._rows.shift,
-            self._rows.row_bytes,
+            places.inverse,
+            places.count,
+            array_of(places.rows),
+            index.state,
+            index.pages,
+            rows.pages.addresses.ctypes.data,
+            rows.shift,
+            rows.row_bytes,
             scratch.vectors,
-            array_of(out),
+            scratch.vectors if out is None else array_of(out),
             self.config.dtype.type(0),
-            alone=n < _GRAIN,
+            alone=alone or n < _GRAIN,
         )
-        found = int(count[0])
-        if absent and insert:
-            self._insert(
-                scratch.distinct[:found], scratch.hashes[:found], scratch.rows[:found], absent, scratch.vectors
-            )
-            batch.expand(inverse, scratch.vectors, array_of(out))
-        rows = torch.empty(found, dtype=torch.int64)
-        array_of(rows)[:] = scratch.rows[:found]
-        return Located(rows, inverse, self.generation, bool(absent) and not insert), out
 
     def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
         distinct, inverse = batch.distinct_of_many(keys)
@@ -121,18 +144,61 @@ class Table:
         everything = Located(rows, inverse, self.generation, has_absent)
         return everything, batch.expanded(everything.inverse, torch.cat(vectors))
 
-    def _scratch_for(self, n: int) -> batch.Scratch:
-        if len(self._scratch.distinct) < n:
-            self._scratch = batch.Scratch(n, self.config.dim, self.config.dtype)
-        return self._scratch
+    def look_ahead(self, keys: Int64s, insert: bool) -> Ahead | None:
+        """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, a new key gets a row.
 
-    def _insert(self, distinct: Int64s, hashes: Int64s, rows: Int64s, absent: int, vectors: Floats) -> None:
+        The table's lock is held until it is through. Nothing is done for so few keys that it would not pay, or more
+        than are looked up at a time.
+        """
+        if not _GRAIN <= len(keys) <= _CHUNK or threads.get_num_threads() == 1:
+            return None
+        if insert:
+            self._check_process("insert keys")
+        ahead = Ahead(Places(keys), insert)
+        self.lock.__enter__()
+        self.lock.hand_over()
+        threads.submit(partial(self._locate, ahead))
+        return ahead
+
+    def _locate(self, ahead: Ahead) -> None:
+        self.lock.take_over()
+        try:
+            absent = self._share(ahead.places, None, finds=True, alone=True)
+            if absent and ahead.insert:
+                self._insert(ahead.places, absent)
+            ahead.located = ahead.places.located(self.generation, bool(absent) and not ahead.insert)
+        except (RuntimeError, MemoryError) as error:  # for whom the keys are looked up
+            ahead.error = error
+        finally:
+            self.lock.__exit__(None, None, None)
+
+    def fetch(self, ahead: Ahead) -> tuple[Located, Tensor]:
+        """What `look_up` gives, of keys that have been looked up ahead.
+
+        Raises:
+            RuntimeError, MemoryError: As `look_up`.
+        """
+        with self.lock:
+            if ahead.error is not None:
+                raise ahead.error
+            located = ahead.located
+            if located is None or located.generation != self.generation:
+                return self._look_up(ahead.places.keys, ahead.insert)
+            out = self._empty(len(ahead.places.keys))
+            self._share(ahead.places, out, finds=False)
+            return located, out
+
+    def _insert(self, places: Places, absent: int) -> None:
+        """Give rows to the `absent` keys that have none, and put their vectors with the others."""
+        found = int(places.count[0])
+        rows, scratch = array_of(places.rows)[:found], self._scratch
+        distinct, hashes = scratch.distinct[:found], scratch.hashes[:found]
         before, store, index = self.num_rows, self._rows, self._index
         self._check_room(absent)
         index.reserve(before + absent)
         store.reserve(before + absent)
         while (inserted := index.num_keys - before) < absent:
-            self.num_live += batch.insert_rows(
+            self._num_live += batch.insert_rows(
                 distinct,
                 hashes,
                 rows,
@@ -146,14 +212,14 @@ class Table:
                 INITS.index(self.config.init),
                 self.config.std,
                 np.array([0.0, *store.initial.values()], self.config.dtype),
-                vectors,
+                scratch.vectors,
             )
             if index.num_keys < before + absent:
                 index.extend()
         index.settle(absent)
-        self.num_seen += absent
+        self._num_seen += absent
         if len(self.dropped):
-            self.num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
+            self._num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
 
     def _check_room(self, new: int) -> None:
         if self.num_rows + new > self.config.max_rows:
@@ -266,7 +332,7 @@ class Table:
             carries_u = "u" in self._rows.initial
             parts = (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
             addresses = [gradient.ctypes.data for gradient in gradients] + [0]
-            self.num_live += cpu.advance_rows(
+            self._num_live += cpu.advance_rows(
                 rule,
                 carries_u,
                 self.config.dtype,
@@ -291,7 +357,7 @@ class Table:
         with self.lock:
             self.look_up(keys, insert=True)
             self._rows.write(WEIGHT, self._index.find(keys), weights)
-            self.num_live = int(self._rows.live(0, self.num_rows).sum())
+            self._num_live = int(self._rows.live(0, self.num_rows).sum())
 
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
@@ -389,7 +455,7 @@ class Table:
             self.generation += 1
             self.dropped = np.unique(dropped.view(np.uint64))
             self.write_weights(keys, weight)
-            self.num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
+            self._num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
 
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
@@ -411,5 +477,5 @@ class Table:
         rows = self._index.find(parts["keys"])
         for part in self.state_names:
             self._rows.write(part, rows, parts[part])
-        self.num_seen, self.skipped_rows, self.claim = state["num_seen"], state["skipped_rows"], state["claim"]
+        self._num_seen, self.skipped_rows, self.claim = state["num_seen"], state["skipped_rows"], state["claim"]
         self.generation = 0

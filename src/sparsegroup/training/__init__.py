@@ -1,23 +1,33 @@
 """Training a click model on a click log: the pass, its metrics, magnitude pruning, and what a run leaves behind."""
 
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import TrainConfig
+from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.metrics import Metrics, evaluate
+from sparsegroup.training.one_pass import Trained, predict, score, train
 from sparsegroup.training.pruning import prune_rows
-from sparsegroup.training.run_dir import load_model, save_run
-from sparsegroup.training.trainer import Progress, Trained, predict, score, train
+from sparsegroup.training.records import FieldRows, Progress, Summary
+from sparsegroup.training.run_dir import Run, RunError, load_model, load_run, save_run, summarize
+from sparsegroup.training.trainer import Trainer
 
 __all__ = [
     "ClickModel",
+    "Config",
+    "FieldRows",
     "Metrics",
     "Progress",
-    "TrainConfig",
+    "Run",
+    "RunError",
+    "Summary",
     "Trained",
+    "Trainer",
     "evaluate",
     "load_model",
+    "load_run",
     "predict",
     "prune_rows",
+    "read_config",
     "save_run",
     "score",
+    "summarize",
     "train",
 ]

@@ -1,12 +1,17 @@
-"""What a training run is made of: a model, an optimizer and their settings."""
+"""What a training run is made of, as people write it down: data, model, optimizer and training."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
+import yaml
+from pydantic import Field, model_validator
 
 from sparsegroup.data.batches import Log
+from sparsegroup.data.choose import DatasetName
+from sparsegroup.data.formats import AvazuHour, CriteoNumbers
+from sparsegroup.data.reader import OnBadRow
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -19,6 +24,7 @@ from sparsegroup.optim import (
     param_groups,
 )
 from sparsegroup.prox import Norm, Penalty
+from sparsegroup.settings import Settings, Share, checked, keys_of, read_yaml, with_values
 from sparsegroup.training.click_model import ClickModel, ModelName
 
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
@@ -33,63 +39,189 @@ OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
 }
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """Settings of a run; checked when made.
+class DataConfig(Settings):
+    """Where the samples come from.
 
     Attributes:
-        model: "mlp", "opnn" or "dcn".
-        dim: Embedding dimension; None is the paper's for the model.
-        optimizer: The Group optimizer of that name. With all λ = 0 it is the base optimizer.
-        lr: Learning rate; None is the optimizer's default.
-        l1, l21, l2, norm, penalty, mcp_gamma: See `GroupOptimizer`; for the embeddings alone.
-        batch_size: Samples per step.
-        seed: Of initialization and dropout.
-
-    Raises:
-        ValueError: A value out of range.
+        log: A folder that `prepare` has written, or a raw log; None is a synthetic log.
+        rows: Size of the synthetic log.
+        test: A raw log of its own for the test set.
+        dataset: Format of a raw log.
+        schema_file: YAML file that says what its columns are. In files it is called `schema`.
+        label, exclude, test_fraction: Of a raw log with a header: its label column, columns that are no features, and
+            the share of the rows, the last ones, for the test set.
+        criteo_numbers, avazu_hour: See `sparsegroup.data.formats`.
+        on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
     """
 
-    model: ModelName = "dcn"
-    dim: int | None = None
-    optimizer: OptimizerName = "adam"
+    log: str | None = None
+    rows: int = Field(default=200_000, ge=100)
+    test: str | None = None
+    dataset: DatasetName = "auto"
+    schema_file: str | None = Field(default=None, alias="schema")
+    label: str | None = None
+    exclude: tuple[str, ...] = ()
+    test_fraction: float | None = Field(default=None, ge=0, lt=1)
+    criteo_numbers: CriteoNumbers = "log"
+    avazu_hour: AvazuHour = "hour"
+    on_bad_row: OnBadRow = "error"
+    max_bad: Share = 0.001
+
+
+class ModelConfig(Settings):
+    """The network over the embeddings.
+
+    Attributes:
+        name: "mlp", "opnn" or "dcn".
+        dim: Embedding dimension; None is the paper's for the model.
+        hidden: Sizes of the hidden layers; None is the paper's.
+        dropout: After each hidden layer, in [0, 1); None is the model's default.
+    """
+
+    name: ModelName = "dcn"
+    dim: int | None = Field(default=None, ge=1)
+    hidden: tuple[int, ...] | None = None
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+
+
+class OptimizerConfig(Settings):
+    """The Group optimizer; with all λ = 0 it is the base optimizer.
+
+    Attributes:
+        name: Of the base optimizer.
+        lr: Learning rate; None is the optimizer's default.
+        l1, l21, l2, norm, penalty, mcp_gamma: See `GroupOptimizer`; for the embeddings alone.
+        options: Further arguments of the optimizer, such as `betas`.
+    """
+
+    name: OptimizerName = "adam"
     lr: float | None = None
     l1: float = 0.0
-    l21: float = 0.0
+    l21: float = 1e-3
     l2: float = 0.0
     norm: Norm = "s"
     penalty: Penalty = "lasso"
     mcp_gamma: float = 3.0
-    batch_size: int = 512
-    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name, choices in (("model", get_args(ModelName)), ("optimizer", get_args(OptimizerName))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        if self.optimizer == "ftrl" and self.lr is None:
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        if self.name == "ftrl" and self.lr is None:
             raise ValueError("the optimizer ftrl has no default learning rate: give lr")
-        for name in ("dim", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        self._make_optimizer(ClickModel("mlp", fields=1, dim=1))
+        try:
+            self.make(ClickModel("mlp", fields=1, dim=1))
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def make(self, model: ClickModel) -> GroupOptimizer:
+        """The optimizer of a model's parameters."""
+        names = ("l1", "l21", "l2", "norm", "penalty", "mcp_gamma")
+        regularizer: dict[str, Any] = {name: getattr(self, name) for name in names}
+        options: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()
+        }
+        if self.lr is not None:
+            options["lr"] = self.lr
+        return OPTIMIZERS[self.name](param_groups(model, **regularizer), **options)
+
+
+class TrainingConfig(Settings):
+    """How it is trained.
+
+    Attributes:
+        batch_size: Samples per step.
+        seed: Of initialization and dropout.
+        windows: Points of the history along a pass.
+    """
+
+    batch_size: int = Field(default=512, ge=1)
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
+    windows: int = Field(default=50, ge=1)
+
+
+class Config(Settings):
+    """All settings of a run; checked when made.
+
+    Examples:
+        >>> from sparsegroup.training import Config
+        >>> config = Config.of(model="dcn", lr=1e-2, l21=1e-3)
+        >>> config.optimizer.l21, config.replace(l21=0.0).optimizer.l21
+        (0.001, 0.0)
+    """
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    training: TrainingConfig = TrainingConfig()
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """A config by the settings' short names: `model` and `optimizer` are those of their names, the others are as
+        in their sections.
+
+        Raises:
+            SettingsError: An unknown one, or a value out of range.
+        """
+        return checked(cls, with_values({}, _with_sections(settings)), "config")
+
+    def replace(self, **settings: Any) -> Self:
+        """This config with other values, by their short names.
+
+        Raises:
+            SettingsError: As `of`.
+        """
+        return checked(type(self), with_values(self.as_dict(), _with_sections(settings)), "config")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Sections of settings, as files have them."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def as_yaml(self) -> str:
+        """The text of a file of all settings."""
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
 
     def build(self, log: Log) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator."""
-        torch.manual_seed(self.seed)
-        model = ClickModel(self.model, len(log.fields), self.dim, self.seed, len(log.numbers))
-        return model, self._make_optimizer(model)
+        return self.build_for(len(log.fields), len(log.numbers))
 
-    def _make_optimizer(self, model: ClickModel) -> GroupOptimizer:
-        groups = param_groups(
-            model,
-            l1=self.l1,
-            l21=self.l21,
-            l2=self.l2,
-            norm=self.norm,
-            penalty=self.penalty,
-            mcp_gamma=self.mcp_gamma,
+    def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
+        """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""
+        torch.manual_seed(self.training.seed)
+        model = ClickModel(
+            self.model.name,
+            fields,
+            self.model.dim,
+            self.training.seed,
+            numbers,
+            hidden=self.model.hidden,
+            dropout=self.model.dropout,
         )
-        arguments = {} if self.lr is None else {"lr": self.lr}
-        return OPTIMIZERS[self.optimizer](groups, **arguments)  # type: ignore[arg-type]
+        return model, self.optimizer.make(model)
+
+
+SHORT = {
+    {"model.name": "model", "optimizer.name": "optimizer", "data.schema": "schema"}.get(key, key.split(".")[-1]): key
+    for key in keys_of(Config)
+}
+"""Short name of each setting → its key."""
+
+
+def _with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {SHORT.get(name, name): value for name, value in settings.items()}
+
+
+def read_config(path: Path | None, values: Mapping[str, Any], source: str = "--set") -> Config:
+    """The config of a file, with other values at dotted keys.
+
+    Args:
+        path: YAML; None for the defaults.
+        values: Dotted key → value.
+        source: Of the values, for messages.
+
+    Raises:
+        SettingsError: An unknown key, with the one that may be meant, or a value out of range; with file and key.
+        OSError: The file cannot be read.
+    """
+    content = {} if path is None else checked(Config, read_yaml(path), str(path)).as_dict()
+    return checked(Config, with_values(content, values), source)

@@ -17,6 +17,8 @@ class Metrics:
         normalized_entropy: Log loss over that of always predicting the mean label (He et al., ADKDD 2014); NaN where
             only one class is present.
         calibration: Sum of the predictions over the number of positives; NaN where there are none.
+
+    Where rows have weights, they count in all of them.
     """
 
     auc: float
@@ -25,13 +27,18 @@ class Metrics:
     calibration: float
 
 
-def evaluate(labels: npt.NDArray[np.float32], probabilities: npt.NDArray[np.float64]) -> Metrics:
-    """Metrics of probabilities `[n]` against labels `[n]`, 0 or 1."""
-    positives = float(labels.sum(dtype=np.float64))
-    has_both = 0 < positives < len(labels)
-    auc = float(roc_auc_score(labels, probabilities)) if has_both else np.nan
-    loss = float(log_loss(labels, probabilities, labels=[0, 1])) if len(labels) else np.nan
-    rate = positives / len(labels) if has_both else 0.5
+def evaluate(
+    labels: npt.NDArray[np.float32],
+    probabilities: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float32] | None = None,
+) -> Metrics:
+    """Metrics of probabilities `[n]` against labels `[n]`, 0 or 1; each row counts as its weight `[n]` says, ≥ 0."""
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    total, positives = float(counts.sum()), float(counts @ labels)
+    has_both = 0 < positives < total
+    auc = float(roc_auc_score(labels, probabilities, sample_weight=weights)) if has_both else np.nan
+    loss = float(log_loss(labels, probabilities, labels=[0, 1], sample_weight=weights)) if total else np.nan
+    rate = positives / total if has_both else 0.5
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)) if has_both else np.nan
-    calibration = float(probabilities.sum()) / positives if positives else np.nan
+    calibration = float(counts @ probabilities) / positives if positives else np.nan
     return Metrics(auc, loss, loss / entropy, calibration)

@@ -1,155 +1,231 @@
-"""One pass over a click log, testing each batch before training on it."""
+"""The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
-import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.data.batches import Log
-from sparsegroup.optim import GroupAdaHessian, GroupOptimizer
-from sparsegroup.training.click_model import ClickModel
+from sparsegroup.data.batches import Batch
+from sparsegroup.optim import GroupAdaHessian
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training.click_model import by_field, keys_to_look_up
 from sparsegroup.training.metrics import Metrics, evaluate
+from sparsegroup.training.records import Progress
 
-_EVALUATED = 4096
-"""Samples of a batch in evaluation."""
-
-WINDOWS = 50
-"""Number of points along the pass at which progress is recorded."""
+Sample = Batch | Sequence[Tensor]
+"""A batch, or tensors (keys, labels) or (keys, numbers, labels), as a torch DataLoader gives them."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """State of the pass after `samples` samples.
+class Trainer:
+    """Trains a network over a table's embeddings in one pass over a stream of batches.
 
-    Attributes:
-        samples: Samples trained on so far.
-        auc: Progressive (test-then-train) AUC over the samples since the last point.
-        log_loss: Progressive log loss over the same samples.
-        feature_rate: Live features over features seen so far.
-        table_bytes: Of the table, index and optimizer's state included.
-    """
-
-    samples: int
-    auc: float
-    log_loss: float
-    feature_rate: float
-    table_bytes: int
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a pass leaves behind.
-
-    Attributes:
-        history: Progress along the pass.
-        test: Metrics on the test rows.
-        feature_rate: Live features over features seen.
-        live_rows: Live rows of the table.
-    """
-
-    history: list[Progress]
-    test: Metrics
-    feature_rate: float
-    live_rows: int
-
-
-def train(
-    model: ClickModel,
-    optimizer: GroupOptimizer,
-    log: Log,
-    *,
-    batch_size: int = 512,
-    train_rows: int | None = None,
-    on_batch: Callable[[int, float], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Trained:
-    """Train on the log's training rows once, in order, then evaluate.
+    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight.
 
     Args:
-        model: The model, changed in place.
-        optimizer: Over the model's parameters.
-        log: The click log.
-        batch_size: Samples per step.
-        train_rows: Train on the first so many rows and evaluate on the rest of the log's training rows, to choose
-            hyperparameters; by default train on all of them and evaluate on the test rows.
-        on_batch: Called with the number of samples and the loss of each batch.
-        on_progress: Called about `WINDOWS` times.
+        model: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
+            `[n]`: a network of `sparsegroup.models`, or another.
+        table: Of the keys' vectors.
+        optimizer: Of the parameters of both; or several optimizers, which are stepped one after the other.
+        scheduler: Of the learning rate; stepped after each batch.
+        window: Samples between two points of the history, at least a batch.
+        history: Points of earlier passes, to go on from.
 
-    Returns:
-        The history and the final metrics.
+    Attributes:
+        history: The points so far.
+        samples: Trained on so far.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding
+        >>> from sparsegroup.models import MLP
+        >>> from sparsegroup.training import Trainer
+        >>> model, table = MLP(fields=3, dim=4), HashEmbedding(4)
+        >>> optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": model.parameters()}])
+        >>> stream = [(torch.randint(100, (32, 3)), torch.randint(2, (32,))) for _ in range(10)]  # keys, labels
+        >>> trainer = Trainer(model, table, optimizer)
+        >>> trainer.fit(stream)[-1].samples
+        320
+        >>> trainer.predict(stream).shape
+        (320,)
     """
-    stop = log.train_rows if train_rows is None else train_rows
-    evaluate_until = len(log) if train_rows is None else log.train_rows
-    window = max(1, math.ceil(stop / batch_size / WINDOWS)) * batch_size
-    history: list[Progress] = []
-    labels_since: list[Tensor] = []
-    logits_since: list[Tensor] = []
-    samples = 0
-    model.train()
-    for batch in log.batches(0, stop, batch_size):
-        labels = batch.labels
-        optimizer.zero_grad()
-        logits = model(batch.keys, batch.numbers)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
-        _backward(loss, second_order=isinstance(optimizer, GroupAdaHessian))
-        optimizer.step()
-        samples += len(labels)
-        labels_since.append(labels)
-        logits_since.append(logits.detach())
-        if on_batch is not None:
-            on_batch(len(labels), float(loss.detach()))
-        if samples % window == 0 or samples == stop:
-            metrics = evaluate(torch.cat(labels_since).numpy(), _probabilities(torch.cat(logits_since)))
-            table = model.embedding
-            history.append(Progress(samples, metrics.auc, metrics.log_loss, table.feature_rate, table.memory().total))
-            labels_since, logits_since = [], []
-            if on_progress is not None:
-                on_progress(history[-1])
-    metrics = score(model, log, stop, evaluate_until)
-    return Trained(history, metrics, model.embedding.feature_rate, model.embedding.num_live)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        table: HashEmbedding,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        window: int = 100_000,
+        history: Sequence[Progress] = (),
+    ) -> None:
+        if window < 1:
+            raise ValueError(f"window must be >= 1, got {window}")
+        self.model, self.table, self.window = model, table, window
+        self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        self.scheduler = scheduler
+        self.history = list(history)
+        self.samples = self.history[-1].samples if self.history else 0
+        self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
+
+    def fit(
+        self,
+        stream: Iterable[Sample],
+        *,
+        on_batch: Callable[[int, float], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> list[Progress]:
+        """Train on each batch of the stream once, in order, having predicted it first.
+
+        Args:
+            stream: Batches; what it does to make them is best done in a thread of its own, as `PreparedLog` does.
+            on_batch: Called with the number of samples and the loss of each batch.
+            on_progress: Called with each point of the history, the last one at the end of the stream.
+
+        Returns:
+            The points of this pass, which join `history`.
+        """
+        begin, before = len(self.history), self.history[-1].seconds if self.history else 0.0
+        window = _Window(perf_counter())
+        start = window.begin
+        self.model.train()
+        self.table.train()
+        batches = map(as_batch, stream)
+        batch = next(batches, None)
+        keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
+        while batch is not None:
+            assert keys is not None
+            following = next(batches, None)
+            next_keys = None if following is None else keys_to_look_up(following.keys, following.bags)
+            ends = following is None or window.samples + len(batch) >= self.window
+            # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
+            logits, loss = self._step(batch, keys, None if ends else next_keys)
+            self.samples += len(batch)
+            window.add(batch, logits)
+            if on_batch is not None:
+                on_batch(len(batch), float(loss))
+            if ends:
+                self.history.append(self._point(window, before + perf_counter() - start))
+                window = _Window(perf_counter())
+                if on_progress is not None:
+                    on_progress(self.history[-1])
+            batch, keys = following, next_keys
+        return self.history[begin:]
+
+    def _step(self, batch: Batch, keys: Tensor, next_keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        vectors = self.table(keys)
+        if next_keys is not None:
+            self.table.prefetch(next_keys)
+        logits = self.model(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
+        if self._second_order:
+            _backward_twice(loss)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return logits.detach(), loss.detach()
+
+    def _point(self, window: "_Window", seconds: float) -> Progress:
+        metrics = window.metrics()
+        table = self.table
+        return Progress(
+            samples=self.samples,
+            auc=metrics.auc,
+            log_loss=metrics.log_loss,
+            normalized_entropy=metrics.normalized_entropy,
+            calibration=metrics.calibration,
+            feature_rate=table.feature_rate,
+            live_rows=table.num_live,
+            features_seen=table.num_seen,
+            table_bytes=table.memory().total,
+            seconds=seconds,
+            samples_per_s=window.samples / max(perf_counter() - window.begin, 1e-9),
+        )
+
+    def evaluate(self, stream: Iterable[Sample]) -> Metrics:
+        """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode."""
+        window = _Window(perf_counter())
+        for batch, logits in self._predictions(stream):
+            window.add(batch, logits)
+        return window.metrics()
+
+    def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
+        """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
+        window = _Window(perf_counter())
+        for batch, logits in self._predictions(stream):
+            window.add(batch, logits)
+        return window.probabilities()
+
+    @torch.no_grad()
+    def _predictions(self, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
+        self.model.eval()
+        self.table.eval()
+        for batch in map(as_batch, stream):
+            vectors = self.table(keys_to_look_up(batch.keys, batch.bags))
+            yield batch, self.model(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
 
 
-def _backward(loss: Tensor, second_order: bool) -> None:
-    if not second_order:
-        loss.backward()  # type: ignore[no-untyped-call]
-        return
+class _Window:
+    """Predictions for some samples, and their labels."""
+
+    def __init__(self, begin: float) -> None:
+        self.begin = begin
+        self.samples = 0
+        self._logits: list[Tensor] = []
+        self._labels: list[Tensor] = []
+        self._weights: list[Tensor] = []
+
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        self.samples += len(batch)
+        self._logits.append(logits)
+        self._labels.append(batch.labels)
+        if batch.weights is not None:
+            self._weights.append(batch.weights)
+
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """`[samples]`."""
+        if not self._logits:
+            return np.zeros(0)
+        result: npt.NDArray[np.float64] = torch.sigmoid(torch.cat(self._logits).double()).numpy()
+        return result
+
+    def metrics(self) -> Metrics:
+        """Of the predictions."""
+        labels = torch.cat(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
+        weights = torch.cat(self._weights).numpy() if self._weights else None
+        return evaluate(labels, self.probabilities(), weights)
+
+
+def as_batch(sample: Sample) -> Batch:
+    """A batch of what a stream gives.
+
+    Raises:
+        TypeError: It is neither a `Batch` nor two or three tensors.
+    """
+    if isinstance(sample, Batch):
+        return sample
+    if not 2 <= len(sample) <= 3:
+        raise TypeError(f"a batch is a Batch, (keys, labels) or (keys, numbers, labels), got {len(sample)} parts")
+    keys, *numbers, labels = sample
+    given = numbers[0] if numbers else torch.empty(len(labels), 0)
+    return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
+
+
+def _numbers(batch: Batch) -> Tensor | None:
+    return batch.numbers if batch.numbers.shape[1] else None
+
+
+def _backward_twice(loss: Tensor) -> None:
     with warnings.catch_warnings():
         # torch warns of a reference cycle; GroupAdaHessian breaks it in step().
         warnings.filterwarnings("ignore", message=r"Using backward\(\) with create_graph=True", category=UserWarning)
         loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
-
-
-def score(model: ClickModel, log: Log, start: int | None = None, stop: int | None = None) -> Metrics:
-    """Metrics of `model` on rows `start` to `stop` of the log, by default its test rows."""
-    start = log.train_rows if start is None else start
-    stop = len(log) if stop is None else stop
-    return evaluate(*_labels_and_probabilities(model, log, start, stop))
-
-
-def predict(model: ClickModel, log: Log, start: int, stop: int) -> npt.NDArray[np.float64]:
-    """Probabilities `[stop - start]` of rows `start` to `stop`. The model is left in evaluation mode."""
-    return _labels_and_probabilities(model, log, start, stop)[1]
-
-
-@torch.no_grad()
-def _labels_and_probabilities(
-    model: ClickModel, log: Log, start: int, stop: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    model.eval()
-    labels, logits = [], []
-    for batch in log.batches(start, stop, _EVALUATED):
-        labels.append(batch.labels)
-        logits.append(model(batch.keys, batch.numbers))
-    if not labels:
-        return np.zeros(0, np.float32), np.zeros(0)
-    return torch.cat(labels).numpy(), _probabilities(torch.cat(logits))
-
-
-def _probabilities(logits: Tensor) -> npt.NDArray[np.float64]:
-    probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
-    return probabilities

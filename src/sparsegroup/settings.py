@@ -1,0 +1,138 @@
+"""Settings that people write in YAML files: checked, with errors that name the key and the one that was meant."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+
+class Settings(BaseModel):
+    """Keys with types; others are refused, and nothing is changed once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def share_of(value: object) -> object:
+    """A text such as "0.1%" as 0.001; anything else as it is.
+
+    Raises:
+        ValueError: No number before the %.
+    """
+    if not isinstance(value, str) or not value.endswith("%"):
+        return value
+    try:
+        return float(value[:-1]) / 100
+    except ValueError:
+        raise ValueError("must be a share like 0.1% or 0.001") from None
+
+
+Share = Annotated[float, BeforeValidator(share_of), Field(ge=0, lt=1)]
+"""A number in [0, 1), or a text such as "0.1%"."""
+
+
+class SettingsError(ValueError):
+    """Settings that do not hold. The message names the file, the key, and the nearest one that exists."""
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        SettingsError: It is not YAML, or no mapping.
+        OSError: It cannot be read.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path}: keys and values are expected, got {type(content).__name__}")
+    return content
+
+
+def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) -> AnySettings:
+    """`content` as settings of `kind`.
+
+    Args:
+        kind: The class.
+        content: Keys and values, nested as the class is.
+        source: Where they come from, for messages.
+
+    Raises:
+        SettingsError: An unknown or missing key, or a value of another type or out of range.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(kind, one, source) for one in error.errors())) from error
+
+
+def _explain(kind: type[Settings], error: Any, source: str) -> str:
+    key = ".".join(map(str, error["loc"])) or "the whole"
+    if error["type"] == "extra_forbidden":
+        known = list(keys_of(kind))
+        if isinstance(error["input"], Mapping) and error["input"]:  # an unknown section
+            key = f"{key}.{next(iter(error['input']))}"
+        near = difflib.get_close_matches(key, known, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        return f"{source}: no setting {key!r}; {hint}"
+    if error["type"] == "model_type":
+        return f"{source}: {key} has settings of its own, as in {key}.{_first_key(kind, key)}; got {error['input']!r}"
+    if error["type"] == "missing":
+        return f"{source}: {key} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    shown = f", got {given!r}" if not isinstance(given, dict | list | Settings) and repr(given) not in message else ""
+    return f"{source}: {key}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _first_key(kind: type[Settings], section: str) -> str:
+    return next(key for key in keys_of(kind) if key.startswith(f"{section}.")).removeprefix(f"{section}.")
+
+
+def keys_of(kind: type[Settings], prefix: str = "") -> Mapping[str, type[Settings]]:
+    """All keys, nested ones with dots, and the class that each is in."""
+    found: dict[str, type[Settings]] = {}
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            found |= keys_of(inner, f"{prefix}{name}.")
+        else:
+            found[prefix + (field.alias or name)] = kind
+    return found
+
+
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested `content` with other values at dotted keys."""
+    result = {name: dict(value) if isinstance(value, Mapping) else value for name, value in content.items()}
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            inner = place.get(section)
+            place[section] = place = dict(inner) if isinstance(inner, Mapping) else {}
+        place[last] = value
+    return result
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`key=value` as key and value, which is read as YAML.
+
+    Raises:
+        SettingsError: No `=`, no key, or a value that is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"--set wants key=value, as in optimizer.l21=1e-3, got {text!r}")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--set {text}: the value is not YAML ({' '.join(str(error).split())})") from error

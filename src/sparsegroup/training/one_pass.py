@@ -1,0 +1,95 @@
+"""One pass over a click log, and what it leads to on the log's last part."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.data.batches import Log
+from sparsegroup.optim import GroupOptimizer
+from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.metrics import Metrics
+from sparsegroup.training.records import Progress
+from sparsegroup.training.trainer import Trainer
+
+EVALUATED = 4096
+"""Samples of a batch in evaluation."""
+
+WINDOWS = 50
+"""Number of points along the pass at which progress is recorded."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a pass leaves behind.
+
+    Attributes:
+        history: Progress along the pass.
+        test: Metrics on the test rows.
+        feature_rate: Live features over features seen.
+        live_rows: Live rows of the table.
+    """
+
+    history: list[Progress]
+    test: Metrics
+    feature_rate: float
+    live_rows: int
+
+
+def train(
+    model: ClickModel,
+    optimizer: GroupOptimizer,
+    log: Log,
+    *,
+    batch_size: int = 512,
+    train_rows: int | None = None,
+    windows: int = WINDOWS,
+    on_batch: Callable[[int, float], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Trained:
+    """Train on the log's training rows once, in order, then evaluate.
+
+    Args:
+        model: The model, changed in place.
+        optimizer: Over the model's parameters.
+        log: The click log.
+        batch_size: Samples per step.
+        train_rows: Train on the first so many rows and evaluate on the rest of the log's training rows, to choose
+            hyperparameters; by default train on all of them and evaluate on the test rows.
+        windows: Points of the history.
+        on_batch: Called with the number of samples and the loss of each batch.
+        on_progress: Called about `windows` times.
+
+    Returns:
+        The history and the final metrics.
+    """
+    stop = log.train_rows if train_rows is None else train_rows
+    end = len(log) if train_rows is None else log.train_rows
+    trainer = Trainer(model.network, model.embedding, optimizer, window=window_of(stop, batch_size, windows))
+    stream = log.batches(0, stop, batch_size)
+    history = trainer.fit(stream, on_batch=on_batch, on_progress=on_progress)
+    test = trainer.evaluate(log.batches(stop, end, EVALUATED))
+    return Trained(history, test, model.embedding.feature_rate, model.embedding.num_live)
+
+
+def window_of(rows: int, batch_size: int, windows: int) -> int:
+    """Samples, whole batches, of each of at most so many windows over `rows`."""
+    return max(1, math.ceil(rows / batch_size / windows)) * batch_size
+
+
+def score(model: ClickModel, log: Log, start: int | None = None, stop: int | None = None) -> Metrics:
+    """Metrics of `model` on rows `start` to `stop` of the log, by default its test rows."""
+    start = log.train_rows if start is None else start
+    stop = len(log) if stop is None else stop
+    return _evaluator(model).evaluate(log.batches(start, stop, EVALUATED))
+
+
+def predict(model: ClickModel, log: Log, start: int, stop: int) -> npt.NDArray[np.float64]:
+    """Probabilities `[stop - start]` of rows `start` to `stop`. The model is left in evaluation mode."""
+    return _evaluator(model).predict(log.batches(start, stop, EVALUATED))
+
+
+def _evaluator(model: ClickModel) -> Trainer:
+    return Trainer(model.network, model.embedding, ())

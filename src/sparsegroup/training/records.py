@@ -1,0 +1,82 @@
+"""What is recorded of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparsegroup.training.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a pass after `samples` samples.
+
+    Attributes:
+        samples: Samples trained on so far, earlier passes included.
+        auc: Progressive (test-then-train) AUC over the samples since the last point: each is predicted before the
+            model learns from it.
+        log_loss, normalized_entropy, calibration: Likewise; see `Metrics`.
+        feature_rate: Live features over features seen so far.
+        live_rows: Live features.
+        features_seen: Features seen so far.
+        table_bytes: Of the table, index and optimizer's state included.
+        seconds: That training has taken so far, evaluation left out.
+        samples_per_s: Since the last point.
+    """
+
+    samples: int
+    auc: float
+    log_loss: float
+    normalized_entropy: float
+    calibration: float
+    feature_rate: float
+    live_rows: int
+    features_seen: int
+    table_bytes: int
+    seconds: float = field(compare=False)
+    samples_per_s: float = field(compare=False)
+
+
+@dataclass(frozen=True)
+class FieldRows:
+    """Rows of one field: distinct features ever seen, those with a row, and those whose vector is not zero."""
+
+    seen: int
+    rows: int
+    live: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to.
+
+    Attributes:
+        log: Where the samples came from.
+        test_rows: Rows of the test set; 0 if there was none.
+        test: Metrics on them, or None.
+        samples: Trained on, in all passes.
+        seconds: Of the training.
+        feature_rate: Live features over features seen.
+        live_rows: Live features.
+        features_seen: Distinct features seen in training.
+        table_bytes: Of the table, index and optimizer's state included.
+        fields: Field → its rows.
+        started: Date and time, ISO 8601.
+        versions: Of Python, this package and those it computes with.
+        continued_from: The run that this one went on with, or None.
+        bad_rows: Reason → rows of the log that were left out.
+    """
+
+    log: str
+    test_rows: int
+    test: Metrics | None
+    samples: int
+    seconds: float
+    feature_rate: float
+    live_rows: int
+    features_seen: int
+    table_bytes: int
+    fields: Mapping[str, FieldRows]
+    started: str
+    versions: Mapping[str, str]
+    continued_from: str | None = None
+    bad_rows: Mapping[str, int] = field(default_factory=dict)

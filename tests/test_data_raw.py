@@ -1,0 +1,362 @@
+"""A raw log gives the batches of what `prepare` makes of it, whatever its format, compression, chunks and bad rows."""
+
+import bz2
+import gzip
+import random
+import re
+import threading
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.formats import LogFormat, avazu, criteo
+from sparsegroup.data.lines import uncompressed_size
+from test_data_prepare import (
+    AGENTS,
+    CSV,
+    HEADER,
+    INTEGERS,
+    PRICES,
+    avazu_log,
+    compress,
+    criteo_log,
+    good_rows,
+    ipinyou_log,
+    written,
+)
+
+HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
+RICH = LogFormat(
+    "log", "y", ("tags", "a", "more"), ("n",), {"more": ";", "tags": "|"}, "t", weight="w", test_fraction=0.3
+)
+
+
+def rich_log(path: Path, rows: int = 83) -> Path:
+    generator = random.Random(1)
+    lines = ["y,a,n,t,w,tags,more"]
+    for i in range(rows):
+        tags = "|".join(f"g{generator.randrange(9)}" for _ in range(generator.randrange(5)))
+        more = ";".join("xyz"[: generator.randrange(4)])
+        lines.append(f"{i % 2},a{i % 5},{i}.5,{i},{generator.random() * 3:.3f},{tags},{more}")
+    return written(path, "\n".join(lines))
+
+
+def csv_log(path: Path, rows: int = 83) -> Path:
+    return written(path, HEADER + b"\n".join(good_rows(rows)) + b"\n")
+
+
+def split_log(path: Path) -> Path:
+    lines = ["label,a,ts,split"] + [f"{i % 2},v{i % 5},{i},{0 if i < 50 else 1 if i < 61 else 2}" for i in range(83)]
+    return written(path, "\n".join(lines))
+
+
+def svm_log(path: Path) -> Path:
+    return written(path, "".join(f"{i % 2} {i % 3}:1 {i % 7}:1 \n" for i in range(83)))
+
+
+def agents_log(path: Path, rows: int) -> Path:
+    agents, prices = list(AGENTS), list(PRICES)
+    return ipinyou_log(path, [(agents[i % len(agents)], prices[i % 5]) for i in range(rows)])
+
+
+def columnar_log(path: Path) -> Path:
+    rows = range(83)
+    frame = pl.DataFrame(
+        {"label": [i % 2 for i in rows], "a": [f"v{i % 5}" for i in rows], "n": [i / 2 for i in rows], "ts": list(rows)}
+    )
+    if path.suffix == ".parquet":
+        frame.write_parquet(path, row_group_size=10)
+    else:
+        frame.write_ipc(path, record_batch_size=10)
+    return path
+
+
+Case = Callable[[Path], tuple[list[Path], LogFormat | None]]
+CASES: dict[str, Case] = {
+    "avazu": lambda at: ([avazu_log(at / "train.csv", HOURS)], None),
+    "avazu of one day": lambda at: ([avazu_log(at / "train.csv", HOURS[:24])], avazu("weekday-hour")),
+    "avazu and a test log": lambda at: (
+        [avazu_log(at / f"{i}.csv", HOURS[i : 30 + i]) for i in range(2)],
+        avazu("raw"),
+    ),
+    "criteo": lambda at: ([criteo_log(at / "train.txt", INTEGERS, 83)], None),
+    "criteo buckets": lambda at: ([criteo_log(at / "train.txt", INTEGERS, 83)], criteo("buckets")),
+    "ipinyou": lambda at: ([agents_log(at / "train.txt", 60), agents_log(at / "test.txt", 23)], None),
+    "libsvm": lambda at: ([svm_log(at / "train.txt")], None),
+    "libsvm and a test log": lambda at: ([svm_log(at / f"{i}.txt") for i in range(2)], None),
+    "last fraction": lambda at: ([csv_log(at / "log.csv")], CSV),
+    "no test set": lambda at: ([csv_log(at / "log.csv")], replace(CSV, test_fraction=0.0)),
+    "split column": lambda at: ([split_log(at / "log.csv")], None),
+    "lists and weights": lambda at: ([rich_log(at / "log.csv")], RICH),
+    "lists and weights, no time": lambda at: ([rich_log(at / "log.csv")], replace(RICH, time=None)),
+    "lists and weights in two": lambda at: ([rich_log(at / f"{i}.csv", 40 + i) for i in range(2)], RICH),
+}
+
+
+def raw_log(logs: list[Path], **options: Any) -> RawLog:
+    """Of one log, or of a training log and a test log."""
+    return RawLog(logs[0], logs[1] if len(logs) > 1 else None, **options)
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        for name in ("keys", "numbers", "labels", "times", "weights"):
+            torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=0, msg=name)
+        assert len(a.bags) == len(b.bags)
+        for x, y in zip(a.bags, b.bags, strict=True):
+            assert (x.keys.tolist(), x.offsets.tolist()) == (y.keys.tolist(), y.offsets.tolist())
+
+
+def assert_same_log(raw: RawLog, prepared: PreparedLog, ranges: int = 3) -> None:
+    manifest = prepared.manifest
+    assert (len(raw), raw.train_rows, raw.positives) == (len(prepared), prepared.train_rows, manifest.positives)
+    assert (raw.fields, raw.lists, raw.numbers) == (prepared.fields, prepared.lists, prepared.numbers)
+    assert {**raw.source, "vocabulary": False} == manifest.source
+    assert raw.bad_rows == prepared.bad_rows
+    assert sum(bad.count for bad in raw.bad) == sum(prepared.bad_rows.values())
+    rows = len(raw)
+    (whole,) = prepared.batches(0, rows, rows)
+    generator = random.Random(0)
+    asked = [(-3, rows + 9, 7), (raw.train_rows, rows, 5), (rows - 1, rows, 3), (20, 3, 2)]
+    for _ in range(ranges):
+        asked.append((generator.randrange(rows + 1), generator.randrange(rows + 1), generator.randrange(1, 40)))
+    for start, stop, size in asked:
+        borders = range(max(start, 0), min(stop, rows), size)
+        expected = [whole[begin : min(begin + size, stop)] for begin in borders]
+        assert_same(list(raw.batches(start, stop, size)), expected)
+
+
+@pytest.mark.parametrize("chunks", [15, 3, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_the_batches_are_those_of_the_prepared_log(name: str, chunks: int, tmp_path: Path) -> None:
+    logs, log_format = CASES[name](tmp_path)
+    prepared, _ = prepare(logs, tmp_path / "out", log_format, chunk_bytes=3000)
+    raw = raw_log(logs, format=log_format, chunk_bytes=logs[0].stat().st_size // chunks + 1, threads=1 + chunks % 3)
+    assert_same_log(raw, prepared)
+    assert raw.features is None
+    assert raw.name == str(logs[0])
+
+
+def with_bad_rows(path: Path, seed: int) -> None:
+    """Spoil a log: after some of its rows, put the same row once more with something wrong in it, or nearly wrong."""
+    generator = random.Random(seed)
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    at = sorted(generator.sample(range(1, len(lines)), 12), reverse=True)
+    for number, place in enumerate(at):
+        spoilt = bytearray(lines[place])
+        kind = ("short", "utf-8", "blank", "label", "value", "value")[number % 6]
+        if kind == "short":
+            spoilt = spoilt[:1]
+        elif kind == "utf-8":
+            spoilt += b"\xff"
+        elif kind == "blank":
+            spoilt = bytearray()
+        elif kind == "label":
+            spoilt[0:1] = b"7"
+        elif spoilt[column := generator.randrange(2, len(spoilt) - 2)] not in b",\t ":
+            spoilt[column : column + 1] = b"?"
+        lines.insert(place + 1, bytes(spoilt))
+    path.write_bytes(b"\n".join(lines))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_with_bad_rows_left_out(name: str, tmp_path: Path) -> None:
+    logs, log_format = CASES[name](tmp_path)
+    for seed, path in enumerate(logs):
+        with_bad_rows(path, seed)
+    if name.startswith("avazu"):  # a spoilt hour may break the order of time, of which this is no test
+        log_format = replace(log_format or avazu(), split="last-of-7")
+    prepared, _ = prepare(logs, tmp_path / "out", log_format, on_bad_row="skip", max_bad=0.9, chunk_bytes=3000)
+    chunk_bytes = logs[0].stat().st_size // 10
+    raw = raw_log(logs, format=log_format, on_bad_row="skip", max_bad=0.9, chunk_bytes=chunk_bytes)
+    assert all(bad.count >= 4 for bad in raw.bad)
+    assert_same_log(raw, prepared)
+
+
+@pytest.mark.parametrize("chunk_bytes", [200, 1 << 20])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
+def test_the_same_of_a_compressed_log(suffix: str, chunk_bytes: int, tmp_path: Path) -> None:
+    plain = rich_log(tmp_path / "log.csv")
+    pack = bz2.compress if suffix == ".bz2" else partial(compress, suffix)
+    path = written(tmp_path / f"log.csv{suffix}", pack(plain.read_bytes()))
+    prepared, _ = prepare([path], tmp_path / "out", RICH)
+    assert_same_log(RawLog(path, format=RICH, chunk_bytes=chunk_bytes), prepared)
+
+
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_the_same_of_a_columnar_log(
+    suffix: str, on_bad_row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsegroup.data.columnar._ROWS", 7)
+    path = columnar_log(tmp_path / f"log{suffix}")
+    if on_bad_row == "skip":
+        frame = pl.read_parquet(path) if suffix == ".parquet" else pl.read_ipc(path)
+        frame = frame.with_columns(label=pl.when(pl.col("ts") % 11 == 5).then(2).otherwise("label"))
+        frame.write_parquet(path, row_group_size=10) if suffix == ".parquet" else frame.write_ipc(path)
+    options = {"on_bad_row": on_bad_row, "max_bad": 0.5}
+    for number, log_format in enumerate([None, LogFormat("log", "label", ("a",), ("n",), time="ts")]):
+        prepared, _ = prepare([path], tmp_path / f"out{number}", log_format, **options)  # type: ignore[arg-type]
+        assert (len(prepared) < 83) == (on_bad_row == "skip")
+        assert_same_log(RawLog(path, format=log_format, **options), prepared)  # type: ignore[arg-type]
+
+
+def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
+    path = csv_log(tmp_path / "log.csv", 500)
+    log = RawLog(path, format=CSV, chunk_bytes=300)
+    expected = list(log.batches(400, 500, 9))
+    content = path.read_bytes()
+    gone = len(content) // 2
+    path.write_bytes(re.sub(rb"[^\n]", b"\xff", content[:gone]) + content[gone:])
+    assert_same(list(log.batches(400, 500, 9)), expected)
+    with pytest.raises(ClickLogError, match=r"log.csv:\d+: "):
+        list(log.batches(0, 1, 1))
+
+
+# Bad rows
+
+
+def test_a_bad_row_is_named_where_it_is_used_and_a_bad_label_at_once(tmp_path: Path) -> None:
+    good = good_rows(300)
+    path = written(tmp_path / "log.csv", HEADER + b"\n".join([*good[:150], b"1,a,b,one,2", *good[150:]]))
+    log = RawLog(path, format=CSV, chunk_bytes=200)
+    assert len(log) == 301
+    seen: list[Batch] = []
+    with pytest.raises(ClickLogError) as raised:
+        seen.extend(log.batches(0, 301, 10))
+    assert str(raised.value) == f"{path}:152: 'n' cannot be read: 'n=one'"
+    assert len(seen) >= 10  # of the chunks before it
+    assert sum(map(len, log.batches(0, 100, 10))) == 100
+    for bad in (b"7,a,b,1,2", b"1,a", b"1,\xff,b,1,2"):
+        path.write_bytes(HEADER + b"\n".join([*good[:150], bad, *good[150:]]))
+        with pytest.raises(ClickLogError, match=rf"^{path}:152: "):
+            RawLog(path, format=CSV, chunk_bytes=200)
+
+
+def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepare(tmp_path: Path) -> None:
+    bad = written(tmp_path / "bad.csv", HEADER + b"\n".join([*good_rows(97), b"1", b"2,a,b,1,2"]))
+    empty = written(tmp_path / "empty.csv", HEADER)
+    test_only = written(tmp_path / "test.csv", "label,a,split\n" + "1,x,2\n" * 20)
+    unordered = avazu_log(tmp_path / "unordered.csv", ["14102100", "14102200", "14102123"])
+    mixed = written(tmp_path / "mixed.csv", "label,a,split\n1,x,0\n1,x,2\n1,x,0\n")
+    for number, (path, log_format) in enumerate(
+        [(bad, CSV), (empty, CSV), (test_only, None), (unordered, None), (mixed, None)]
+    ):
+        messages = []
+        with pytest.raises(ClickLogError) as raised:
+            prepare([path], tmp_path / f"out{number}", log_format, on_bad_row="skip", max_bad=0.01)
+        messages.append(str(raised.value))
+        with pytest.raises(ClickLogError) as raised:
+            RawLog(path, format=log_format, on_bad_row="skip", max_bad=0.01)
+        messages.append(str(raised.value))
+        assert messages[0] == messages[1]
+    with pytest.raises(FileNotFoundError):
+        RawLog(tmp_path / "missing.csv")
+
+
+# A log that changes
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".parquet"])
+def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_path: Path) -> None:
+    def write(rows: int) -> Path:
+        if suffix == ".parquet":
+            path = tmp_path / "log.parquet"
+            pl.DataFrame({"label": [i % 2 for i in range(rows)], "a": ["x"] * rows}).write_parquet(path)
+            return path
+        content = b"label,a\n" + b"".join(b"%d,v%d\n" % (i % 2, i * 7919 % 1009) for i in range(rows))
+        return written(tmp_path / f"log.csv{suffix}", gzip.compress(content) if suffix else content)
+
+    log = RawLog(write(2000), chunk_bytes=1000)
+    path = write(900)
+    for start in (0, 800, 1900):
+        with pytest.raises(ClickLogError) as raised:
+            list(log.batches(start, 2000, 100))
+        assert str(raised.value) == f"{path}: has changed since its rows were counted; read it from the start"
+
+
+def test_rows_that_come_or_go_without_a_change_of_size_are_found(tmp_path: Path) -> None:
+    path = csv_log(tmp_path / "log.csv", 300)
+    content = path.read_bytes()
+    log = RawLog(path, format=CSV, chunk_bytes=500)
+    lines = content.split(b"\n")
+    lines[100:102] = [lines[100].replace(b",v", b",v" + b"0" * (len(lines[101]) + 1))]  # one of two
+    assert len(b"\n".join(lines)) == len(content)
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(ClickLogError, match="has changed since its rows were counted"):
+        list(log.batches(0, 300, 50))
+
+
+def test_rows_added_to_a_log_since_are_not_read(tmp_path: Path) -> None:
+    logs = [csv_log(tmp_path / f"{i}.csv", 100) for i in range(2)]
+    log = raw_log(logs, format=CSV, chunk_bytes=400)
+    expected = list(log.batches(0, 200, 17))
+    for path in logs:
+        path.write_bytes(path.read_bytes() + b"".join(row + b"\n" for row in good_rows(80)))
+    assert_same(list(log.batches(0, 1000, 17)), expected)
+
+
+# Threads, memory, progress
+
+
+def test_no_thread_outlives_the_batches(tmp_path: Path) -> None:
+    log = RawLog(csv_log(tmp_path / "log.csv", 5000), format=CSV, chunk_bytes=500, threads=3)
+    before = set(threading.enumerate())
+    batches = log.batches(0, 5000, 10)
+    next(batches)
+    assert set(threading.enumerate()) > before
+    batches.close()  # type: ignore[attr-defined]
+    assert set(threading.enumerate()) == before
+    for _ in log.batches(0, 5000, 10):
+        break
+    assert set(threading.enumerate()) == before
+    assert sum(map(len, log.batches(0, 5000, 999))) == 5000
+    assert set(threading.enumerate()) == before
+
+
+def test_an_error_leaves_no_thread(tmp_path: Path) -> None:
+    good = good_rows(3000)
+    path = written(tmp_path / "log.csv", HEADER + b"\n".join([*good[:300], b"1,a,b,one,2", *good[300:]]))
+    log = RawLog(path, format=CSV, chunk_bytes=200)
+    before = set(threading.enumerate())
+    with pytest.raises(ClickLogError, match=r"log.csv:302"):
+        list(log.batches(0, 3000, 10))
+    assert set(threading.enumerate()) == before
+
+
+def test_a_log_larger_than_its_chunks_is_not_kept_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv.gz"
+    rows = b"".join(b"%d,v%d,w,1.5,%d\n" % (i % 2, i * 7919 % 100_003, i) for i in range(40_000))
+    with gzip.open(path, "wb", 1) as file:
+        file.write(HEADER)
+        for _ in range(20):
+            file.write(rows)  # 17 MB
+    tracemalloc.start()
+    try:
+        log = RawLog(path, format=CSV, chunk_bytes=128 << 10)
+        count = sum(len(batch) for batch in log.batches(0, len(log), 1000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == len(log) == 800_000
+    assert peak < 6e6
+
+
+def test_progress_counts_the_bytes_of_all_logs(tmp_path: Path) -> None:
+    logs = [csv_log(tmp_path / f"{i}.csv", 100 + i) for i in range(2)]
+    seen: list[int] = []
+    raw_log(logs, format=CSV, chunk_bytes=300, on_progress=seen.append)
+    assert len(seen) > 10
+    assert (np.diff(seen) > 0).all()
+    assert seen[-1] == uncompressed_size(logs)

@@ -1,0 +1,323 @@
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsegroup.training.metrics import Metrics
+from sparsegroup.training.plots import plot_progress
+from sparsegroup.training.records import FieldRows, Progress, Summary
+from sparsegroup.training.report import count, duration, metric, per_second, percent, render_report, short, size
+
+NAN = math.nan
+VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
+CONFIG: dict[str, Any] = {
+    "data": {"log": "criteo-week", "batch_size": 4096, "on_bad_row": "skip", "exclude": ["id", "ip"], "label": None},
+    "model": {"name": "dcn", "dim": 8, "cross_layers": 3, "mlp": [400, 400, 400]},
+    "optimizer": {"name": "adam", "lr": 1e-3, "l1": 0.0, "l21": 1e-5, "l2": 0.0, "norm": "s", "penalty": "lasso"},
+    "training": {"passes": 1, "seed": 7, "threads": 16, "admission": {"after": 2, "evict_zero": True}},
+}
+
+
+@pytest.fixture
+def history() -> list[Progress]:
+    """50 windows over 39M samples, as of a large click log: AUC up, feature rate down, one jump in calibration."""
+    return sample_history()
+
+
+@pytest.fixture
+def summary(history: list[Progress]) -> Summary:
+    return sample_summary(history)
+
+
+def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[Progress]:
+    random = np.random.default_rng(0)
+    fields = sample_fields().values()
+    all_seen, all_live = sum(rows.seen for rows in fields), sum(rows.live for rows in fields)
+    points, seconds = [], 0.0
+    for window in range(1, windows + 1):
+        share, noise = window / windows, random.normal(size=4).tolist()
+        entropy = 0.79 + 0.11 * math.exp(-6 * share) + 0.002 * noise[1]
+        seen = round(all_seen * share**0.72)
+        live = round(all_live * math.tanh(9 * share) * (1 + 0.8 * (math.exp(-4 * share) - math.exp(-4))))
+        speed = 88_000 - 6_000 * share + 1_500 * noise[2]
+        seconds += samples / windows / speed
+        points.append(
+            Progress(
+                samples=round(samples * share),
+                auc=0.793 - 0.093 * math.exp(-5 * (share - 1 / windows)) + 0.0012 * noise[0],
+                log_loss=0.569 * entropy,
+                normalized_entropy=entropy,
+                calibration=1 + 0.11 * math.exp(-12 * share) + 0.008 * noise[3],
+                feature_rate=live / seen,
+                live_rows=live,
+                features_seen=seen,
+                table_bytes=round(1.531e9 * 2 ** math.ceil(2 * share) - 2e7 * (1 - share)),
+                seconds=seconds,
+                samples_per_s=speed,
+            )
+        )
+    return points
+
+
+def sample_fields(fields: int = 26) -> dict[str, FieldRows]:
+    """Cardinalities from 3 to 10M; of the large fields few features stay live."""
+    random = np.random.default_rng(1)
+    sizes = np.geomspace(3, 10_131_227, fields).astype(int)
+    random.shuffle(sizes)
+    rows = {}
+    for index, seen in enumerate(sizes.tolist(), start=1):
+        live = max(min(seen, 3), round(seen ** random.uniform(0.7, 0.87)))
+        rows[f"C{index}"] = FieldRows(seen, min(seen, round(live * random.uniform(1.05, 2.4))), live)
+    return rows
+
+
+def sample_summary(history: list[Progress], fields: int = 26) -> Summary:
+    last = history[-1]
+    return Summary(
+        log="criteo-week",
+        test_rows=4_583_000,
+        test=Metrics(0.79312, 0.44871, 0.78860, 1.00213),
+        samples=last.samples,
+        seconds=last.seconds,
+        feature_rate=last.feature_rate,
+        live_rows=last.live_rows,
+        features_seen=last.features_seen,
+        table_bytes=last.table_bytes,
+        fields=sample_fields(fields),
+        started="2026-03-01T09:12:44+01:00",
+        versions={"python": "3.11.7", "sparsegroup": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6"},
+        continued_from="runs/criteo-monday",
+        bad_rows={"label is neither 0 nor 1": 12_345, "too few columns": 7},
+    )
+
+
+class Page(HTMLParser):
+    """A page's text, ids and attributes; fails where an element is closed that is not the open one."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "style":
+            return
+        self.words.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+
+
+def render(history: list[Progress], summary: Summary, config: Mapping[str, Any] = CONFIG) -> Page:
+    return Page(render_report(config, history, summary))
+
+
+def field_rows(page: Page, summary: Summary) -> list[list[str]]:
+    return [row for row in page.rows if row and row[0] in summary.fields and len(row) == 5]
+
+
+def test_says_what_the_run_came_to(history: list[Progress], summary: Summary) -> None:
+    text = render(history, summary).text
+    for expected in (
+        "DCN, adam, λ21 = 1e-5 (lasso)",
+        "Test AUC 0.7931 on 4,583,000 test rows",
+        "Test log loss 0.4487",
+        "Test normalized entropy 0.7886",
+        "Test calibration 1.0021",
+        "Feature rate 4.28 % 959,738 live of 22,419,075 seen",
+        "Table size 6.1 GB",
+        "Samples 39.3M 39,291,954 trained on",
+        "Throughput 84.6k/s 7 min 44 s of training",
+        "2026-03-01 09:12:44 +01:00",
+        "continued from runs/criteo-monday",
+        "label is neither 0 nor 1 12,345",
+        "torch 2.13.0",
+        "mlp 400, 400, 400",
+        "admission.evict_zero yes",
+        "test set: 0.7931",
+    ):
+        assert expected in text
+
+
+def test_is_small_and_loads_nothing(history: list[Progress]) -> None:
+    html = render_report(CONFIG, history, sample_summary(history, fields=39))
+    assert len(html.encode()) < 500_000
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert "@import" not in html
+    links = [value for name, value in page.attributes if value and not name.startswith("xmlns")]
+    assert not [value for value in links if re.search(r"https?:|^//|url\((?!#)", value)]
+    assert set(re.findall(r"https?://[^\"<\s]*", html)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+def test_is_the_same_for_the_same_run(history: list[Progress], summary: Summary) -> None:
+    assert render_report(CONFIG, history, summary) == render_report(CONFIG, history, summary)
+
+
+def test_ids_are_unique_and_references_resolve(history: list[Progress], summary: Summary) -> None:
+    page = render(history, summary)
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(set(ids)) == len(ids)
+    references = {value.removeprefix("#") for name, value in page.attributes if name == "xlink:href" and value}
+    clips = {found for _, value in page.attributes for found in re.findall(r"url\(#(.+?)\)", value or "")}
+    assert references
+    assert clips
+    assert references | clips <= set(ids)
+
+
+def test_charts_take_the_pages_colours_and_font(history: list[Progress], summary: Summary) -> None:
+    page = render(history, summary)
+    assert page.tags.count("svg") == 8
+    drawn = " ".join(value or "" for name, value in page.attributes if name == "style")
+    assert re.findall(r"(?:stroke|fill): #\w+", drawn) == []
+    assert "samples trained on" in page.text
+    assert "40M" in page.text
+
+
+def test_values_are_escaped(history: list[Progress], summary: Summary) -> None:
+    evil = "<script>alert(1)</script>\"'&"
+    config = {evil: {evil: evil}, "model": {"name": evil}, "optimizer": {"name": evil, "l21": evil, "penalty": evil}}
+    hostile = replace(
+        summary,
+        log=evil,
+        fields={evil: FieldRows(3, 2, 1)},
+        started=evil,
+        versions={evil: evil},
+        continued_from=evil,
+        bad_rows={evil: 1},
+    )
+    page = render(history, hostile, config)
+    assert "script" not in page.tags
+    assert [evil, "3", "2", "1", "33.33 %"] in page.rows
+    assert page.text.count(evil) >= 8
+
+
+def test_a_value_that_is_not_defined_is_a_dash(history: list[Progress], summary: Summary) -> None:
+    nothing = {"auc": NAN, "log_loss": NAN, "normalized_entropy": NAN, "calibration": NAN}
+    blank = [replace(point, **nothing) for point in history]  # type: ignore[arg-type]
+    html = render_report(CONFIG, blank, replace(summary, test=Metrics(**nothing), feature_rate=NAN))
+    page = Page(html)
+    assert "Test AUC – " in page.text
+    assert page.text.count("No point has a value.") == 4
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).lower()
+
+
+def test_a_gap_leaves_lone_points_visible(history: list[Progress], summary: Summary) -> None:
+    gaps = [replace(point, auc=NAN) if index % 2 else point for index, point in enumerate(history)]
+    html = render_report(CONFIG, gaps, summary)
+    Page(html)
+    assert html.count("<use xlink:href") > render_report(CONFIG, history, summary).count("<use xlink:href") + 20
+
+
+def test_without_a_test_set_shows_the_last_window(history: list[Progress], summary: Summary) -> None:
+    text = render(history, replace(summary, test=None, test_rows=0)).text
+    assert f"Progressive AUC {history[-1].auc:.4f} of the last window, 785,839 samples" in text
+    assert f"Progressive calibration {history[-1].calibration:.4f}" in text
+    assert "Test AUC" not in text
+    assert "test rows none" in text
+
+
+def test_one_window(history: list[Progress], summary: Summary) -> None:
+    page = render(history[:1], replace(summary, test=None, continued_from=None))
+    assert "of the last window, 785,839 samples" in page.text
+    assert "1 point in numbers" in page.text
+    assert page.tags.count("svg") == 8
+    continued = render(history[:1], replace(summary, test=None)).text
+    assert "of the last window Progressive log loss" in continued
+
+
+def test_empty_history(summary: Summary) -> None:
+    page = render([], summary)
+    assert "No point was recorded." in page.text
+    assert "svg" not in page.tags
+    bare = replace(
+        summary, test=None, samples=0, seconds=0.0, feature_rate=NAN, live_rows=0, features_seen=0, fields={}
+    )
+    text = render([], bare, {}).text
+    assert text.count("AUC – ") == 1
+    assert "Throughput – " in text
+
+
+def test_nothing_live_and_nothing_seen(history: list[Progress], summary: Summary) -> None:
+    dead = [replace(point, live_rows=0, features_seen=0, feature_rate=NAN, table_bytes=0) for point in history]
+    page = render(dead, replace(summary, fields={"site": FieldRows(0, 0, 0)}))
+    assert ["site", "0", "0", "0", "–"] in page.rows
+
+
+@pytest.mark.parametrize("fields", [1, 26, 256])
+def test_fields_stand_in_order_of_features_seen(history: list[Progress], fields: int) -> None:
+    summary = sample_summary(history, fields)
+    page = render(history, summary)
+    rows = field_rows(page, summary)
+    assert len(rows) == fields
+    seen = [int(row[1].replace(",", "")) for row in rows]
+    assert seen == sorted(seen, reverse=True)
+    largest = summary.fields[rows[0][0]]
+    share = 100 * largest.live / largest.seen
+    assert rows[0][2:] == [f"{largest.rows:,}", f"{largest.live:,}", f"{share:.2f} %"]
+
+
+def test_settings_may_stand_outside_a_section(history: list[Progress], summary: Summary) -> None:
+    page = render(history, summary, {"model": "opnn", "seed": 3, "lr": None, "deep": {"a": {"b": 1e-4}, "empty": {}}})
+    assert "OPNN on criteo-week" in page.text
+    assert "Training run" in render(history, summary, {}).text
+    rows = [row for row in page.rows if row and row[0] in ("seed", "lr", "a.b", "empty")]
+    assert rows == [["seed", "3"], ["lr", "–"], ["a.b", "0.0001"], ["empty", "–"]]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (count(1_234_567), "1,234,567"),
+        (short(9_999), "9,999"),
+        (short(33_812_345), "33.8M"),
+        (per_second(85_712.3), "85.7k/s"),
+        (percent(0.02311), "2.31 %"),
+        (percent(1e-6), "<0.01 %"),
+        (percent(0.0), "0.00 %"),
+        (size(6_123_456_789), "6.1 GB"),
+        (metric(0.79312), "0.7931"),
+        (duration(4.21), "4.2 s"),
+        (duration(59.97), "1 min 00 s"),
+        (duration(458.3), "7 min 38 s"),
+        (duration(3599.6), "1 h 00 min"),
+        *((show(NAN), "–") for show in (count, short, per_second, percent, size, metric, duration)),
+    ],
+)
+def test_numbers_are_for_people(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@pytest.mark.parametrize("test_auc", [0.7931, NAN, None])
+def test_the_picture_of_a_run_is_written(history: list[Progress], test_auc: float | None, tmp_path: Path) -> None:
+    plot_progress(history, test_auc, "DCN", tmp_path / "progress.png")
+    assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")
