@@ -1,14 +1,17 @@
 """One pass of DCN over a prepared log, Parquet in, test AUC out: Group Adam on a growing table.
 
-On a slice of it, in the same run: the same network with `nn.Embedding(sparse=True)` and SparseAdam behind a torch
-DataLoader over the same Parquet (keys taken modulo the rows of its table), and with dense Adam. Every stage of ours is
-timed on the slice, too, by calling it alone.
+The network is compiled where the pass is long and a C++ compiler is there, as `sparsegroup train` does it; in the
+comparisons on a slice nobody's is.
+
+In the same run, on the first samples of the log: the same network with `nn.Embedding(sparse=True)` and SparseAdam
+behind a torch DataLoader over the same Parquet (keys taken modulo the rows of its table; with one thread and with all,
+the faster counts), and with dense Adam; the variant with 39 embedded fields, the numbers x as ⌊x²⌋ (they are
+logarithms); the same samples as a raw log in text; and every stage timed by itself, in the order of the trainer.
 
     sparsegroup synthesize criteo LOG
     python benchmarks/epoch.py LOG
 """
 
-import resource
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
+import polars as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import timing
-from sparsegroup.data import PreparedLog
-from sparsegroup.data.batches import Batch
+from sparsegroup.data import PreparedLog, RawLog
+from sparsegroup.data.batches import Batch, Log
+from sparsegroup.data.formats import criteo
+from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.shapes import DATASETS
 from sparsegroup.data.synthesize import synthesize
 from sparsegroup.kernels.threads import set_num_threads
@@ -31,7 +38,8 @@ from sparsegroup.training import Config, Progress, train
 
 BATCH, DIM = 512, 8
 CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
-MARKS = (1_000_000, 10_000_000, 46_000_000)
+MARKS = (1_000_000, 10_000_000, 39_000_000)
+"""Samples up to which, and from the mark before on, the speed is given."""
 
 
 class Slice(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
@@ -51,6 +59,36 @@ class Beginning(PreparedLog):
     def __init__(self, log: PreparedLog, rows: int) -> None:
         super().__init__(log.folder)
         self.manifest = replace(self.manifest, rows=rows + BATCH, train_rows=rows)
+
+
+class AllEmbedded(Beginning):
+    """The same with the numbers embedded, too."""
+
+    fields = property(lambda self: (*self.manifest.fields, *self.manifest.numbers))
+    numbers = property(lambda self: ())
+
+    def __init__(self, log: PreparedLog, rows: int) -> None:
+        super().__init__(log, rows)
+        self.log = Beginning(log, rows)
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        field = torch.arange(len(self.manifest.fields), len(self.fields)) << VALUE_BITS
+        for batch in self.log.batches(start, stop, size):
+            buckets = batch.numbers.square().floor().long() + field
+            yield replace(batch, keys=torch.cat([batch.keys, buckets], dim=1), numbers=batch.numbers[:, :0])
+
+
+def write_as_text(log: PreparedLog, rows: int, path: Path) -> None:
+    """The first rows in the format of Criteo's `train.txt`: 8 hexadecimal digits for a value."""
+    with path.open("wb") as file:
+        for batch in log.batches(0, rows, 65_536):
+            low = (batch.keys & 0xFFFFFFFF).numpy().astype(np.uint32).byteswap()
+            digits = np.frombuffer(low.tobytes().hex().encode(), "S8").reshape(low.shape)
+            numbers = batch.numbers.expm1().round().long().numpy()
+            frame = pl.DataFrame(
+                [batch.labels.long().numpy(), *numbers.T, *(pl.Series(column.astype(str)) for column in digits.T)]
+            )
+            frame.write_csv(file, separator="\t", include_header=False)
 
 
 class Embedded(nn.Module):
@@ -88,54 +126,48 @@ def theirs(log: PreparedLog, samples: int, rows: int, *, sparse: bool) -> float:
     return samples_per_second(model, [dense, table], Slice(log.folder, samples, rows))
 
 
-def ours(log: PreparedLog, stop: int) -> tuple[float, dict[str, float]]:
-    """Samples per second of the pass, and what it came to."""
+def ours(log: Log) -> tuple[float, dict[str, float]]:
+    """Samples per second of the pass, evaluation left out, and what it came to."""
     model, optimizer = CONFIG.build(log)
     begin = perf_counter()
-    speeds: dict[str, float] = {}
-    last = [0, begin]
-
-    def note(point: Progress) -> None:
-        for mark in MARKS:
-            if last[0] < mark <= point.samples + stop // 50 and f"samples_per_s_at_{mark // 1_000_000}m" not in speeds:
-                now = perf_counter()
-                speeds[f"samples_per_s_at_{mark // 1_000_000}m"] = (point.samples - last[0]) / (now - last[1])
-        last[:] = point.samples, perf_counter()
-
-    trained = train(
-        model,
-        optimizer,
-        log if stop == log.train_rows else Beginning(log, stop),
-        batch_size=BATCH,
-        on_progress=note,
-    )
+    history: list[Progress] = []
+    compile = CONFIG.training.compiles(log.train_rows)
+    trained = train(model, optimizer, log, batch_size=BATCH, compile=compile, on_progress=history.append)
     seconds = perf_counter() - begin
-    return stop / (last[1] - begin), speeds | {
+    figures = {
         "seconds": seconds,
         "test_auc": trained.test.auc,
         "features_seen": float(model.embedding.num_seen),
         "feature_rate": trained.feature_rate,
         "table_bytes": float(model.embedding.memory().total),
     }
+    done = Progress(0, *[0.0] * 4, 0.0, 0, 0, 0, 0.0, 0.0)
+    for mark in MARKS:
+        if reached := [point for point in history if point.samples <= 1.01 * mark and point.samples > done.samples]:
+            speed = (reached[-1].samples - done.samples) / (reached[-1].seconds - done.seconds)
+            figures[f"samples_per_s_to_{mark // 1_000_000}m"] = speed
+            done = reached[-1]
+    return history[-1].samples / history[-1].seconds, figures
 
 
 def stages(log: PreparedLog, samples: int) -> dict[str, float]:
-    """ms per batch of each stage of ours, in a loop of its own."""
+    """ms per batch of each stage of ours, in the order of the trainer: the next batch is looked up meanwhile."""
     model, optimizer = CONFIG.build(log)
     loss = nn.functional.binary_cross_entropy_with_logits
     taken = dict.fromkeys(("read", "lookup", "forward", "backward", "update"), 0.0)
     batches = iter(log.batches(0, samples, BATCH))
+    batch = next(batches, None)
     count = 0
-    while True:
+    while batch is not None:
         t0 = perf_counter()
-        batch: Batch | None = next(batches, None)
-        if batch is None:
-            break
+        following = next(batches, None)
         t1 = perf_counter()
         optimizer.zero_grad()
         vectors = model.embedding(batch.keys)
+        if following is not None:
+            model.embedding.prefetch(following.keys)
         t2 = perf_counter()
-        value = loss(model.network(vectors, batch.numbers if log.numbers else None), batch.labels)
+        value = loss(model.network(vectors, batch.numbers), batch.labels)
         t3 = perf_counter()
         value.backward()
         t4 = perf_counter()
@@ -144,7 +176,26 @@ def stages(log: PreparedLog, samples: int) -> dict[str, float]:
         for name, seconds in zip(taken, (t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4), strict=True):
             taken[name] += seconds
         count += 1
+        batch = following
     return {f"ms_{name}": 1e3 * seconds / count for name, seconds in taken.items()}
+
+
+def raw(log: PreparedLog, samples: int, folder: Path, threads: int) -> dict[str, float]:
+    """The first samples from text: counted, and trained on as they are parsed and hashed."""
+    path = folder / "train.txt"
+    write_as_text(log, samples + BATCH, path)
+    begin = perf_counter()
+    text = RawLog(path, format=replace(criteo(), split="last-fraction", test_fraction=BATCH / (samples + BATCH)))
+    counted = perf_counter() - begin
+    begin = perf_counter()
+    batches = sum(1 for _ in text.batches(0, text.train_rows, BATCH))
+    hashed = perf_counter() - begin
+    speed, _ = ours(text)
+    return {
+        "samples_per_s_raw": samples / (samples / speed + counted),
+        "samples_per_s_raw_counted": speed,
+        "ms_hash": 1e3 * hashed / batches,
+    }
 
 
 def main() -> None:
@@ -165,24 +216,34 @@ def main() -> None:
             else PreparedLog(arguments.log)
         )
         samples = min(arguments.slice or (100_000 if arguments.quick else 1_000_000), log.train_rows)
+        samples -= samples % BATCH
         rows = arguments.rows or max(log.features, 1)
         with timing.undisturbed():
-            speed, figures = ours(log, log.train_rows)
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(f"{log.train_rows:,} samples in {figures['seconds']:.0f} s: {speed:,.0f}/s, peak {peak / 2**30:.2f} GiB")
+            speed, figures = ours(log)
+        peak = timing.peak_memory()
+        print(f"{log.train_rows:,} samples: {speed:,.0f}/s, {figures['seconds']:.0f} s with the test set, ", end="")
+        print(f"peak {peak / 2**30:.2f} GiB")
         print(", ".join(f"{name} {value:,.4g}" for name, value in figures.items()), flush=True)
+        figures |= {"samples_per_s": speed, "peak_bytes": float(peak)}
         with timing.undisturbed():
-            ours_there, _ = ours(log, samples) if samples < log.train_rows else (speed, {})
-            parts = stages(log, samples)
-            torch.set_num_threads(arguments.threads)
-            sparse = theirs(log, samples, rows, sparse=True)
-            dense = theirs(log, min(samples, 100 * BATCH), rows, sparse=False)
-    print(f"the first {samples:,} samples: ours {ours_there:,.0f}/s, SparseAdam {sparse:,.0f}/s", end="")
-    print(f" (ratio {ours_there / sparse:.2f}), dense Adam {dense:,.0f}/s (ratio {ours_there / dense:.0f})")
-    print("ours by stage, ms a batch: " + ", ".join(f"{name[3:]} {part:.3f}" for name, part in parts.items()))
-    figures |= {"samples_per_s": speed, "peak_bytes": float(peak), "samples_per_s_slice": ours_there}
-    figures |= {"samples_per_s_sparse_adam": sparse, "samples_per_s_dense_adam": dense}
-    figures |= {"speedup_vs_sparse_adam": ours_there / sparse, "speedup_vs_dense_adam": ours_there / dense, **parts}
+            figures["samples_per_s_slice"], _ = ours(Beginning(log, samples))
+            figures["samples_per_s_39_fields"], _ = ours(AllEmbedded(log, samples))
+            figures |= stages(log, samples)
+            figures |= raw(log, samples, Path(folder), arguments.threads)
+            sparse, dense = [], []
+            for number in sorted({1, arguments.threads}):
+                torch.set_num_threads(number)
+                sparse.append(theirs(log, samples, rows, sparse=True))
+                dense.append(theirs(log, min(samples, 50 * BATCH), rows, sparse=False))
+    figures |= {"samples_per_s_sparse_adam": max(sparse), "samples_per_s_dense_adam": max(dense)}
+    for name in ("sparse_adam", "dense_adam"):
+        figures[f"speedup_vs_{name}"] = figures["samples_per_s_slice"] / figures[f"samples_per_s_{name}"]
+    print(f"the first {samples:,} samples: ours {figures['samples_per_s_slice']:,.0f}/s", end="")
+    for name in ("39_fields", "raw", "sparse_adam", "dense_adam"):
+        print(f", {name.replace('_', ' ')} {figures[f'samples_per_s_{name}']:,.0f}", end="")
+    print(f"; {figures['speedup_vs_sparse_adam']:.2f} times SparseAdam, {figures['speedup_vs_dense_adam']:.0f} Adam")
+    parts = {name[3:]: value for name, value in figures.items() if name.startswith("ms_")}
+    print("ours by stage, ms a batch: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
     timing.write_json(arguments.json, figures)
 
 

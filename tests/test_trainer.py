@@ -14,6 +14,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
 from sparsegroup.training import ClickModel, Config, Trainer, evaluate
 from sparsegroup.training.click_model import by_field, keys_to_look_up
+from sparsegroup.training.dense import has_compiler
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +164,39 @@ def test_a_weight_of_zero_hides_a_row(log: ClickLog) -> None:
         return model.embedding.lookup(batch.keys)
 
     assert torch.equal(trained(0.0), trained(1.0))
+
+
+def trained_and_compiled(log: ClickLog, compile: bool) -> list[float]:
+    model, optimizer = Config.of(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
+    trainer = Trainer(model.network, model.embedding, optimizer, compile=compile)
+    trainer.fit(log.batches(0, 1_100, 250))  # the last batch has another size
+    return trainer.predict(log.batches(10_000, 11_000, 100)).tolist()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+def test_a_compiled_network_trains_to_the_same(log: ClickLog) -> None:
+    assert trained_and_compiled(log, True) == pytest.approx(trained_and_compiled(log, False), abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_without_a_compiler_the_network_is_eager_and_that_is_said(
+    log: ClickLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = trained_and_compiled(log, False)
+    monkeypatch.setenv("CXX", "/none")
+    monkeypatch.setenv("PATH", "/none")
+    with pytest.warns(UserWarning, match=r"the network is not compiled, .*: there is no C\+\+ compiler"):
+        assert trained_and_compiled(log, True) == eager
+    monkeypatch.setattr("sparsegroup.training.dense.has_compiler", lambda: True)  # one that does not work
+    torch.compiler.reset()
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    with pytest.warns(UserWarning, match="compiling failed"):
+        assert trained_and_compiled(log, True) == eager
+
+
+def test_long_passes_are_compiled_if_that_is_left_to_the_trainer() -> None:
+    assert not Config.of().training.compiles(1_000_000)
+    assert Config.of().training.compiles(40_000_000)
+    assert not Config.of(compile="never").training.compiles(40_000_000)
+    assert Config.of(compile="always").training.compiles(1)

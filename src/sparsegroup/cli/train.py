@@ -276,6 +276,7 @@ def _train(config: Config, data: ClickLog | PreparedLog | RawLog, folder: Path, 
         optimizer,
         window=window_of(data.train_rows, size, config.training.windows),
         history=[] if run is None else run.history,
+        compile=config.training.compiles(data.train_rows),
     )
     begin_run(folder, config, data, trainer.history)
     with training_bar(data.train_rows, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, show):

@@ -197,7 +197,7 @@ def _write_part(
     schema = schema_of(log).with_metadata({_META: content.encode()})
 
     def write(path: Path) -> None:
-        with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False) as writer:
+        with pq.ParquetWriter(path, schema, compression="lz4") as writer:
             for encoded in held:
                 if encoded.batch.num_rows:
                     writer.write_batch(encoded.batch)

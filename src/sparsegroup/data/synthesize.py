@@ -69,6 +69,6 @@ def synthesize(
 
 
 def _write(path: Path, batches: list[pa.RecordBatch]) -> None:
-    with pq.ParquetWriter(path, batches[0].schema, compression="zstd", use_dictionary=False) as writer:
+    with pq.ParquetWriter(path, batches[0].schema, compression="lz4") as writer:
         for batch in batches:
             writer.write_batch(batch)

@@ -73,8 +73,8 @@ def _team_of(helpers: int) -> "_Team":
     team = _team()
     while len(team.threads) < helpers:
         thread = threading.Thread(target=_serve, args=(team.jobs,), name="sparsegroup", daemon=True)
-        team.threads.append(thread)
         thread.start()
+        team.threads.append(thread)
     return team
 
 

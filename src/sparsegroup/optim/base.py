@@ -160,6 +160,15 @@ class GroupOptimizer(Optimizer):
                 if isinstance(value, Shielded):
                     entry[name] = value.unshield(parameter)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch: forget the gradients, or with `set_to_none=False` make them zero."""
+        if not set_to_none:
+            super().zero_grad(set_to_none)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
     @overload
     def step(self, closure: None = None) -> None: ...
 

@@ -262,6 +262,8 @@ class Index:
             buckets = int(self.state[_NEW])
             growth = _GROWTH if buckets > 1 << 18 else 2
             self._lay_out(max(int(buckets * growth), int(count / _FULLEST * 1.1)))
+        if count > 2 * self.num_keys:  # more at a time than the frontier keeps pace with
+            self._stretch(int(self.state[_OLD]) + 1)
 
     def settle(self, inserted: int) -> None:
         """Go on with the growth, in proportion to the keys just inserted."""

@@ -1,7 +1,6 @@
 """`HashEmbedding` and `HashEmbeddingBag`: the table as modules."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Self, get_args
 
@@ -106,7 +105,7 @@ class HashEmbedding(nn.Module):
         )
         self.table = Table(config)
         self.register_parameter("weight", StoredParameter(self.table))
-        self._ahead: _Prefetched | None = None
+        self._ahead: Ahead | None = None
 
     def forward(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`.
@@ -123,30 +122,30 @@ class HashEmbedding(nn.Module):
             RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
             MemoryError: The system has no more (nothing is inserted).
         """
-        ahead = self._ahead
-        if ahead is not None and ahead.is_for(keys, self.training):
+        array, ahead = _as_array(keys), self._ahead
+        if ahead is not None and ahead.is_for(array, self.training):
             self._ahead = None
-            located, vectors = self.table.fetch(ahead.lookup)
+            located, vectors = self.table.fetch(ahead)
         else:
-            located, vectors = self.table.look_up(_as_array(keys), insert=self.training)
+            located, vectors = self.table.look_up(array, insert=self.training)
         return for_autograd(self.weight, self.table, located, vectors).view(*keys.shape, self.dim)
 
     def prefetch(self, keys: Tensor) -> None:
         """Let another thread look for keys that a later `forward` will be given, while this one trains.
 
-        `forward` with the very same tensor, unchanged, then only has to fetch the vectors; its result is the same.
-        Call it after a batch's forward with the next batch's keys. In training mode new keys get their rows here, and
-        count as seen. It does nothing where there are too few keys for it to pay, or one thread.
+        `forward` with the same keys in the same mode then only has to fetch the vectors; its result is the same. Call
+        it after a batch's forward with the next batch's keys. In training mode new keys get their rows, and count as
+        seen, from now on. Nothing happens here where it would not pay: with fewer than 4,096 keys or more than
+        262,144, or with one thread.
 
         Args:
             keys: As of `forward`. A second call forgets the first one's.
 
         Raises:
-            TypeError, ValueError: As `forward`, which also raises what the other thread runs into.
+            TypeError, ValueError: As `forward`.
+            RuntimeError: In training mode in a forked process; no thread can be started.
         """
-        array = _as_array(keys)
-        lookup = self.table.look_ahead(array, insert=self.training)
-        self._ahead = None if lookup is None else _Prefetched(keys, keys._version, lookup)
+        self._ahead = self.table.look_ahead(_as_array(keys), insert=self.training)
 
     @property
     def dim(self) -> int:
@@ -314,18 +313,6 @@ class HashEmbedding(nn.Module):
             self.table.replace(np.ascontiguousarray(keys.numpy()), values, dropped.numpy())
 
 
-@dataclass(frozen=True)
-class _Prefetched:
-    """A lookup that has been begun, and whose keys it is of."""
-
-    keys: Tensor
-    version: int
-    lookup: Ahead
-
-    def is_for(self, keys: Tensor, training: bool) -> bool:
-        return self.keys is keys and self.version == keys._version and self.lookup.insert == training
-
-
 class HashEmbeddingBag(HashEmbedding):
     """`HashEmbedding` followed by the sum or mean over bags of keys: `nn.EmbeddingBag` without a vocabulary.
 
@@ -418,7 +405,8 @@ def _as_array(keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
         raise TypeError(f"keys must be int64, got {keys.dtype}")
     if keys.device.type != "cpu":
         raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
-    return keys.detach().reshape(-1).contiguous().numpy()
+    flat: np.ndarray[Any, np.dtype[np.int64]] = keys.numpy().reshape(-1)
+    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
 
 
 def _check_int(name: str, value: object, lowest: int, highest: int) -> None:

@@ -109,16 +109,18 @@ class Places:
 
 @dataclass
 class Ahead:
-    """A lookup that another thread has begun; what it has found is there when the table's lock is free.
+    """A lookup that has been begun before its time.
 
     Attributes:
         places: Where it looks, and what it finds.
         insert: Whether new keys get a row.
-        located: Where the keys are.
-        error: Why that is not known.
+        located: Where the keys are; None if it has failed, or is not done.
     """
 
     places: Places
     insert: bool
     located: Located | None = None
-    error: BaseException | None = None
+
+    def is_for(self, keys: Int64s, insert: bool) -> bool:
+        """Whether it is the lookup of these keys."""
+        return self.insert == insert and np.array_equal(self.places.keys, keys)

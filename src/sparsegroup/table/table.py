@@ -1,8 +1,10 @@
 """The table without autograd: index and rows, what has been seen, and what an optimizer may do to it."""
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ from sparsegroup.rules import Rule
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.inspection import count_fields, memory_of
-from sparsegroup.table.lock import Lock
+from sparsegroup.table.pending import Pending, free_at_fork
 from sparsegroup.table.records import Ahead, FieldCount, Located, Places, TableConfig, TableMemory
 from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.start import INITS, mixed_seed, start_rows
@@ -42,7 +44,8 @@ class Table:
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
-        self.lock = Lock()
+        self.lock = threading.RLock()
+        self.pending = Pending()
         self.generation = 0
         self.skipped_rows = 0
         self.claim: Claim | None = None
@@ -55,23 +58,24 @@ class Table:
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._num_seen = 0
         self._num_live = 0
+        free_at_fork(self)
 
     @property
     def num_rows(self) -> int:
         """Rows, live or not."""
-        with self.lock:
+        with self.lock, self.pending:
             return self._index.num_keys
 
     @property
     def num_live(self) -> int:
         """Rows that are not zero."""
-        with self.lock:
+        with self.lock, self.pending:
             return self._num_live
 
     @property
     def num_seen(self) -> int:
         """Distinct keys that have ever been inserted."""
-        with self.lock:
+        with self.lock, self.pending:
             return self._num_seen
 
     # Lookup
@@ -83,7 +87,7 @@ class Table:
             RuntimeError: `max_rows` would be exceeded, or the table belongs to a parent process; nothing has changed.
             MemoryError: The system has no more; nothing has changed.
         """
-        with self.lock:
+        with self.lock, self.pending:
             if insert:
                 self._check_process("insert keys")
             if len(keys) <= _CHUNK:
@@ -147,30 +151,29 @@ class Table:
     def look_ahead(self, keys: Int64s, insert: bool) -> Ahead | None:
         """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, a new key gets a row.
 
-        The table's lock is held until it is through. Nothing is done for so few keys that it would not pay, or more
-        than are looked up at a time.
+        Whoever looks at the table meanwhile finds that done. Nothing is done for so few keys that it would not pay, or
+        more than are looked up at a time.
         """
         if not _GRAIN <= len(keys) <= _CHUNK or threads.get_num_threads() == 1:
             return None
         if insert:
             self._check_process("insert keys")
-        ahead = Ahead(Places(keys), insert)
-        self.lock.__enter__()
-        self.lock.hand_over()
-        threads.submit(partial(self._locate, ahead))
+        ahead = Ahead(Places(keys.copy()), insert)
+        with self.lock, self.pending:
+            self.pending.job = partial(self._locate, ahead)
+        threads.submit(self._do_pending)
         return ahead
 
+    def _do_pending(self) -> None:
+        with self.lock, self.pending:
+            pass
+
     def _locate(self, ahead: Ahead) -> None:
-        self.lock.take_over()
-        try:
+        with suppress(Exception):  # which the lookup itself runs into, if it still holds
             absent = self._share(ahead.places, None, finds=True, alone=True)
             if absent and ahead.insert:
                 self._insert(ahead.places, absent)
             ahead.located = ahead.places.located(self.generation, bool(absent) and not ahead.insert)
-        except (RuntimeError, MemoryError) as error:  # for whom the keys are looked up
-            ahead.error = error
-        finally:
-            self.lock.__exit__(None, None, None)
 
     def fetch(self, ahead: Ahead) -> tuple[Located, Tensor]:
         """What `look_up` gives, of keys that have been looked up ahead.
@@ -178,11 +181,11 @@ class Table:
         Raises:
             RuntimeError, MemoryError: As `look_up`.
         """
-        with self.lock:
-            if ahead.error is not None:
-                raise ahead.error
+        with self.lock, self.pending:
+            if ahead.insert:
+                self._check_process("insert keys")
             located = ahead.located
-            if located is None or located.generation != self.generation:
+            if located is None or located.has_absent or located.generation != self.generation:
                 return self._look_up(ahead.places.keys, ahead.insert)
             out = self._empty(len(ahead.places.keys))
             self._share(ahead.places, out, finds=False)
@@ -262,7 +265,7 @@ class Table:
 
         Another optimizer's claim ends, and with it the state that it kept in the rows.
         """
-        with self.lock:
+        with self.lock, self.pending:
             if self.claim is not claim:
                 self._rows = self._rows.relaid({}, self.num_rows)
                 self.claim = claim
@@ -325,7 +328,7 @@ class Table:
             scalars: `[1, s]`, of the store's dtype.
             settings: λ and what else the step needs.
         """
-        with self.lock:
+        with self.lock:  # rows that a pending lookup may add are none of these
             self._check_process("train the table")
             if not len(rows):
                 return
@@ -349,19 +352,19 @@ class Table:
 
     def find(self, keys: Int64s) -> Int64s:
         """Rows of `keys`, `ABSENT` where there is none."""
-        with self.lock:
+        with self.lock, self.pending:
             return self._index.find(keys)
 
     def write_weights(self, keys: Int64s, weights: Floats) -> None:
         """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none."""
-        with self.lock:
+        with self.lock, self.pending:
             self.look_up(keys, insert=True)
             self._rows.write(WEIGHT, self._index.find(keys), weights)
             self._num_live = int(self._rows.live(0, self.num_rows).sum())
 
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
-        with self.lock:
+        with self.lock, self.pending:
             out = np.empty(self.num_rows, np.int64)
             for keys, rows in self._index.scan():
                 out[rows] = keys
@@ -372,7 +375,7 @@ class Table:
         generation, count = self.generation, self.num_rows
         batches = self._index.scan(max(batch_size, _CHUNK))
         while True:
-            with self.lock:
+            with self.lock, self.pending:
                 if (generation, count) != (self.generation, self.num_rows):
                     raise RuntimeError("rows came or went while the table was iterated over")
                 keys, rows = next(batches, (None, None))
@@ -385,18 +388,18 @@ class Table:
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
-        with self.lock:
+        with self.lock, self.pending:
             alive = self._rows.live(0, self.num_rows)
             return count_fields(self._index, alive, self.dropped.view(np.int64), self.config.field_bits)
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows and dropped keys."""
-        with self.lock:
+        with self.lock, self.pending:
             return memory_of(self._index, self._rows, self.dropped.nbytes)
 
     def shrink(self) -> int:
         """Drop the rows that are zero; returns how many."""
-        with self.lock:
+        with self.lock, self.pending:
             self._check_process("shrink the table")
             return self._keep(self._rows.live(0, self.num_rows))
 
@@ -420,7 +423,7 @@ class Table:
 
     def export(self) -> dict[str, npt.NDArray[Any]]:
         """Keys `[n]` and every part `[n, dim]`, in the order of the rows."""
-        with self.lock:
+        with self.lock, self.pending:
             rows = np.arange(self.num_rows)
             return {"keys": self.keys(), **{part: self._rows.read(part, rows) for part in self._rows.parts}}
 
@@ -429,7 +432,7 @@ class Table:
 
         Keys that have no row yet get one; rows of keys that are not in it start afresh.
         """
-        with self.lock:
+        with self.lock, self.pending:
             keys = state["keys"]
             self.look_up(keys, insert=True)
             rows = self._index.find(keys)
@@ -446,7 +449,7 @@ class Table:
             weight: `[n, dim]`.
             dropped: Keys that have been seen and dropped.
         """
-        with self.lock:
+        with self.lock, self.pending:
             self._check_process("load a table")
             staying = np.zeros(self.num_rows, np.bool_)
             rows = self._index.find(keys)
@@ -458,7 +461,7 @@ class Table:
             self._num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
 
     def __getstate__(self) -> dict[str, Any]:
-        with self.lock:
+        with self.lock, self.pending:
             return {
                 "config": self.config,
                 "rows": self.export(),

@@ -26,6 +26,7 @@ from sparsegroup.optim import (
 from sparsegroup.prox import Norm, Penalty
 from sparsegroup.settings import Settings, Share, checked, keys_of, read_yaml, with_values
 from sparsegroup.training.click_model import ClickModel, ModelName
+from sparsegroup.training.dense import WORTH_COMPILING
 
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
@@ -133,11 +134,19 @@ class TrainingConfig(Settings):
         batch_size: Samples per step.
         seed: Of initialization and dropout.
         windows: Points of the history along a pass.
+        compile: Whether to compile the network; "auto" where there is a C++ compiler and the pass is long enough.
     """
 
     batch_size: int = Field(default=512, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 64)
     windows: int = Field(default=50, ge=1)
+    compile: Literal["auto", "always", "never"] = "auto"
+
+    def compiles(self, samples: int) -> bool:
+        """Whether to compile for a pass over so many samples."""
+        if self.compile == "auto":
+            return samples >= WORTH_COMPILING * self.batch_size
+        return self.compile == "always"
 
 
 class Config(Settings):

@@ -46,6 +46,7 @@ def train(
     batch_size: int = 512,
     train_rows: int | None = None,
     windows: int = WINDOWS,
+    compile: bool = False,
     on_batch: Callable[[int, float], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Trained:
@@ -59,6 +60,7 @@ def train(
         train_rows: Train on the first so many rows and evaluate on the rest of the log's training rows, to choose
             hyperparameters; by default train on all of them and evaluate on the test rows.
         windows: Points of the history.
+        compile: See `Trainer`.
         on_batch: Called with the number of samples and the loss of each batch.
         on_progress: Called about `windows` times.
 
@@ -67,7 +69,8 @@ def train(
     """
     stop = log.train_rows if train_rows is None else train_rows
     end = len(log) if train_rows is None else log.train_rows
-    trainer = Trainer(model.network, model.embedding, optimizer, window=window_of(stop, batch_size, windows))
+    window = window_of(stop, batch_size, windows)
+    trainer = Trainer(model.network, model.embedding, optimizer, window=window, compile=compile)
     stream = log.batches(0, stop, batch_size)
     history = trainer.fit(stream, on_batch=on_batch, on_progress=on_progress)
     test = trainer.evaluate(log.batches(stop, end, EVALUATED))

@@ -2,7 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +16,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.click_model import by_field, keys_to_look_up
+from sparsegroup.training.dense import Dense
 from sparsegroup.training.metrics import Metrics, evaluate
 from sparsegroup.training.records import Progress
 
@@ -33,6 +37,8 @@ class Trainer:
         scheduler: Of the learning rate; stepped after each batch.
         window: Samples between two points of the history, at least a batch.
         history: Points of earlier passes, to go on from.
+        compile: Compile the model by torch.compile, which takes a C++ compiler and some ten seconds when it is done
+            first; it warns and goes on without where that cannot be done.
 
     Attributes:
         history: The points so far.
@@ -62,6 +68,7 @@ class Trainer:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         window: int = 100_000,
         history: Sequence[Progress] = (),
+        compile: bool = False,
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
@@ -69,6 +76,7 @@ class Trainer:
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.scheduler = scheduler
         self.history = list(history)
+        self._dense = Dense(model, compile)
         self.samples = self.history[-1].samples if self.history else 0
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
 
@@ -84,36 +92,47 @@ class Trainer:
         Args:
             stream: Batches; what it does to make them is best done in a thread of its own, as `PreparedLog` does.
             on_batch: Called with the number of samples and the loss of each batch.
-            on_progress: Called with each point of the history, the last one at the end of the stream.
+            on_progress: Called with each point of the history, some batches after it: its metrics take a while.
 
         Returns:
             The points of this pass, which join `history`.
         """
         begin, before = len(self.history), self.history[-1].seconds if self.history else 0.0
-        window = _Window(perf_counter())
-        start = window.begin
+        start = perf_counter()
+        window = _Window(start)
+        measured: Future[Progress] | None = None
         self.model.train()
         self.table.train()
+
+        def note(measured: Future[Progress] | None) -> None:
+            if measured is not None:
+                self.history.append(measured.result())
+                if on_progress is not None:
+                    on_progress(self.history[-1])
+
         batches = map(as_batch, stream)
         batch = next(batches, None)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
-        while batch is not None:
-            assert keys is not None
-            following = next(batches, None)
-            next_keys = None if following is None else keys_to_look_up(following.keys, following.bags)
-            ends = following is None or window.samples + len(batch) >= self.window
-            # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
-            logits, loss = self._step(batch, keys, None if ends else next_keys)
-            self.samples += len(batch)
-            window.add(batch, logits)
-            if on_batch is not None:
-                on_batch(len(batch), float(loss))
-            if ends:
-                self.history.append(self._point(window, before + perf_counter() - start))
-                window = _Window(perf_counter())
-                if on_progress is not None:
-                    on_progress(self.history[-1])
-            batch, keys = following, next_keys
+        with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:  # sorting for the AUC leaves the interpreter free
+            while batch is not None:
+                assert keys is not None
+                following = next(batches, None)
+                next_keys = None if following is None else keys_to_look_up(following.keys, following.bags)
+                ends = following is None or window.samples + len(batch) >= self.window
+                # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
+                logits, loss = self._step(batch, keys, None if ends else next_keys)
+                self.samples += len(batch)
+                window.add(batch, logits)
+                if on_batch is not None:
+                    on_batch(len(batch), float(loss))
+                if ends or (measured is not None and measured.done()):
+                    note(measured)
+                    measured = None
+                if ends:
+                    measured = metrics.submit(self._point(window, before + perf_counter() - start))
+                    window = _Window(perf_counter())
+                batch, keys = following, next_keys
+            note(measured)
         return self.history[begin:]
 
     def _step(self, batch: Batch, keys: Tensor, next_keys: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -122,7 +141,7 @@ class Trainer:
         vectors = self.table(keys)
         if next_keys is not None:
             self.table.prefetch(next_keys)
-        logits = self.model(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
+        logits = self._dense(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
         if self._second_order:
             _backward_twice(loss)
@@ -134,22 +153,19 @@ class Trainer:
             self.scheduler.step()
         return logits.detach(), loss.detach()
 
-    def _point(self, window: "_Window", seconds: float) -> Progress:
-        metrics = window.metrics()
+    def _point(self, window: "_Window", seconds: float) -> Callable[[], Progress]:
+        """What is known at the end of a window, to be completed with its metrics."""
         table = self.table
-        return Progress(
-            samples=self.samples,
-            auc=metrics.auc,
-            log_loss=metrics.log_loss,
-            normalized_entropy=metrics.normalized_entropy,
-            calibration=metrics.calibration,
-            feature_rate=table.feature_rate,
-            live_rows=table.num_live,
-            features_seen=table.num_seen,
-            table_bytes=table.memory().total,
-            seconds=seconds,
-            samples_per_s=window.samples / max(perf_counter() - window.begin, 1e-9),
-        )
+        facts: dict[str, Any] = {
+            "samples": self.samples,
+            "feature_rate": table.feature_rate,
+            "live_rows": table.num_live,
+            "features_seen": table.num_seen,
+            "table_bytes": table.memory().total,
+            "seconds": seconds,
+            "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
+        }
+        return lambda: Progress(**facts, **asdict(window.metrics()))
 
     def evaluate(self, stream: Iterable[Sample]) -> Metrics:
         """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode."""

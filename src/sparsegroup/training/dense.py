@@ -1,0 +1,65 @@
+"""The network between embeddings and logits: compiled where a C++ compiler exists, else as it is."""
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
+
+Network = Callable[[Tensor, Tensor | None], Tensor]
+
+WORTH_COMPILING = 20_000
+"""Batches from which compiling, some ten seconds when it is done first, pays: it saves some tenths of a ms each."""
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler for torch.compile."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"))
+
+
+class Dense:
+    """A network that is compiled for batches of the first one's size; others, and all without a compiler, are eager.
+
+    Args:
+        network: From embeddings `[n, fields, dim]` and numbers to logits `[n]`.
+        compile: Whether to compile it.
+    """
+
+    def __init__(self, network: nn.Module, compile: bool) -> None:
+        self._network = network
+        self._size: int | None = None
+        self._compiled: Network | None = None
+        if compile and not has_compiler():
+            _say("there is no C++ compiler")
+        elif compile:
+            # Each size compiles anew, and the last batch of a pass has one of its own.
+            self._compiled = torch.compile(network, dynamic=False, options={"cpp_wrapper": True})
+
+    def __call__(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
+        if self._compiled is not None and self._size is None:
+            self._compile_for(embeddings, numbers)
+        if self._compiled is not None and len(embeddings) == self._size:
+            return self._compiled(embeddings, numbers)
+        logits: Tensor = self._network(embeddings, numbers)
+        return logits
+
+    def _compile_for(self, embeddings: Tensor, numbers: Tensor | None) -> None:
+        assert self._compiled is not None
+        self._size = len(embeddings)
+        failure = None
+        with warnings.catch_warnings():  # of what torch does while it compiles
+            warnings.simplefilter("ignore")
+            try:
+                self._compiled(embeddings, numbers)
+            except TorchDynamoException as error:
+                failure = str(error).splitlines()[0]
+        if failure is not None:
+            self._compiled = None
+            _say(f"compiling failed ({failure})")
+
+
+def _say(why: str) -> None:
+    warnings.warn(f"the network is not compiled, which makes training somewhat slower: {why}", stacklevel=3)
