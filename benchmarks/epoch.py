@@ -38,6 +38,9 @@ from sparsegroup.training import Config, Progress, train
 
 BATCH, DIM = 512, 8
 CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
+WINDOW = 786_000
+"""Samples of a window of the history, as of 50 over the whole log."""
+
 MARKS = (1_000_000, 10_000_000, 39_000_000)
 """Samples up to which, and from the mark before on, the speed is given."""
 
@@ -131,8 +134,15 @@ def ours(log: Log) -> tuple[float, dict[str, float]]:
     model, optimizer = CONFIG.build(log)
     begin = perf_counter()
     history: list[Progress] = []
-    compile = CONFIG.training.compiles(log.train_rows)
-    trained = train(model, optimizer, log, batch_size=BATCH, compile=compile, on_progress=history.append)
+    trained = train(
+        model,
+        optimizer,
+        log,
+        batch_size=BATCH,
+        windows=max(1, log.train_rows // WINDOW),
+        compile=CONFIG.training.compiles(log.train_rows),
+        on_progress=history.append,
+    )
     seconds = perf_counter() - begin
     figures = {
         "seconds": seconds,

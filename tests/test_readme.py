@@ -48,3 +48,9 @@ def test_the_readme_shows_the_measured_speed() -> None:
         assert f"| {step[f'dense_ratio_{kind}']:.2f} | {step[f'small_tensors_ratio_{kind}']:.2f} |" in README
     growth = json.loads((results / "table_growth.json").read_text())
     assert f"{growth['bytes_per_row']:.0f} bytes per row" in README
+    epoch = json.loads((results / "epoch.json").read_text())
+    for name in ("", "_slice", "_39_fields", "_raw"):
+        assert f"| {epoch[f'samples_per_s{name}']:,.0f} |" in README
+    for name, digits in (("sparse_adam", 2), ("dense_adam", 0)):
+        line = f"| {epoch[f'samples_per_s_{name}']:,.0f} | ratio {epoch[f'speedup_vs_{name}']:.{digits}f} |"
+        assert line in README
