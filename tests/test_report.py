@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparsegroup.table import FieldCount
 from sparsegroup.training.metrics import Metrics
 from sparsegroup.training.plots import plot_progress
-from sparsegroup.training.records import FieldRows, Progress, Summary
+from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.report import count, duration, metric, per_second, percent, render_report, short, size
 
 NAN = math.nan
@@ -65,7 +66,7 @@ def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[Progres
     return points
 
 
-def sample_fields(fields: int = 26) -> dict[str, FieldRows]:
+def sample_fields(fields: int = 26) -> dict[str, FieldCount]:
     """Cardinalities from 3 to 10M; of the large fields few features stay live."""
     random = np.random.default_rng(1)
     sizes = np.geomspace(3, 10_131_227, fields).astype(int)
@@ -73,7 +74,7 @@ def sample_fields(fields: int = 26) -> dict[str, FieldRows]:
     rows = {}
     for index, seen in enumerate(sizes.tolist(), start=1):
         live = max(min(seen, 3), round(seen ** random.uniform(0.7, 0.87)))
-        rows[f"C{index}"] = FieldRows(seen, min(seen, round(live * random.uniform(1.05, 2.4))), live)
+        rows[f"C{index}"] = FieldCount(seen, min(seen, round(live * random.uniform(1.05, 2.4))), live)
     return rows
 
 
@@ -209,7 +210,7 @@ def test_values_are_escaped(history: list[Progress], summary: Summary) -> None:
     hostile = replace(
         summary,
         log=evil,
-        fields={evil: FieldRows(3, 2, 1)},
+        fields={evil: FieldCount(3, 2, 1)},
         started=evil,
         versions={evil: evil},
         continued_from=evil,
@@ -269,7 +270,7 @@ def test_empty_history(summary: Summary) -> None:
 
 def test_nothing_live_and_nothing_seen(history: list[Progress], summary: Summary) -> None:
     dead = [replace(point, live_rows=0, features_seen=0, feature_rate=NAN, table_bytes=0) for point in history]
-    page = render(dead, replace(summary, fields={"site": FieldRows(0, 0, 0)}))
+    page = render(dead, replace(summary, fields={"site": FieldCount(0, 0, 0)}))
     assert ["site", "0", "0", "0", "–"] in page.rows
 
 

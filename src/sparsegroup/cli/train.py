@@ -232,17 +232,11 @@ def _open(config: Config, threads: int) -> ClickLog | PreparedLog | RawLog:
             opened = open_click_log(
                 path,
                 test,
-                dataset=data.dataset,
-                schema=None if data.schema_file is None else Path(data.schema_file),
-                label=data.label,
-                exclude=data.exclude,
-                test_fraction=data.test_fraction,
-                criteo_numbers=data.criteo_numbers,
-                avazu_hour=data.avazu_hour,
                 on_bad_row=data.on_bad_row,
                 max_bad=data.max_bad,
                 threads=threads,
                 on_progress=on_progress,
+                **data.format_options,
             )
         except ValueError as error:
             raise UsageError(str(error)) from error

@@ -1,14 +1,27 @@
 """The format of a log that the options of a command ask for."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from inspect import signature
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from sparsegroup.data.detect import fixed_format, told_from
 from sparsegroup.data.formats import AvazuHour, CriteoNumbers, LogFormat, avazu, criteo, ipinyou
 from sparsegroup.data.schema_file import read_schema
 
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
+
+
+class FormatOptions(TypedDict, total=False):
+    """What tells a format, see `choose_format`."""
+
+    dataset: DatasetName
+    schema: Path | None
+    label: str | None
+    exclude: Collection[str]
+    test_fraction: float | None
+    criteo_numbers: CriteoNumbers
+    avazu_hour: AvazuHour
 
 
 def choose_format(
@@ -65,3 +78,10 @@ def choose_format(
     if found is not None:
         return fixed_format(found, label, exclude, test_fraction)
     return told_from(log, label, exclude, test_fraction)
+
+
+FORMAT_DEFAULTS: Mapping[str, object] = {
+    name: parameter.default
+    for name, parameter in signature(choose_format).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}

@@ -5,14 +5,13 @@ from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.metrics import Metrics, evaluate
 from sparsegroup.training.one_pass import Trained, predict, score, train
 from sparsegroup.training.pruning import prune_rows
-from sparsegroup.training.records import FieldRows, Progress, Summary
+from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.run_dir import Run, RunError, load_model, load_run, save_run, summarize
 from sparsegroup.training.trainer import Trainer
 
 __all__ = [
     "ClickModel",
     "Config",
-    "FieldRows",
     "Metrics",
     "Progress",
     "Run",

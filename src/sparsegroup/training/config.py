@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from sparsegroup.data.batches import Log
-from sparsegroup.data.choose import DatasetName
+from sparsegroup.data.choose import DatasetName, FormatOptions
 from sparsegroup.data.formats import AvazuHour, CriteoNumbers
 from sparsegroup.data.reader import OnBadRow
 from sparsegroup.optim import (
@@ -67,6 +67,19 @@ class DataConfig(Settings):
     avazu_hour: AvazuHour = "hour"
     on_bad_row: OnBadRow = "error"
     max_bad: Share = 0.001
+
+    @property
+    def format_options(self) -> FormatOptions:
+        """What tells the format of a raw log."""
+        return {
+            "dataset": self.dataset,
+            "schema": None if self.schema_file is None else Path(self.schema_file),
+            "label": self.label,
+            "exclude": self.exclude,
+            "test_fraction": self.test_fraction,
+            "criteo_numbers": self.criteo_numbers,
+            "avazu_hour": self.avazu_hour,
+        }
 
 
 class ModelConfig(Settings):

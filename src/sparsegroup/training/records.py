@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sparsegroup.table import FieldCount
 from sparsegroup.training.metrics import Metrics
 
 
@@ -37,15 +38,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class FieldRows:
-    """Rows of one field: distinct features ever seen, those with a row, and those whose vector is not zero."""
-
-    seen: int
-    rows: int
-    live: int
-
-
-@dataclass(frozen=True)
 class Summary:
     """What a run came to.
 
@@ -75,7 +67,7 @@ class Summary:
     live_rows: int
     features_seen: int
     table_bytes: int
-    fields: Mapping[str, FieldRows]
+    fields: Mapping[str, FieldCount]
     started: str
     versions: Mapping[str, str]
     continued_from: str | None = None

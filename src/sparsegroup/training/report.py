@@ -10,8 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.ticker import EngFormatter
 from rich.filesize import decimal
 
+from sparsegroup.table import FieldCount
 from sparsegroup.training.plots import Chart, Unit, run_charts, to_svg
-from sparsegroup.training.records import FieldRows, Progress, Summary
+from sparsegroup.training.records import Progress, Summary
 
 NONE = "–"
 """What stands for a value that is not defined."""
@@ -209,14 +210,14 @@ class _Row:
     """A field of the table: its rows, and of the features seen the shares that are live, and that have a row of 0."""
 
     name: str
-    count: FieldRows
+    count: FieldCount
     live: float
     zero: float
 
 
-def _rows(fields: Mapping[str, FieldRows]) -> list[_Row]:
+def _rows(fields: Mapping[str, FieldCount]) -> list[_Row]:
     """All fields together, then each, the one with most features first."""
-    total = FieldRows(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
+    total = FieldCount(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
     ordered = sorted(fields.items(), key=lambda field: (-field[1].seen, field[0]))
     return [
         _Row(name, rows, _share(rows.live, rows.seen), _share(rows.rows - rows.live, rows.seen))

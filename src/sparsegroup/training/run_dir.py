@@ -20,11 +20,12 @@ from sparsegroup.data.batches import Log
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.prepared import PreparedLog, write_atomically
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.table import FieldCount
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.metrics import Metrics
 from sparsegroup.training.plots import plot_progress
-from sparsegroup.training.records import FieldRows, Progress, Summary
+from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.report import render_report
 
 CONFIG = "config.yaml"
@@ -224,10 +225,7 @@ def summarize(
     """What a run came to."""
     table = model.embedding
     counts = table.field_counts()
-    rows = {
-        name: FieldRows(counts[number].seen, counts[number].rows, counts[number].live) if number in counts else _NOTHING
-        for number, name in enumerate(log.fields)
-    }
+    rows = {name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)}
     return Summary(
         log=log.name,
         test_rows=len(log) - log.train_rows,
@@ -247,9 +245,6 @@ def summarize(
         continued_from=continued_from,
         bad_rows=dict(bad_rows or {}),
     )
-
-
-_NOTHING = FieldRows(0, 0, 0)
 
 
 def _flat(state: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -275,7 +270,7 @@ def _point(content: Mapping[str, Any]) -> Progress:
 def _summary(content: dict[str, Any]) -> Summary:
     test = content["test"]
     content["test"] = None if test is None else Metrics(**{name: _number(value) for name, value in test.items()})
-    content["fields"] = {name: FieldRows(**rows) for name, rows in content["fields"].items()}
+    content["fields"] = {name: FieldCount(**rows) for name, rows in content["fields"].items()}
     return Summary(**content)
 
 
