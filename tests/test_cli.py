@@ -136,6 +136,7 @@ def test_bad_rows_stop_training_or_are_skipped_and_reported(tmp_path: Path, run:
         (["log.csv", "--set", "lr"], "--set wants key=value, as in optimizer.l21=1e-3, got 'lr'"),
         (["log.csv", "--set", "optimizer.options={betas: 3}"], "betas"),
         (["log.csv", "--set", "training.batch_size=[1"], "the value is not YAML"),
+        (["log.csv", "--set", "model.hidden=[0]"], "model.hidden.0: input should be greater than or equal to 1, got 0"),
         (["wrong.yaml"], "wrong.yaml: no setting 'optimizer.nrom'; did you mean 'optimizer.norm'?"),
         (["no.yaml"], "no.yaml: No such file"),
         (["list.yaml"], "list.yaml: keys and values are expected, got list"),
@@ -239,6 +240,16 @@ def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) ->
     assert again.returncode == 0, again.stderr
     one, same = (tmp_path / name / "model.safetensors" for name in ("runs/log", "again"))
     assert one.read_bytes() == same.read_bytes()
+
+
+def test_a_test_set_of_one_class_has_no_auc_and_an_empty_section_has_its_defaults(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log.csv").write_text("label,a\n" + "1,x\n" * 50)
+    (tmp_path / "settings.yaml").write_text("data: {log: log.csv}\noptimizer:\n")
+    done = run("train", "settings.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "test AUC       – (one class only)" in done.stdout
+    assert json.loads((tmp_path / "runs" / "log" / "summary.json").read_text())["test"]["auc"] is None
+    assert "nan" not in (tmp_path / "runs" / "log" / "report.html").read_text()
 
 
 def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:

@@ -41,7 +41,7 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """The mapping in a YAML file, without what it leaves empty.
 
     Raises:
         SettingsError: It is not YAML, or no mapping.
@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"{path}: keys and values are expected, got {type(content).__name__}")
-    return content
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) -> AnySettings:

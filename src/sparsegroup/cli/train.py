@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -298,7 +299,8 @@ def _train(config: Config, data: ClickLog | PreparedLog | RawLog, folder: Path, 
 def _outcome(summary: Summary, folder: Path) -> Table:
     table = Table(show_header=False, box=None)
     if summary.test is not None:
-        table.add_row("test AUC", f"{summary.test.auc:.4f}")
+        only_one_class = isnan(summary.test.auc)
+        table.add_row("test AUC", "– (one class only)" if only_one_class else f"{summary.test.auc:.4f}")
         table.add_row("test log loss", f"{summary.test.log_loss:.4f}")
     rate = f"{summary.feature_rate:.4f}  ({summary.live_rows:,} of {summary.features_seen:,} features)"
     table.add_row("feature rate", rate)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
@@ -94,7 +94,7 @@ class ModelConfig(Settings):
 
     name: ModelName = "dcn"
     dim: int | None = Field(default=None, ge=1)
-    hidden: tuple[int, ...] | None = None
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
 
 
