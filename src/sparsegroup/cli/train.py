@@ -302,6 +302,9 @@ def _outcome(summary: Summary, folder: Path) -> Table:
         only_one_class = isnan(summary.test.auc)
         table.add_row("test AUC", "– (one class only)" if only_one_class else f"{summary.test.auc:.4f}")
         table.add_row("test log loss", f"{summary.test.log_loss:.4f}")
+        if not only_one_class:
+            table.add_row("norm. entropy", f"{summary.test.normalized_entropy:.4f}")
+            table.add_row("calibration", f"{summary.test.calibration:.4f}  (predicted over actual positives)")
     rate = f"{summary.feature_rate:.4f}  ({summary.live_rows:,} of {summary.features_seen:,} features)"
     table.add_row("feature rate", rate)
     table.add_row("written to", f"{folder}; see {folder / REPORT}")
