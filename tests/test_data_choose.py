@@ -67,7 +67,7 @@ def test_a_fraction_out_of_range_is_refused(fraction: float, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"test_fraction must be in \[0, 1\), got "):
         choose_format(header_log(tmp_path / "log.csv"), test_fraction=fraction)
     schema = written(tmp_path / "schema.yaml", f"label: a\ntest_fraction: {str(fraction).replace('n', '.n', 1)}")
-    with pytest.raises(ClickLogError, match="test_fraction: Input should be"):
+    with pytest.raises(ClickLogError, match="test_fraction: input should be"):
         read_schema(schema)
 
 

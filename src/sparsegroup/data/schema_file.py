@@ -1,17 +1,16 @@
 """A YAML file that says what the columns of a log are."""
 
-import difflib
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from sparsegroup.data.errors import ClickLogError
 from sparsegroup.data.formats import TEST_FRACTION, LogFormat
+from sparsegroup.settings import Settings, SettingsError, checked, read_yaml
 
 
-class LogSchema(BaseModel):
+class LogSchema(Settings):
     """The columns of a log.
 
     Attributes:
@@ -26,8 +25,6 @@ class LogSchema(BaseModel):
         separator: Between columns of a text log.
         columns: Names of all columns in order, of a log without a header.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     label: str
     time: str | None = None
@@ -48,16 +45,9 @@ def read_schema(path: Path) -> LogFormat:
         ClickLogError: Not YAML, an unknown or missing key, a value of another type, or keys that exclude each other.
     """
     try:
-        content = yaml.safe_load(path.read_text())
-        schema = LogSchema.model_validate(content)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ClickLogError(f"{path}: not YAML ({error})") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        near = difflib.get_close_matches(key, LogSchema.model_fields, 1)
-        hint = f"; did you mean {near[0]!r}?" if near and first["type"] == "extra_forbidden" else ""
-        raise ClickLogError(f"{path}: {key}: {first['msg']}{hint}") from error
+        schema = checked(LogSchema, read_yaml(path), str(path))
+    except SettingsError as error:
+        raise ClickLogError(str(error)) from error
     fields = (*schema.categorical, *schema.multi)
     columns = [*fields, *schema.numeric, schema.label, *([schema.weight] if schema.weight is not None else [])]
     if repeated := {name for name in columns if columns.count(name) > 1}:
