@@ -242,6 +242,18 @@ def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) ->
     assert one.read_bytes() == same.read_bytes()
 
 
+def test_a_run_that_diverges_says_so(tmp_path: Path, run: Run) -> None:
+    done = run("train", click_log(tmp_path / "log.csv"), "--lr", 1e30)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: training has diverged: ")
+
+
+def test_adahessian_is_not_compiled(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    done = run("train", log, "--optimizer", "adahessian", "--set", "training.compile=always")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_test_set_of_one_class_has_no_auc_and_an_empty_section_has_its_defaults(tmp_path: Path, run: Run) -> None:
     (tmp_path / "log.csv").write_text("label,a\n" + "1,x\n" * 50)
     (tmp_path / "settings.yaml").write_text("data: {log: log.csv}\noptimizer:\n")
@@ -281,7 +293,7 @@ def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
         (["--model", "mlp"], "model.name cannot become mlp: the run that is gone on with has dcn"),
         (["--set", "optimizer.name=adagrad"], "optimizer.name cannot become adagrad"),
         (["--exclude", "size"], "log.csv: its fields are color; the run was trained with color, size"),
-        (["--out", "runs/log"], "runs/log is not empty"),
+        (["--out", "runs/log", "--overwrite"], "runs/log is the run to go on with; give another --out"),
     ],
 )
 def test_what_does_not_fit_a_run_is_not_gone_on_with(

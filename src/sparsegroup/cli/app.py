@@ -61,6 +61,8 @@ def main(run: Callable[[], None] = app) -> None:
         run()
     except (ClickLogError, RunError, SettingsError, UsageError) as error:
         _fail(str(error))
+    except FloatingPointError as error:
+        _fail(f"training has diverged: {error}. Lower the learning rate")
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 

@@ -194,6 +194,8 @@ def train_command(
     else:
         config = _going_on(config_of(continue_), values)
     folder = out or Path("runs") / _name(config)
+    if continue_ is not None and folder.resolve() == continue_.resolve():
+        raise UsageError(f"{folder} is the run to go on with; give another --out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite")
     run = None if continue_ is None else load_run(continue_, config)

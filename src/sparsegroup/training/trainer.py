@@ -76,9 +76,9 @@ class Trainer:
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.scheduler = scheduler
         self.history = list(history)
-        self._dense = Dense(model, compile)
         self.samples = self.history[-1].samples if self.history else 0
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
+        self._dense = Dense(model, compile and not self._second_order)  # what is compiled has no second derivatives
 
     def fit(
         self,
