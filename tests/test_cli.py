@@ -242,6 +242,33 @@ def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) ->
     assert one.read_bytes() == same.read_bytes()
 
 
+def test_an_overwritten_run_stays_until_the_new_one_is_complete(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    assert run("train", log).returncode == 0
+    folder = tmp_path / "runs" / "log"
+    (folder / "vocabulary.parquet").write_bytes(b"of the old run")
+    (folder / "mine.txt").write_text("not the run's")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert run("train", log, "--lr", 1e30, "--overwrite").returncode == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert run("train", log, "--seed", 1, "--overwrite").returncode == 0
+    assert {path.name for path in folder.iterdir()} == before.keys() - {"vocabulary.parquet"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "log.json").write_text("{}")
+    refused = run("train", log, "--out", "other", "--overwrite")
+    assert (refused.returncode, "other holds no run that could be overwritten" in refused.stderr) == (2, True)
+
+
+def test_going_on_wants_a_log_and_takes_a_prepared_one_after_a_raw_one(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    assert run("train", log, "--test-fraction", 0).returncode == 0
+    none = run("train", "--continue", "runs/log", "--out", "next")
+    assert (none.returncode, none.stderr) == (2, "error: --continue wants the log to go on with\n")
+    assert run("prepare", log, "folder").returncode == 0
+    done = run("train", "folder", "--continue", "runs/log", "--out", "next")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_that_diverges_says_so(tmp_path: Path, run: Run) -> None:
     done = run("train", click_log(tmp_path / "log.csv"), "--lr", 1e30)
     assert done.returncode == 2

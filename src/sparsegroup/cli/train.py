@@ -1,5 +1,6 @@
 """`sparsegroup train`."""
 
+import shutil
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from math import isnan
@@ -22,7 +23,7 @@ from sparsegroup.training import Config, Progress, Run, Summary, Trainer, load_r
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import SHORT, OptimizerName, read_config
 from sparsegroup.training.one_pass import EVALUATED, window_of
-from sparsegroup.training.run_dir import REPORT, append_point, begin_run, config_of
+from sparsegroup.training.run_dir import CONFIG, REPORT, UNFINISHED, append_point, begin_run, config_of, replace_run
 
 _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "optimizer.name", "training.seed")
 """What a run cannot change when it goes on."""
@@ -196,21 +197,35 @@ def train_command(
     folder = out or Path("runs") / _name(config)
     if continue_ is not None and folder.resolve() == continue_.resolve():
         raise UsageError(f"{folder} is the run to go on with; give another --out")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
+    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if taken and overwrite and not (folder / CONFIG).is_file():
+        raise UsageError(f"{folder} holds no run that could be overwritten; give another --out")
+    if taken and not overwrite:
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite")
     run = None if continue_ is None else load_run(continue_, config)
     data = _open(config, threads)
     if run is not None:
         run.columns.check(data)
     _introduce(data, run)
-    summary = _train(config, data, folder, run)
+    if taken:  # the old run stays until the new one is complete
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+        summary = _train(config, data, folder / UNFINISHED, run)
+        replace_run(folder / UNFINISHED, folder)
+    else:
+        summary = _train(config, data, folder, run)
     console.print(_outcome(summary, folder), highlight=False)
 
 
 def _going_on(before: Config, values: dict[str, Any]) -> Config:
     """The config of a run with other values, which must not change what it has learnt."""
     # The next log has its own test set, or none.
-    content = with_values(before.as_dict(), {"data.log": None, "data.test": None, **values})
+    log = values.get("data.log")
+    if log is None:
+        raise UsageError("--continue wants the log to go on with")
+    content = before.as_dict()
+    if Path(log).is_dir():  # the other log's format says nothing of a prepared one
+        content["data"] = {}
+    content = with_values(content, {"data.test": None, **values})
     config = checked(Config, content, "the command line")
     for key in _FIXED:
         section, name = key.split(".")

@@ -93,7 +93,7 @@ class ModelConfig(Settings):
     """
 
     name: ModelName = "dcn"
-    dim: int | None = Field(default=None, ge=1)
+    dim: int | None = Field(default=None, ge=1, le=1 << 20)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
 

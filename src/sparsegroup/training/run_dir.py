@@ -38,6 +38,9 @@ VOCABULARY = "vocabulary.parquet"
 PLOT = "progress.png"
 REPORT = "report.html"
 
+UNFINISHED = ".unfinished"
+"""Folder in that of a run, for the one that is to replace it."""
+
 _RNG = "rng"
 
 
@@ -140,6 +143,17 @@ def begin_run(folder: Path, config: Config, log: Log, history: Sequence[Progress
     _write_json(folder / COLUMNS, asdict(Columns.of(log)))
     text = "".join(map(_line, history))
     write_atomically(folder / METRICS, lambda path: path.write_text(text))
+
+
+def replace_run(unfinished: Path, folder: Path) -> None:
+    """Move a complete run into the place of another, whose files go; others in `folder` stay."""
+    (folder / SUMMARY).unlink(missing_ok=True)
+    for name in (CONFIG, COLUMNS, METRICS, MODEL, OPTIMIZER, VOCABULARY, REPORT, PLOT, SUMMARY):
+        if (unfinished / name).exists():
+            (unfinished / name).replace(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+    unfinished.rmdir()
 
 
 def append_point(folder: Path, point: Progress) -> None:
