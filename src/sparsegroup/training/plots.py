@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +20,21 @@ from sparsegroup.training.records import Progress
 INK = "#24292f"
 """Of text and axes."""
 
-Colour = Literal["blue", "orange"]
-COLOURS: Mapping[Colour, str] = {"blue": "#0072b2", "orange": "#d55e00"}
+Colour = Literal["blue", "orange", "green", "pink", "gold", "sky"]
+COLOURS: Mapping[Colour, str] = {
+    "blue": "#0072b2",
+    "orange": "#d55e00",
+    "green": "#009e73",
+    "pink": "#cc79a7",
+    "gold": "#e69f00",
+    "sky": "#56b4e9",
+}
 """Of lines; the colour-blind can tell them apart (Okabe and Ito)."""
 
 _THEME = {INK: "currentColor"} | {value: f"var(--{name}, {value})" for name, value in COLOURS.items()}
 """Colour → what stands for it in SVG, so that the page can choose another in dark mode."""
 
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
     ),
@@ -50,6 +57,7 @@ _STYLE: dict[str, Any] = {
     "xtick.major.width": 0.6,
     "ytick.major.size": 0,
 }
+"""Of all drawings, over matplotlib's defaults."""
 
 Unit = Literal["", "%", "rows", "B", "/s"]
 
@@ -126,21 +134,33 @@ def run_charts(history: Sequence[Progress], test_auc: float | None) -> tuple[Cha
 
 
 def to_svg(chart: Chart) -> str:
-    """The chart as an `<svg>` element to stand in a page.
+    """The chart as an `<svg>` element to stand in a page, as `svg_element` makes it.
+
+    The title and the labels of the lines are left to the page. Charts of different names have no id in common.
+    """
+    return svg_element(chart.name, (5.4, 2.5), lambda figure: _draw(figure.subplots(), chart))
+
+
+def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+    """What `draw` puts on a figure, as an `<svg>` element to stand in a page.
 
     Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
-    and `--orange`. The title and the labels of the lines are left to the page. Equal charts give equal strings, and
-    charts of different names have no id in common.
+    and so on. Equal drawings give equal strings.
+
+    Args:
+        name: Before each id, so that drawings of different names have none in common; letters and hyphens.
+        inches: Width and height.
+        draw: Given the figure.
     """
-    with style.context(["default", _STYLE, {"svg.hashsalt": chart.name}]):
-        figure = Figure(figsize=(5.4, 2.5), layout="constrained")
-        _draw(figure.subplots(), chart)
+    with style.context(["default", STYLE, {"svg.hashsalt": name}]):
+        figure = Figure(figsize=inches, layout="constrained")
+        draw(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
-    svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
+    svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
     for colour, themed in _THEME.items():
         svg = svg.replace(colour, themed)
     return svg
@@ -148,7 +168,7 @@ def to_svg(chart: Chart) -> str:
 
 def plot_progress(history: Sequence[Progress], test_auc: float | None, title: str, path: Path) -> None:
     """AUC and feature rate along the pass, as a PNG or whatever the suffix of `path` says."""
-    with style.context(["default", _STYLE]):
+    with style.context(["default", STYLE]):
         figure = Figure(figsize=(7, 5), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True)
         for axes, chart in ((top, auc_chart(history, test_auc)), (bottom, feature_rate_chart(history))):

@@ -77,6 +77,16 @@ def metric(value: float) -> str:
     return NONE if math.isnan(value) else f"{value:.4f}"
 
 
+def exact(value: float) -> str:
+    """1e-05 → "1e-5", 0.001 → "0.001": with all digits."""
+    return trim_exponent(str(value))
+
+
+def trim_exponent(number: str) -> str:
+    """6e-07 → "6e-7"."""
+    return number.replace("e-0", "e-").replace("e+0", "e")
+
+
 def duration(seconds: float) -> str:
     """458.3 → "7 min 38 s"."""
     if math.isnan(seconds):
@@ -280,12 +290,7 @@ def _setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return _exact(value)
+        return exact(value)
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         return ", ".join(_setting(item) for item in value) or NONE
     return str(value)
-
-
-def _exact(value: float) -> str:
-    """1e-05 → "1e-5", 0.001 → "0.001": with all digits."""
-    return str(value).replace("e-0", "e-").replace("e+0", "e")

@@ -1,0 +1,347 @@
+"""Convex online problems, the best fixed point in hindsight, and how an optimizer plays them.
+
+All runs of a problem are played side by side, as float64 `[runs, d]` arrays. No gradient element is larger than 1.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparsegroup.optim import GroupAdagrad, GroupOptimizer
+from sparsegroup.rules import Rule, xp
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+LABELS = (0.05, 0.95)
+"""Labels of the logistic regression; between 0 and 1, so that a minimizer exists even of a few rounds."""
+
+
+class Problem(Protocol):
+    """A sequence of convex losses f_1, f_2, … for each of some runs; one problem serves one player at a time.
+
+    Attributes:
+        name: In tables.
+        start: x_1, `[runs, groups, size]`.
+    """
+
+    name: str
+    start: Array
+
+    def gradient(self, t: int, x: Array) -> Array:
+        """A subgradient of f_t at x, `[runs, d]`; t from 0. Called once per round, in order."""
+
+    def losses(self, x: Array) -> Array:
+        """f_t(x_t) `[T, runs]` of points `[T, runs, d]`, for the first T rounds."""
+
+    def optimum(self, T: int) -> Array:
+        """x* of the first T rounds, `[runs, d]`."""
+
+
+class Logistic:
+    """Logistic regression, f_t(x) = log(1 + exp(a_t·x)) - b_t a_t·x; half of the groups have no effect.
+
+    Features are uniform in [-1, 1]; labels are drawn by the true model and smoothed, see `LABELS`.
+
+    Args:
+        steps: Rounds.
+        runs: Runs.
+        groups, size: d = groups × size.
+        seed: Of features and labels.
+    """
+
+    name = "logistic"
+
+    def __init__(self, steps: int, runs: int, groups: int, size: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        d = groups * size
+        truth = rng.normal(size=(runs, groups, size)) * (np.arange(groups) % 2 == 0)[:, None]
+        self.features = rng.uniform(-1, 1, size=(steps, runs, d))
+        rate = sigmoid(np.einsum("trd,rd->tr", self.features, truth.reshape(runs, d)))
+        self.labels = np.where(rng.random(rate.shape) < rate, LABELS[1], LABELS[0])
+        self.start = np.zeros((runs, groups, size))
+
+    def gradient(self, t: int, x: Array) -> Array:
+        a = self.features[t]
+        error: Array = sigmoid((a * x).sum(axis=1)) - self.labels[t]
+        result: Array = error[:, None] * a
+        return result
+
+    def losses(self, x: Array) -> Array:
+        T = len(x)
+        logits = np.einsum("trd,trd->tr", self.features[:T], x)
+        result: Array = np.logaddexp(0, logits) - self.labels[:T] * logits
+        return result
+
+    def optimum(self, T: int) -> Array:
+        runs = range(self.features.shape[1])
+        return np.stack([logistic_minimizer(self.features[:T, run], self.labels[:T, run]) for run in runs])
+
+
+class Absolute:
+    """Absolute loss, f_t(x) = ‖x - y_t‖₁; half of the groups have their median at exactly 0.
+
+    In the other groups y_t scatters around a value of the coordinate's own.
+
+    Args:
+        steps: Rounds.
+        runs: Runs.
+        groups, size: d = groups × size.
+        seed: Of the targets.
+    """
+
+    name = "absolute"
+
+    def __init__(self, steps: int, runs: int, groups: int, size: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        live = (np.arange(groups) % 2 == 0)[:, None]
+        median = rng.uniform(-1, 1, size=(runs, groups, size)) * live
+        noise = rng.laplace(scale=0.5, size=(steps, runs, groups, size))
+        noise = np.where(live, noise, noise * (rng.random(noise.shape) < 0.5))  # at 0 half of the time
+        self.targets = (median + noise).reshape(steps, runs, groups * size)
+        self.start = np.zeros((runs, groups, size))
+
+    def gradient(self, t: int, x: Array) -> Array:
+        result: Array = np.sign(x - self.targets[t])
+        return result
+
+    def losses(self, x: Array) -> Array:
+        result: Array = np.abs(x - self.targets[: len(x)]).sum(axis=2)
+        return result
+
+    def optimum(self, T: int) -> Array:
+        """The median of each coordinate; of a whole interval of medians its point nearest to 0."""
+        ordered = np.partition(self.targets[:T], ((T - 1) // 2, T // 2), axis=0)
+        result: Array = np.clip(0.0, ordered[(T - 1) // 2], ordered[T // 2])
+        return result
+
+
+class Adversary(Absolute):
+    """Absolute loss against an adversary: y_t is -1 or 1, in every coordinate the one that x_t is farther from.
+
+    x_t = 0 gets a random one. The start x_1 is random in [-1, 1].
+
+    Args:
+        steps: Rounds.
+        runs: Runs.
+        groups, size: d = groups × size.
+        seed: Of the start and of the choices at 0.
+    """
+
+    name = "adversary"
+
+    def __init__(self, steps: int, runs: int, groups: int, size: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.targets = np.zeros((steps, runs, groups * size))
+        self.start = self._rng.uniform(-1, 1, size=(runs, groups, size))
+
+    def gradient(self, t: int, x: Array) -> Array:
+        at_zero = self._rng.choice((-1.0, 1.0), size=x.shape)
+        self.targets[t] = np.where(x == 0, at_zero, -np.sign(x))
+        return super().gradient(t, x)
+
+
+class Steady(Absolute):
+    """f_t(x) = slope · |x - 1| in one dimension, from x_1 = 0, in every round.
+
+    Args:
+        steps: Rounds.
+        slope: In (0, 1].
+    """
+
+    name = "steady"
+
+    def __init__(self, steps: int, slope: float) -> None:
+        self.slope = slope
+        self.targets = np.ones((steps, 1, 1))
+        self.start = np.zeros((1, 1, 1))
+
+    def gradient(self, t: int, x: Array) -> Array:
+        return self.slope * super().gradient(t, x)
+
+    def losses(self, x: Array) -> Array:
+        return self.slope * super().losses(x)
+
+
+def sigmoid(logits: Array) -> Array:
+    """1 / (1 + exp(-logits)), without overflow."""
+    result: Array = 0.5 * (1 + np.tanh(0.5 * logits))
+    return result
+
+
+def logistic_minimizer(features: Array, labels: Array) -> Array:
+    """argmin_x Σ_t log(1 + exp(a_t·x)) - b_t a_t·x by Newton's method; of several minimizers one of least norm.
+
+    Args:
+        features: a_t, `[T, d]`.
+        labels: b_t in (0, 1), `[T]`.
+
+    Raises:
+        RuntimeError: The gradient's elements do not come below 1e-10 T.
+    """
+    x = np.zeros(features.shape[1])
+
+    def value(x: Array) -> float:
+        logits = features @ x
+        return float((np.logaddexp(0, logits) - labels * logits).sum())
+
+    for _ in range(100):
+        rate = sigmoid(features @ x)
+        gradient = features.T @ (rate - labels)
+        if np.abs(gradient).max() < 1e-10 * len(features):
+            return x
+        hessian = features.T @ ((rate * (1 - rate))[:, None] * features)
+        # With fewer rows than weights the Hessian is singular; the steps stay in the span of the rows.
+        hessian += 1e-8 * np.trace(hessian) / len(x) * np.eye(len(x))
+        direction = np.linalg.solve(hessian, gradient)
+        step, before = 1.0, value(x)
+        while step > 1e-3 and value(x - step * direction) > before:
+            step /= 2
+        x = x - step * direction
+    raise RuntimeError(f"no minimizer of {len(features)} logistic losses in 100 steps of Newton's method")
+
+
+def _scalars(lr: float, gamma: float, eta: float, delta: float) -> tuple[float, ...]:
+    return gamma, eta, delta * delta, 1 / lr
+
+
+def _update(g: Any, m: Any, V: Any, gamma: Any, eta: Any, delta_squared: Any, inverse_lr: Any) -> tuple[Any, ...]:
+    """m_t = γ m_{t-1} + g_t, V_t = η V_{t-1} + g_t², σ_t = √(δ² + V_t) / α."""
+    m = gamma * m + g
+    V = eta * V + g * g
+    return m, xp.sqrt(delta_squared + V) * inverse_lr, m, V
+
+
+class MomentOptimizer(GroupOptimizer):
+    """The moments that Section 3 assumes, eq:mt and eq:vt, with sparse group lasso.
+
+    Args:
+        parameter: The point.
+        lr: α.
+        gamma: γ < 1.
+        eta: η ≤ 1.
+        delta: δ; δ² is added to V_t.
+        **options: See `GroupOptimizer`.
+    """
+
+    rule = Rule("section-3 moments", _scalars, _update, state={"m": 0.0, "V": 0.0})
+
+    def __init__(
+        self, parameter: torch.Tensor, lr: float, gamma: float, eta: float, delta: float, **options: Any
+    ) -> None:
+        super().__init__([parameter], {"lr": lr, "gamma": gamma, "eta": eta, "delta": delta}, **options)
+
+
+@dataclass(frozen=True)
+class Player:
+    """An optimizer with its hyperparameters: m_t = γ m_{t-1} + g_t, V_t = η V_{t-1} + g_t², α_t = α.
+
+    Attributes:
+        name: In tables.
+        gamma, eta: γ and η.
+        alpha: α.
+        delta: δ, whose square is added to V_t.
+        weights: l1, l21 and l2.
+    """
+
+    name: str
+    gamma: float
+    eta: float
+    alpha: float
+    delta: float
+    weights: Mapping[str, float]
+
+    def optimizer(self, parameter: torch.Tensor) -> GroupOptimizer:
+        """Of `parameter`, whose rows are the groups: `GroupAdagrad` where γ = 0 and η = 1."""
+        options: dict[str, Any] = {"norm": "metric", **self.weights}
+        if self.gamma == 0 and self.eta == 1:
+            start = self.delta**2
+            return GroupAdagrad([parameter], self.alpha, initial_accumulator_value=start, eps=0.0, **options)
+        return MomentOptimizer(parameter, self.alpha, self.gamma, self.eta, self.delta, **options)
+
+
+@dataclass(frozen=True)
+class Game:
+    """A problem after a player played it.
+
+    Attributes:
+        problem: The problem.
+        player: The player.
+        x: x_1 … x_{T+1}, `[T + 1, runs, d]`.
+        g: The gradients at x_1 … x_T, `[T, runs, d]`.
+        m, V: The moments as eq:mt and eq:vt give them from `g`, `[T, runs, d]`; V without δ².
+    """
+
+    problem: Problem
+    player: Player
+    x: Array
+    g: Array
+    m: Array
+    V: Array
+
+    @cached_property
+    def sigma(self) -> Array:
+        """√(δ² + V_t) / α, `[T, runs, d]`."""
+        return np.sqrt(self.player.delta**2 + self.V) / self.player.alpha
+
+    @cached_property
+    def sigma_steps(self) -> Array:
+        """Q_t / α_t = σ_t - σ_{t-1}, `[T, runs, d]`; σ_0 = 0."""
+        return np.diff(self.sigma, axis=0, prepend=0.0)
+
+    def in_groups(self, values: Array) -> Array:
+        """`[runs, d]` as `[runs, groups, size]`."""
+        return values.reshape(self.problem.start.shape)
+
+
+def play(problem: Problem, player: Player, steps: int, on_round: Callable[[int], None] | None = None) -> Game:
+    """Let `player` play `steps` rounds of `problem`; `on_round` is told each round, from 1."""
+    runs, groups, size = problem.start.shape
+    d = groups * size
+    parameter = torch.nn.Parameter(torch.tensor(problem.start.reshape(runs * groups, size)))
+    point = parameter.detach().numpy().reshape(runs, d)  # shares its memory
+    optimizer = player.optimizer(parameter)
+    x, g = np.empty((steps + 1, runs, d)), np.empty((steps, runs, d))
+    for t in range(steps):
+        x[t] = point
+        g[t] = problem.gradient(t, x[t])
+        parameter.grad = torch.from_numpy(g[t].reshape(runs * groups, size))
+        optimizer.step()
+        if on_round is not None:
+            on_round(t + 1)
+    x[steps] = point
+    return Game(problem, player, x, g, decayed_sums(g, player.gamma), decayed_sums(g * g, player.eta))
+
+
+def decayed_sums(values: Array, decay: float) -> Array:
+    """s_t = decay · s_{t-1} + values_t from s_0 = 0, along the first axis."""
+    sums = np.array(values)
+    for t in range(1, len(sums)):
+        sums[t] += decay * sums[t - 1]
+    return sums
+
+
+def optimality_residual(game: Game, T: int) -> float:
+    """How far x_{T+1} is from satisfying the optimality conditions of eq:ada-sgl, computed from `game`'s gradients.
+
+    The largest distance of -∇(m_{1:T}·x + h_T(x) + λ2‖x‖²) at x_{T+1} from the subgradients of the rest of Ψ_T, in any
+    coordinate, over the largest of the terms that have to cancel (at least 1).
+    """
+    l1, l21, l2 = (game.player.weights[name] for name in ("l1", "l21", "l2"))
+    x, sigma = game.in_groups(game.x[T]), game.in_groups(game.sigma[T - 1])
+    linear = game.in_groups(game.m[:T].sum(axis=0) - (game.sigma_steps[:T] * game.x[:T]).sum(axis=0))
+    rest = -(linear + (sigma + 2 * l2) * x)
+    root_A, tau = np.sqrt(sigma / 2 + l2), math.sqrt(x.shape[-1]) * l21
+    norm = np.linalg.norm(root_A * x, axis=-1, keepdims=True)
+    live = norm > 0
+    smooth = rest - tau * root_A**2 * x / np.where(live, norm, 1.0)
+    excess = np.maximum(np.abs(smooth) - l1, 0.0)
+    distance = np.where(x != 0, np.abs(smooth - l1 * np.sign(x)), excess).max(axis=-1, keepdims=True)
+    of_zero = np.maximum(np.linalg.norm(excess / root_A, axis=-1, keepdims=True) - tau, 0.0)
+    scale = max(1.0, float(np.abs(linear).max()))
+    return float(np.where(live, distance, of_zero).max()) / scale

@@ -1,0 +1,73 @@
+"""Frequency cut-off: what most click models do about rare features. They share one vector per field."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsegroup.data.batches import Bags, Batch, Log
+from sparsegroup.data.keys import VALUE_BITS, Int64s
+
+RARE = (1 << VALUE_BITS) - 1
+"""Value part of the key that rare features get."""
+
+
+@dataclass(frozen=True)
+class WithoutRare:
+    """A log in which each field's rare features are one, those of the test rows included.
+
+    Attributes:
+        log: The log.
+        kept: Keys of the features that stay as they are, ascending.
+    """
+
+    log: Log
+    kept: Int64s
+
+    def __len__(self) -> int:
+        return len(self.log)
+
+    @property
+    def name(self) -> str:
+        """The log's."""
+        return self.log.name
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the categorical fields."""
+        return self.log.fields
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Fields of several values."""
+        return self.log.lists
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numeric ones."""
+        return self.log.numbers
+
+    @property
+    def train_rows(self) -> int:
+        """The log's."""
+        return self.log.train_rows
+
+    @property
+    def features(self) -> int | None:
+        """Not counted."""
+        return None
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop`, `size` at a time."""
+        for batch in self.log.batches(start, stop, size):
+            bags = tuple(Bags(self._joined(bag.keys), bag.offsets) for bag in batch.bags)
+            yield replace(batch, keys=self._joined(batch.keys), bags=bags)
+
+    def _joined(self, keys: Tensor) -> Tensor:
+        given = keys.numpy()
+        place = np.searchsorted(self.kept, given)
+        is_kept = self.kept[np.minimum(place, len(self.kept) - 1)] == given if len(self.kept) else given != given
+        # The low bits all set, the field's bits as they are.
+        return torch.from_numpy(np.where(is_kept, given, given | RARE))

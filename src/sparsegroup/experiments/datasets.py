@@ -1,0 +1,154 @@
+"""The data sets of the experiments: which log, how much of it, and which network."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsegroup.data import ClickLogError, PreparedLog, SyntheticConfig, prepare, synthetic_log
+from sparsegroup.data.batches import Log
+from sparsegroup.data.choose import choose_format
+from sparsegroup.data.excerpt import excerpt
+from sparsegroup.data.preparation import Progress
+from sparsegroup.data.prepared import write_atomically
+from sparsegroup.training import Config, read_config
+from sparsegroup.training.click_model import ModelName
+
+Scale = Literal["small", "full"]
+
+ROWS: Mapping[Scale, int | None] = {"small": 200_000, "full": None}
+"""Rows of a log that are used; None is all."""
+
+SYNTHETIC_ROWS: Mapping[Scale, int] = {"small": 200_000, "full": 1_000_000}
+
+NETWORKS: Mapping[str, ModelName] = {
+    "avazu": "mlp",
+    "criteo": "dcn",
+    "ipinyou": "opnn",
+    "globo": "dcn",
+    "nycflights": "dcn",
+    "synthetic": "dcn",
+}
+"""Data set → network: the paper's three, and DCN for the others."""
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A log and the network for it; small enough to be handed to another process, which opens the log there.
+
+    Attributes:
+        name: Of the data set.
+        folder: Of the prepared log; None is the synthetic log of `rows` rows.
+        rows: Of the log that are used, at most; None is all.
+        config: Model, batch size; no λ.
+    """
+
+    name: str
+    folder: Path | None
+    rows: int | None
+    config: Config
+
+    def open(self) -> Log:
+        """The log."""
+        if self.folder is None:
+            assert self.rows is not None
+            return synthetic_log(SyntheticConfig(rows=self.rows))
+        log = PreparedLog(self.folder)
+        return log if self.rows is None else excerpt(log, self.rows)
+
+    def whole_rows(self) -> int:
+        """Rows of the log, used or not."""
+        if self.folder is None:
+            assert self.rows is not None
+            return self.rows
+        return len(PreparedLog(self.folder))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What results depend on, of the log."""
+        log = self.open()
+        source: object = SYNTHETIC
+        if self.folder is not None:
+            source = dict(PreparedLog(self.folder).manifest.source)
+        return {
+            "source": source,
+            "fields": list(log.fields),
+            "numbers": list(log.numbers),
+            "rows": len(log),
+            "train_rows": log.train_rows,
+        }
+
+
+def open_dataset(
+    name: str,
+    data: Path | None,
+    test: Path | None,
+    scale: Scale,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Dataset:
+    """The data set of a command; a raw log is prepared first.
+
+    Args:
+        name: One of `NETWORKS`, or a YAML file of settings, whose model, batch size and log are taken.
+        data: Its log: a folder that `prepare` has written, or a raw log.
+        test: A raw log of its own for the test set.
+        scale: How much of the log is used.
+        folder: Of the experiments; a raw log is prepared into it.
+        on_progress: See `prepare`.
+
+    Raises:
+        ValueError: No such data set, no log, or a log where none is wanted.
+        ClickLogError: The log cannot be read, or has no test set.
+        SettingsError: The file cannot be used.
+        OSError: No such file.
+    """
+    if name in NETWORKS:
+        config = Config.of(model=NETWORKS[name], l21=0.0)
+    elif name.endswith((".yaml", ".yml")):
+        config = read_config(Path(name), {})
+        if data is None and config.data.log is not None:
+            data, test = Path(config.data.log), None if config.data.test is None else Path(config.data.test)
+        name = Path(name).stem
+    else:
+        raise ValueError(f"--dataset is one of {', '.join(NETWORKS)}, or a YAML file of settings; got {name!r}")
+    if data is None:
+        if name != SYNTHETIC:
+            raise ValueError(f"--dataset {name} wants its log: give --data")
+        if test is not None:
+            raise ValueError("--test is for raw logs, and the synthetic one has its own test set")
+        return Dataset(name, None, SYNTHETIC_ROWS[scale], config)
+    if data.is_dir():
+        if test is not None:
+            raise ValueError(f"--test is for raw logs; {data} is a folder, prepared already")
+        log = PreparedLog(data)
+    else:
+        options = config.data.format_options
+        form = choose_format(data, test, **options)
+        log, _ = prepare([data, *([test] if test else [])], folder / "log", form, on_progress=on_progress)
+    if log.train_rows == len(log):
+        raise ClickLogError(f"{data}: it has no test rows, and experiments need them")
+    return Dataset(name, log.folder, ROWS[scale], config)
+
+
+def claim(folder: Path, dataset: Dataset) -> None:
+    """Let `folder` hold the results on this data set, and on no other.
+
+    Raises:
+        ClickLogError: It holds those on another one.
+    """
+    path = folder / "dataset.json"
+    ours = json.loads(json.dumps(dataset.fingerprint()))
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda temporary: temporary.write_text(json.dumps(ours, indent=1) + "\n"))
+        return
+    theirs = json.loads(path.read_text())
+    if theirs != ours:
+        differs = next(key for key in ours if theirs.get(key) != ours[key])
+        raise ClickLogError(
+            f"{folder}: holds results on another log, or on another part of it ({differs} "
+            f"{theirs.get(differs)!r:.60} there, {ours[differs]!r:.60} here); give another --out"
+        )

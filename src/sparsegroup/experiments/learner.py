@@ -1,0 +1,84 @@
+"""A model in training on a log: trained part by part, set back to where it was, and measured."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparsegroup.data.batches import Log
+from sparsegroup.training import Config, Trainer
+from sparsegroup.training.one_pass import EVALUATED
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a learner at some point of its pass."""
+
+    model: Any
+    optimizer: Any
+    generator: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """For some rows.
+
+    Attributes:
+        labels: `[n]` float32.
+        probabilities: `[n]` float64.
+        weights: `[n]` float32, or None.
+    """
+
+    labels: npt.NDArray[np.float32]
+    probabilities: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float32] | None
+
+
+class Learner:
+    """A freshly initialized model, its optimizer, and the log they learn from.
+
+    Args:
+        log: The log.
+        config: Of model, optimizer and training; seeds torch's generator.
+    """
+
+    def __init__(self, log: Log, config: Config) -> None:
+        self.log, self.config = log, config
+        self.model, self.optimizer = config.build(log)
+
+    def fit(self, start: int, stop: int, on_batch: Callable[[int, float], None] | None = None) -> None:
+        """Train on rows `start` to `stop` once."""
+        trainer = Trainer(self.model.network, self.model.embedding, self.optimizer, window=max(1, stop - start))
+        trainer.fit(self.log.batches(start, stop, self.config.training.batch_size), on_batch=on_batch)
+
+    def state(self) -> State:
+        """Where training is, to go back to."""
+        return State(
+            copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict()), torch.get_rng_state()
+        )
+
+    def restore(self, state: State) -> None:
+        """Go back."""
+        self.model.load_state_dict(state.model)
+        self.optimizer.load_state_dict(state.optimizer)
+        torch.set_rng_state(state.generator)
+
+    @torch.no_grad()
+    def predict(self, start: int, stop: int) -> Predictions:
+        """Labels of rows `start` to `stop`, and the model's predictions."""
+        self.model.eval()
+        labels, logits, weights = [], [], []
+        for batch in self.log.batches(start, stop, EVALUATED):
+            logits.append(self.model(batch.keys, batch.numbers, batch.bags))
+            labels.append(batch.labels)
+            if batch.weights is not None:
+                weights.append(batch.weights)
+        return Predictions(
+            torch.cat(labels).numpy(),
+            torch.sigmoid(torch.cat(logits).double()).numpy(),
+            torch.cat(weights).numpy() if weights else None,
+        )

@@ -1,0 +1,141 @@
+"""A training run of an experiment, as it is asked for, and what comes of it."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.training import Config
+from sparsegroup.training.click_model import NETWORKS
+from sparsegroup.training.config import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Training as the config says."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Magnitude pruning with fine-tuning (§4.2), see `magnitude`.
+
+    Attributes:
+        keep: Embedding vectors that are kept, as a share of the features seen in training.
+        fine_tune: Share of the samples, the last ones, that the pruned model is trained on.
+    """
+
+    keep: float
+    fine_tune: float = 0.0
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """Frequency cut-off, see `cut_off`.
+
+    Attributes:
+        min_count: Features seen less often than that in the training rows share one vector per field.
+    """
+
+    min_count: int
+
+
+@dataclass(frozen=True)
+class DeepLight:
+    """DeepLight's pruning of single weights while training, see `deeplight`.
+
+    Attributes:
+        sparsity: Share of the embedding weights that are zero at the end.
+    """
+
+    sparsity: float
+
+
+PLAIN = Plain()
+Method = Plain | Pruned | CutOff | DeepLight
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run on a log.
+
+    Attributes:
+        config: Model, optimizer, batch size and seed; its `data` does not count.
+        method: What is done besides training.
+        validate: Train without the last tenth of the training rows and measure on it, to make a choice; otherwise
+            train on all of them and measure on the test rows.
+    """
+
+    config: Config
+    method: Method = PLAIN
+    validate: bool = False
+
+    @property
+    def key(self) -> str:
+        """The same for runs that must give the same result, and else another."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:24]
+
+    def as_dict(self) -> dict[str, object]:
+        """All that the result depends on, but the log."""
+        config = self.config.as_dict()
+        model, optimizer = config["model"], config["optimizer"]
+        if model["dim"] is None:
+            model["dim"] = NETWORKS[self.config.model.name].default_dim
+        if not optimizer["l21"]:  # then these do nothing
+            optimizer |= {name: OptimizerConfig.model_fields[name].default for name in ("norm", "penalty", "mcp_gamma")}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "batch_size": config["training"]["batch_size"],
+            "seed": config["training"]["seed"],
+            "method": {"name": type(self.method).__name__, **asdict(self.method)},
+            "validate": self.validate,
+        }
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """The live features of those that were seen about as often as each other.
+
+    Attributes:
+        least, most: How often, in the training rows.
+        features: So many were seen.
+        informative: Of them, such that have an effect on the label.
+        live: Of them, such that have a non-zero vector.
+        live_informative: Both.
+    """
+
+    least: int
+    most: int
+    features: int
+    informative: int
+    live: int
+    live_informative: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What comes of a run.
+
+    Attributes:
+        auc: On the rows it is measured on.
+        log_loss: On them, in nats.
+        feature_rate: Live features over features seen in training (the paper's "sparsity").
+        parameter_rate: Non-zero embedding weights over those of all features seen.
+        live: Features with a non-zero vector.
+        seen: Features seen in training.
+        seconds: Of computing.
+        survivors: By frequency, where it is known which features have an effect.
+        resampled: AUC under resamplings of the rows `[replicates]` float32, the same for all runs on them.
+    """
+
+    auc: float
+    log_loss: float
+    feature_rate: float
+    parameter_rate: float
+    live: int
+    seen: int
+    seconds: float
+    survivors: tuple[Survivors, ...]
+    resampled: npt.NDArray[np.float32]

@@ -1,0 +1,121 @@
+"""What an experiment has to say: tables, figures and sentences, apart from how they are shown."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        format: Of its numbers, as `format()` takes it, such as ".4f"; "" shows integers with thousands separators
+            and leaves text alone.
+    """
+
+    name: str
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; a cell of None is empty.
+
+    Attributes:
+        name: Of its file, without ending: letters and hyphens, unique in the section.
+        title: What it shows.
+        columns: Its columns.
+        rows: Cells of each row, as many as there are columns, numbers with all their digits.
+        note: How to read it.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of a figure.
+
+    Attributes:
+        label: In the legend.
+        x, y: Of each point.
+        y_error: One standard deviation of each y, drawn as an error bar; empty for none.
+        style: A line through points, points alone, a bare line, a dashed one, or a horizontal level (of one y).
+    """
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    y_error: tuple[float, ...] = ()
+    style: Literal["points-and-line", "points", "line", "dashed", "level"] = "points-and-line"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure.
+
+    Attributes:
+        name: Of its file, without ending: letters and hyphens, unique in the section.
+        title: What it shows.
+        x_label, y_label: Of the axes.
+        series: What is drawn, in the order of the legend.
+        x_scale, y_scale: Of the axes.
+        note: How to read it.
+    """
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """An experiment's result.
+
+    Attributes:
+        name: Of the experiment, such as "sparsity-vs-auc".
+        title: Its heading, with the paper's table or figure.
+        findings: What came out, a sentence or two each, written from the numbers.
+        method: How it was measured, a paragraph each.
+        tables, figures: In the order to show them.
+    """
+
+    name: str
+    title: str
+    findings: tuple[str, ...]
+    method: tuple[str, ...]
+    tables: tuple[Table, ...]
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report says of the data and the machine.
+
+    Attributes:
+        dataset: Name of the data set.
+        data: Facts in words, name and value, such as ("training rows", "180,000").
+        command: That makes the report.
+        date: Of the day it was made, ISO 8601.
+        hours: Of computing that all runs took, added up over processes; None where nobody counts.
+        versions: Package → version.
+    """
+
+    dataset: str
+    data: tuple[tuple[str, str], ...]
+    command: str
+    date: str
+    hours: float | None
+    versions: tuple[tuple[str, str], ...]
