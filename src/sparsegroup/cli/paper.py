@@ -21,6 +21,7 @@ from sparsegroup.experiments.catalog import EXPERIMENTS, REGRET
 from sparsegroup.experiments.datasets import NETWORKS, Dataset, Scale, open_dataset
 from sparsegroup.experiments.lab import Lab, Recipe
 from sparsegroup.experiments.overview import INDEX, write_overview
+from sparsegroup.experiments.published import published
 from sparsegroup.experiments.regret import regret
 from sparsegroup.experiments.report import sections_in, write_report, write_section
 from sparsegroup.experiments.section import Facts
@@ -108,7 +109,9 @@ def paper_command(
                         _regret(shown, runs)
                     else:
                         write_section(EXPERIMENTS[name](lab), shown)
-                    _report(shown, opened.name, _facts(opened, lab.log), lab.results.seconds() / 3600, options)
+                    _report(
+                        shown, opened.name, _facts(opened, lab.log, runs, recipe), lab.results.seconds() / 3600, options
+                    )
     except KeyboardInterrupt:
         raise UsageError(f"cut off; the same command goes on, with the runs in {folder}") from None
     console.print(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}", highlight=False, soft_wrap=True)
@@ -156,7 +159,7 @@ def _options(dataset: str | None, data: Path | None, test: Path | None, runs: in
     return " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
 
 
-def _facts(dataset: Dataset, log: Log) -> tuple[tuple[str, str], ...]:
+def _facts(dataset: Dataset, log: Log, runs: int, recipe: Recipe) -> tuple[tuple[str, str], ...]:
     whole = dataset.whole_rows()
     used = f"{len(log):,}" + (f" of {whole:,}, around the place where the test set begins" if len(log) < whole else "")
     features = log.features
@@ -165,6 +168,8 @@ def _facts(dataset: Dataset, log: Log) -> tuple[tuple[str, str], ...]:
         ("fields", f"{len(log.fields)} categorical, {len(log.numbers)} numeric"),
         *((("features in the training rows", f"{features:,}"),) if features is not None else ()),
         ("network", dataset.config.model.name.upper()),
+        ("seeds", f"{runs}" + (f", a part of the paper's {full}" if runs < (full := published().setup.runs) else "")),
+        *((("λ21 and learning rates", "the paper's alone, nothing is searched"),) if recipe == "paper" else ()),
     )
 
 

@@ -4,19 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsegroup.data.batches import Batch, Log
+from sparsegroup.data.view import View
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class Excerpt(View):
     """Consecutive rows of a log: its last training rows and its first test rows.
 
     Attributes:
-        log: The log.
         train_rows: Training rows, of those that the log has.
         test_rows: Test rows, likewise.
     """
 
-    log: Log
     train_rows: int
     test_rows: int
 
@@ -30,26 +29,6 @@ class Excerpt:
 
     def __len__(self) -> int:
         return self.train_rows + self.test_rows
-
-    @property
-    def name(self) -> str:
-        """The log's."""
-        return self.log.name
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields."""
-        return self.log.fields
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Fields of several values."""
-        return self.log.lists
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
-        return self.log.numbers
 
     @property
     def features(self) -> int | None:

@@ -65,7 +65,7 @@ def choose(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> int:
 def tuned_finer(lab: Lab, config: Config) -> Config:
     """A config whose learning rate is also tried between its neighbours, as often as λ21 is where there is one."""
     assert config.optimizer.lr is not None
-    rates = [config.optimizer.lr, *(factor * config.optimizer.lr for factor in FINER)]
+    rates = [config.optimizer.lr, *(float(f"{factor * config.optimizer.lr:.3g}") for factor in FINER)]
     number = choose(
         lab, [(config.replace(lr=rate), Plain()) for rate in rates], f"finer learning rate of {_name(config)}"
     )

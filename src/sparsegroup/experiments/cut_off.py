@@ -7,47 +7,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsegroup.data.batches import Bags, Batch, Log
+from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import VALUE_BITS, Int64s
+from sparsegroup.data.view import View
 
 RARE = (1 << VALUE_BITS) - 1
 """Value part of the key that rare features get."""
 
 
 @dataclass(frozen=True)
-class WithoutRare:
+class WithoutRare(View):
     """A log in which each field's rare features are one, those of the test rows included.
 
     Attributes:
-        log: The log.
         kept: Keys of the features that stay as they are, ascending.
     """
 
-    log: Log
     kept: Int64s
 
     def __len__(self) -> int:
         return len(self.log)
-
-    @property
-    def name(self) -> str:
-        """The log's."""
-        return self.log.name
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields."""
-        return self.log.fields
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Fields of several values."""
-        return self.log.lists
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
-        return self.log.numbers
 
     @property
     def train_rows(self) -> int:

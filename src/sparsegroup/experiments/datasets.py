@@ -67,18 +67,19 @@ class Dataset:
         return len(PreparedLog(self.folder))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What results depend on, of the log."""
+        """What results depend on, of the log: the same for copies of it."""
         log = self.open()
-        source: object = SYNTHETIC
-        if self.folder is not None:
-            source = dict(PreparedLog(self.folder).manifest.source)
-        return {
-            "source": source,
+        found: dict[str, Any] = {
             "fields": list(log.fields),
             "numbers": list(log.numbers),
             "rows": len(log),
             "train_rows": log.train_rows,
+            "of_rows": self.whole_rows(),
         }
+        if self.folder is not None:
+            manifest = PreparedLog(self.folder).manifest
+            found |= {"positives": manifest.positives, "features": dict(manifest.features), "hash": manifest.hash}
+        return found
 
 
 def open_dataset(
@@ -130,6 +131,10 @@ def open_dataset(
         log, _ = prepare([data, *([test] if test else [])], folder / "log", form, on_progress=on_progress)
     if log.train_rows == len(log):
         raise ClickLogError(f"{data}: it has no test rows, and experiments need them")
+    if log.manifest.weighted:
+        raise ClickLogError(
+            f"{data}: its rows have weights, which the experiments' resampling of test rows cannot count"
+        )
     return Dataset(name, log.folder, ROWS[scale], config)
 
 

@@ -4,7 +4,7 @@ from sparsegroup.experiments.contenders import L2S, PRUNED, Contender, contender
 from sparsegroup.experiments.lab import Lab
 from sparsegroup.experiments.recovery import is_known, recovery_figure, recovery_table
 from sparsegroup.experiments.section import Cell, Column, Figure, Section, Series, Table
-from sparsegroup.experiments.versus import COLUMNS, STATISTICS, Versus, at_rate, tally, versus
+from sparsegroup.experiments.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
 
 RATES = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
 """Feature rates at which the methods are compared."""
@@ -49,7 +49,7 @@ def frontier(lab: Lab) -> Section:
             ),
             tuple(compared),
             "Each between its two nearest points, linearly in the logarithm of the rate, seed by seed. A method is "
-            "left out at rates that it does not reach.",
+            f"left out at rates that it does not reach, or between points more than {WIDEST_GAP:g} times apart.",
         )
     ]
     figures = [_figure(found)]
@@ -66,8 +66,7 @@ def frontier(lab: Lab) -> Section:
         method=(
             "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty; Adam with magnitude pruning "
             "and fine-tuning; Adam with λ1 alone; Adam on a log in which each field's features seen less than k times "
-            "in "
-            "the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
+            "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
             f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows, near a feature rate of "
             f".1: the paper's five learning rates, then {len(L2S)} values of λ2; pruning has as many fine-tuning "
             "schedules instead. (Pruning and the frequency cut-off know the rate that they lead to beforehand; λ has "

@@ -146,6 +146,31 @@ class Lab:
         """A run with each seed. `name` says in a few words what it is."""
         return self.samples([(config, method)], validate=validate, name=name)[0]
 
+    def runs(
+        self,
+        wanted: Iterable[tuple[Config, Method | Sequence[Method]]],
+        *,
+        validate: bool = False,
+        seeds: Sequence[int] | None = None,
+    ) -> list[list[Run]]:
+        """Several runs, each with each seed.
+
+        Args:
+            wanted: Configs, with the method, or one for each seed.
+            validate: See `Run`.
+            seeds: By default all.
+        """
+        seeds = self.seeds if seeds is None else seeds
+        return [
+            [
+                Run(config.replace(seed=seed), method, validate)
+                for seed, method in zip(
+                    seeds, given if isinstance(given, Sequence) else [given] * len(seeds), strict=True
+                )
+            ]
+            for config, given in wanted
+        ]
+
     def samples(
         self,
         wanted: Iterable[tuple[Config, Method | Sequence[Method]]],
@@ -154,21 +179,8 @@ class Lab:
         name: str,
         seeds: Sequence[int] | None = None,
     ) -> list[Sample]:
-        """Several runs, each with each seed.
-
-        Args:
-            wanted: Configs, with the method, or one for each seed.
-            validate: See `Run`.
-            name: What they are, in a few words.
-            seeds: By default all.
-        """
-        seeds = self.seeds if seeds is None else seeds
-        runs = []
-        for config, given in wanted:
-            methods = given if isinstance(given, Sequence) else [given] * len(seeds)
-            runs.append(
-                [Run(config.replace(seed=seed), method, validate) for seed, method in zip(seeds, methods, strict=True)]
-            )
+        """What comes of `runs`. `name` says in a few words what they are."""
+        runs = self.runs(wanted, validate=validate, seeds=seeds)
         self.carry_out([run for of_seeds in runs for run in of_seeds], name)
         return [Sample(tuple(self.results[run] for run in of_seeds)) for of_seeds in runs]
 

@@ -9,7 +9,7 @@ from sparsegroup.experiments.lab import Lab, Sample
 from sparsegroup.experiments.published import published
 from sparsegroup.experiments.runs import Plain
 from sparsegroup.experiments.section import Cell, Column, Figure, Section, Series, Table
-from sparsegroup.experiments.versus import COLUMNS, STATISTICS, at_rate, tally, versus
+from sparsegroup.experiments.versus import COLUMNS, STATISTICS, WIDEST_GAP, at_rate, tally, versus
 from sparsegroup.prox import Norm
 
 RATES = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
@@ -81,7 +81,7 @@ def norm(lab: Lab) -> Section:
                     *COLUMNS,
                 ),
                 tuple(compared),
-                "Only rates that both reach.",
+                f"Only rates that both reach, between points at most {WIDEST_GAP:g} times apart.",
             ),
             Table(
                 "points",

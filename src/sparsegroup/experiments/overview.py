@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from sparsegroup.data.prepared import write_atomically
 from sparsegroup.experiments.markdown import section_markdown
 from sparsegroup.experiments.published import published
@@ -12,6 +14,9 @@ from sparsegroup.experiments.section import Cell, Column, Facts, Section, Table
 from sparsegroup.experiments.statistics import Count, share_significant
 
 INDEX = "index.md"
+
+STRENGTHS_AT = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
+"""Feature rates at which λ21 is told."""
 
 Row = Mapping[str, Cell]
 
@@ -23,9 +28,11 @@ def write_overview(folder: Path) -> list[str]:
         folder: Its subfolders are reports.
 
     Returns:
-        Names of the reports, in order.
+        Names of the reports, in order; nothing is written if there are none.
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{FACTS}"))
+    if not names:
+        return []
     facts = {name: read_facts(folder / name) for name in names}
     sections = {name: {one: read_section(folder / name / one) for one in sections_in(folder / name)} for name in names}
     parts = [_HEAD, _reports(facts, sections), section_markdown(_summary(sections), 2)]
@@ -61,7 +68,7 @@ def _summary(sections: Mapping[str, Mapping[str, Section]]) -> Section:
     tables, findings = [], []
     against = {name: rows_of(of[_AGAINST], "points") for name, of in sections.items() if _AGAINST in of}
     if against:
-        tables.append(_against_pruning(against))
+        tables += [_against_pruning(against), _strengths(against)]
         findings += _counted([row for rows in against.values() for row in rows])
     best = {name: rows_of(of["best-auc"], "best") for name, of in sections.items() if "best-auc" in of}
     if best:
@@ -113,6 +120,27 @@ def _against_pruning(against: Mapping[str, Sequence[Row]]) -> Table:
         tuple(rows),
         "By the 95 % interval of a paired bootstrap over test rows and seeds; non-inferior is less than .001 AUC "
         "worse.",
+    )
+
+
+def _strengths(against: Mapping[str, Sequence[Row]]) -> Table:
+    """λ21 at some feature rates: between two points, linear in both logarithms."""
+    lines: list[tuple[Cell, ...]] = []
+    for name, points in against.items():
+        ordered = sorted(points, key=lambda point: _number(point["feature rate"]))
+        rates = np.log([max(_number(point["feature rate"]), 1e-12) for point in ordered])
+        strengths = np.log([_number(point["λ21"]) for point in ordered])
+        cells = [
+            float(np.exp(np.interp(np.log(rate), rates, strengths))) if rates[0] <= np.log(rate) <= rates[-1] else None
+            for rate in STRENGTHS_AT
+        ]
+        lines.append((name, *cells))
+    return Table(
+        "strengths",
+        "λ21 of Group Adam that leads to a feature rate",
+        (Column("report"), *(Column(f"{rate:g}", ".1e") for rate in STRENGTHS_AT)),
+        tuple(lines),
+        "Between two points of the report, linearly in both logarithms.",
     )
 
 

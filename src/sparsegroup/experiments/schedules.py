@@ -54,8 +54,11 @@ def prune_alike(lab: Lab, config: Config, values: Sequence[float]) -> list[Point
             keeps = [outcome.live / max(1, outcome.seen) for outcome in group.outcomes]
             wanted.append((config, [Pruned(keep, share) for keep in keeps]))
             trials.append((config, Pruned(round(float(np.mean(keeps)), 9), share)))
+    seeds = lab.seeds[:TRIAL_SEEDS]
+    together = [*lab.runs(wanted), *lab.runs(trials, validate=True, seeds=seeds)]  # for there may be few of each
+    lab.carry_out([run for runs in together for run in runs], "Adam, pruned")
     pruned = lab.samples(wanted, name="Adam, pruned")
-    validated = lab.samples(trials, validate=True, name="schedules of pruning", seeds=lab.seeds[:TRIAL_SEEDS])
+    validated = lab.samples(trials, validate=True, name="schedules", seeds=seeds)
     points = []
     for number, (value, group) in enumerate(zip(values, groups, strict=True)):
         part = slice(number * len(shares), (number + 1) * len(shares))

@@ -1,6 +1,6 @@
 """Table 2 and Figure 1: Group Adam against Adam with magnitude pruning at the same feature rate."""
 
-from sparsegroup.experiments.choices import LOWEST_RATE, TRIAL_SEEDS, grid, network_of, tuned
+from sparsegroup.experiments.choices import HIGHEST_RATE, LOWEST_RATE, TRIAL_SEEDS, grid, network_of, tuned
 from sparsegroup.experiments.lab import Lab
 from sparsegroup.experiments.published import published
 from sparsegroup.experiments.schedules import Point, prune_alike
@@ -65,8 +65,12 @@ def sparsity_vs_auc(lab: Lab) -> Section:
         ),
         method=(
             f"{config.model.name.upper()}, one epoch, batches of {config.training.batch_size}, learning rate "
-            f"{config.optimizer.lr:g} for both, {_seeds(seeds)}. λ1 = λ2 = 0; λ21 is the paper's, and goes on until "
-            f"feature rates from .9 to {LOWEST_RATE} are covered.",
+            f"{config.optimizer.lr:g} for both, {_seeds(seeds)}. λ1 = λ2 = 0; λ21 is the paper's"
+            + (
+                f", and goes on until feature rates from {HIGHEST_RATE} to {LOWEST_RATE} are covered."
+                if lab.recipe == "searched"
+                else ", five values: a part of the grid that covers all feature rates."
+            ),
             "Adam is pruned to as many embedding vectors as Group Adam keeps with the same seed, as §4.2 says: the top "
             "N by norm, fine-tuned on the last 0, 10, 20 or 30 % of the samples, pruned to N again. The schedule is "
             "the "
@@ -103,7 +107,8 @@ def sparsity_vs_auc(lab: Lab) -> Section:
 
 
 def _seeds(number: int) -> str:
-    return "one seed" if number == 1 else f"{number} seeds"
+    whole = published().setup.runs
+    return ("one seed" if number == 1 else f"{number} seeds") + (f", of the paper's {whole}" if number < whole else "")
 
 
 def _series(label: str, points: list[Point], which: str) -> Series:

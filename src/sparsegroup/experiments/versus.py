@@ -19,6 +19,9 @@ COLUMNS = (
     Column("verdict"),
 )
 
+WIDEST_GAP = 6.0
+"""How many times as large the higher feature rate of two points may be, to tell what lies between."""
+
 STATISTICS = (
     "The difference is in mean test AUC, with the 95 % interval of a paired bootstrap over test rows and seeds "
     "(1,000 replicates). p is of a two-sided t-test over seeds: paired by seed where the runs share it (data order, "
@@ -82,13 +85,14 @@ def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
         rate: In (0, 1).
 
     Returns:
-        Outcomes that have AUC, resampled AUCs and this rate; None if the rate is not between those of the points.
+        Outcomes that have AUC, resampled AUCs and this rate; None if the rate is not between those of two points, or
+        the points are too far apart.
     """
     ordered = sorted(
         (sample for sample in samples if sample.rate > 0 and np.isfinite(sample.auc)), key=lambda s: s.rate
     )
     for low, high in itertools.pairwise(ordered):
-        if low.rate <= rate <= high.rate:
+        if low.rate <= rate <= high.rate <= WIDEST_GAP * low.rate:
             span = np.log(high.rate / low.rate)
             share = float(np.log(rate / low.rate) / span) if span > 0 else 0.0
             return low.mixed(high, share, rate)
