@@ -65,8 +65,14 @@ def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = No
     return train(model, optimizer, log, batch_size=size, train_rows=train_rows, windows=1), model
 
 
+def rows_of(model: ClickModel) -> Iterator[tuple[int, torch.Tensor]]:
+    """Key and vector of each live row."""
+    for keys, vectors in model.embedding.items():
+        yield from zip(keys.tolist(), vectors, strict=True)
+
+
 def live_keys(model: ClickModel) -> set[int]:
-    return {int(key) for keys, _ in model.embedding.items() for key in keys}
+    return {key for key, _ in rows_of(model)}
 
 
 def counted(log: ClickLog, rows: int) -> Counter[int]:
@@ -92,15 +98,14 @@ def pruned_by_hand(
 
 
 def keep_largest(model: ClickModel, count: int) -> None:
-    rows = [(float(torch.linalg.vector_norm(v)), int(k)) for ks, vs in model.embedding.items() for k, v in zip(ks, vs)]
-    rows.sort(key=lambda row: (-row[0], row[1]))
+    rows = sorted((-float(torch.linalg.vector_norm(vector)), key) for key, vector in rows_of(model))
     dropped = torch.tensor([key for _, key in rows[count:]], dtype=torch.int64)
     model.embedding.assign(dropped, torch.zeros(len(dropped), model.embedding.dim))
 
 
 def parts_of(model: ClickModel) -> tuple[dict[int, tuple[float, ...]], dict[str, tuple[float, ...]]]:
     """Key → vector of the live rows, and name → values of the network's parameters."""
-    vectors = {int(k): tuple(v.tolist()) for ks, vs in model.embedding.items() for k, v in zip(ks, vs)}
+    vectors = {key: tuple(vector.tolist()) for key, vector in rows_of(model)}
     return vectors, {name: tuple(p.detach().flatten().tolist()) for name, p in model.network.named_parameters()}
 
 

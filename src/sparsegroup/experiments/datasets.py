@@ -152,8 +152,8 @@ def claim(folder: Path, dataset: Dataset) -> None:
         return
     theirs = json.loads(path.read_text())
     if theirs != ours:
-        differs = next(key for key in ours if theirs.get(key) != ours[key])
+        differs = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
         raise ClickLogError(
             f"{folder}: holds results on another log, or on another part of it ({differs} "
-            f"{theirs.get(differs)!r:.60} there, {ours[differs]!r:.60} here); give another --out"
+            f"{theirs.get(differs)!r:.60} there, {ours.get(differs)!r:.60} here); give another --out"
         )

@@ -67,10 +67,12 @@ def frontier(lab: Lab) -> Section:
             "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty; Adam with magnitude pruning "
             "and fine-tuning; Adam with λ1 alone; Adam on a log in which each field's features seen less than k times "
             "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
-            f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows, near a feature rate of "
-            f".1: the paper's five learning rates, then {len(L2S)} values of λ2; pruning has as many fine-tuning "
-            "schedules instead. (Pruning and the frequency cut-off know the rate that they lead to beforehand; λ has "
-            "to be found.)",
+            f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five learning "
+            f"rates, then {len(L2S)} values of λ2, both near a feature rate of .1; pruning has the learning rates "
+            "before "
+            f"it prunes, and {len(L2S)} fine-tuning schedules. (Where to look for the rate of .1 is found with Adam's "
+            "or Adagrad's learning rate at λ = 0. Pruning and the frequency cut-off know the rate that they lead to "
+            "beforehand.)",
             STATISTICS,
         ),
         tables=tuple(tables),

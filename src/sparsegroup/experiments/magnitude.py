@@ -26,7 +26,7 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
     trained = 0
     for share in sorted({method.fine_tune for method in methods}, reverse=True):
         # Whole batches, so that the first phase is a part of the plain pass.
-        mark = min(stop, round((1 - share) * stop / size) * size)
+        mark = min(stop, round((1 - share) * stop / size) * size) if share else stop
         learner.fit(trained, mark)
         trained = mark
         before = learner.state()

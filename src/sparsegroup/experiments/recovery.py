@@ -12,7 +12,7 @@ from sparsegroup.experiments.section import Column, Figure, Series, Table
 
 def is_known(found: Sequence[Contender]) -> bool:
     """Whether the informative features of the log are known."""
-    return bool(found[0].samples[0].outcomes[0].survivors)
+    return any(outcome.survivors for one in found for sample in one.samples for outcome in sample.outcomes)
 
 
 def recovery_table(found: Sequence[Contender]) -> tuple[Table, str]:
@@ -21,8 +21,8 @@ def recovery_table(found: Sequence[Contender]) -> tuple[Table, str]:
     Returns:
         The table, and what it says in a sentence.
     """
-    group = min(of(found, GROUP_ADAM).samples, key=lambda sample: abs(sample.rate - MIDDLE))
-    cut = min(of(found, CUT_OFF).samples, key=lambda sample: abs(np.log(max(sample.rate, 1e-9) / group.rate)))
+    group = min(_whole(of(found, GROUP_ADAM)), key=lambda sample: abs(sample.rate - MIDDLE))
+    cut = min(_whole(of(found, CUT_OFF)), key=lambda sample: abs(np.log(max(sample.rate, 1e-9) / group.rate)))
     rows = []
     for number in range(len(group.outcomes[0].survivors)):
         ours, theirs = ([outcome.survivors[number] for outcome in sample.outcomes] for sample in (group, cut))
@@ -74,13 +74,18 @@ def recovery_figure(found: Sequence[Contender]) -> Figure:
         tuple(
             Series(
                 one.name,
-                tuple(sample.rate for sample in one.samples if sample.rate > 0),
-                tuple(_precision(sample) for sample in one.samples if sample.rate > 0),
+                tuple(sample.rate for sample in _whole(one)),
+                tuple(_precision(sample) for sample in _whole(one)),
             )
             for one in found
         ),
         "log",
     )
+
+
+def _whole(one: Contender) -> list[Sample]:
+    """Points at which something is left and nothing diverged."""
+    return [sample for sample in one.samples if sample.rate > 0 and np.isfinite(sample.auc)]
 
 
 def _precision(sample: Sample) -> float:

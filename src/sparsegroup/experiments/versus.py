@@ -3,12 +3,21 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from sparsegroup.experiments.lab import Sample
 from sparsegroup.experiments.section import Cell, Column
-from sparsegroup.experiments.statistics import Comparison, Interval, Verdict, bootstrap_difference, compare, verdict
+from sparsegroup.experiments.statistics import (
+    MARGIN,
+    Comparison,
+    Interval,
+    Verdict,
+    bootstrap_difference,
+    compare,
+    verdict,
+)
 
 COLUMNS = (
     Column("difference", "+.4f"),
@@ -44,13 +53,15 @@ class Versus:
     interval: Interval
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Verdict | Literal["diverged"]:
         """In words."""
-        return verdict(self.interval)
+        return verdict(self.interval) if np.isfinite(self.comparison.difference) else "diverged"
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """As `COLUMNS`."""
+        if self.verdict == "diverged":
+            return (*(None,) * (len(COLUMNS) - 1), self.verdict)
         return (
             self.comparison.difference,
             self.interval.low,
@@ -70,10 +81,11 @@ def tally(comparisons: Sequence[Versus]) -> str:
     """How many of each verdict, in words."""
     words = [one.verdict.split(",")[0] for one in comparisons]
     counts = {word: words.count(word) for word in ("better", "within noise", "worse")}
-    non_inferior = sum(one.interval.low > -0.001 for one in comparisons)
+    non_inferior = sum(one.interval.low > -MARGIN for one in comparisons)
+    diverged = f", diverged at {words.count('diverged')}" if "diverged" in words else ""
     return (
-        f"better at {counts['better']}, within noise at {counts['within noise']}, worse at {counts['worse']} of "
-        f"{len(words)}; non-inferior at {non_inferior}"
+        f"better at {counts['better']}, within noise at {counts['within noise']}, worse at {counts['worse']}"
+        f"{diverged} of {len(words)}; non-inferior at {non_inferior}"
     )
 
 
