@@ -3,8 +3,9 @@
 import copy
 import itertools
 import math
+import multiprocessing
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -704,3 +705,27 @@ def test_pruning_has_as_many_trials_of_a_schedule_as_the_others_have_of_l2() -> 
 def test_a_data_set_in_memory_is_a_data_set(log: ClickLog) -> None:
     assert isinstance(dataset_of(log), InMemory)
     assert dataset_of(log).whole_rows() == len(log)
+
+
+def test_several_processes_give_the_same_and_end_with_an_interruption(log: ClickLog, tmp_path: Path) -> None:
+    wanted = [(BASE, Plain()), (BASE, Pruned(0.3, 0.2)), (BASE.replace(l21=1e-3), Plain())]
+    with Lab(dataset_of(log), tmp_path / "one", runs=2, workers=1) as alone:
+        expected = alone.samples(wanted, name="alone")
+
+    @contextmanager
+    def interrupt(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        def report(done: int) -> None:
+            raise KeyboardInterrupt
+
+        yield report
+
+    begun = Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2, reporting=interrupt)
+    with pytest.raises(KeyboardInterrupt), begun:
+        begun.samples(wanted, name="cut off")
+    assert not multiprocessing.active_children()
+    assert 0 < len(begun.results) <= 6
+    with Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2) as again:
+        found = again.samples(wanted, name="to the end")
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours.outcomes, theirs.outcomes, strict=True):
+            assert_same(one, other)

@@ -58,7 +58,7 @@ def paper_command(
     runs: Annotated[int, typer.Option(min=1, help="Seeds of each configuration.")] = 5,
     scale: Annotated[
         Scale,
-        typer.Option(help="small: 200,000 rows of the log, around the place where the test set begins; full: all."),
+        typer.Option(help="small: 100,000 rows of the log, around the place where the test set begins; full: all."),
     ] = "full",
     recipe: Annotated[
         Recipe,

@@ -17,7 +17,7 @@ from sparsegroup.training.click_model import ModelName
 
 Scale = Literal["small", "full"]
 
-ROWS: Mapping[Scale, int | None] = {"small": 200_000, "full": None}
+ROWS: Mapping[Scale, int | None] = {"small": 100_000, "full": None}
 """Rows of a log that are used; None is all."""
 
 SYNTHETIC_ROWS: Mapping[Scale, int] = {"small": 200_000, "full": 1_000_000}

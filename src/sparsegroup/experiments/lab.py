@@ -1,17 +1,20 @@
 """Where experiments are made: runs go to several processes, and their results to disk, where they stay."""
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sparsegroup.data.batches import Log
 from sparsegroup.experiments.datasets import Dataset, claim
@@ -125,8 +128,11 @@ class Lab:
     def __enter__(self) -> "Lab":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is not None:
+            if kind is not None:  # a job may take many minutes, and what it has finished is on disk
+                for process in list(self._pool._processes.values()):
+                    process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
@@ -207,7 +213,7 @@ class Lab:
             return
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                self.workers, get_context("spawn"), initializer=_open, initargs=(self.dataset,)
+                self.workers, get_context("spawn"), initializer=_begin, initargs=(self.dataset,)
             )
         futures = [self._pool.submit(_carry_out, job, folder) for job in jobs]
         try:
@@ -221,10 +227,22 @@ class Lab:
 _worker: Worker | None = None
 
 
+def _begin(dataset: Dataset) -> None:
+    """Of a process of its own, which ends with the one that has started it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the terminal sends to all: the other process sees to it
+
+    def end_together() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_together, daemon=True).start()
+    _open(dataset)
+
+
 def _open(dataset: Dataset) -> None:
     global _worker
-    import torch
-
     torch.set_num_threads(1)
     set_num_threads(1)  # so that the same figures come out on any number of cores, and processes do not wait in line
     _worker = Worker(dataset.open())
@@ -232,8 +250,6 @@ def _open(dataset: Dataset) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    import torch
-
     threads = torch.get_num_threads()
     try:
         yield
