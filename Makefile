@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN)/python -m pip install --quiet
 
-.PHONY: demo test check docs results clean
+.PHONY: demo test check docs paper-small paper-criteo clean
 
 demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic click log
 	$(RUN)/sparsegroup demo
@@ -20,9 +20,32 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs  ## The documentation, into site/
 	$(RUN)/mkdocs build --strict
 
-results: $(VENV)/.installed  ## The README's comparison on real data, half an hour on 2 cores; wants DATA=folder
-	$(RUN)/python benchmarks/pruning.py --data $(DATA) --json benchmarks/results/pruning.json \
-	  --markdown benchmarks/results/pruning.md
+PAPER = $(RUN)/sparsegroup paper
+RUNS ?= runs/paper
+RESULTS ?= docs/results
+
+paper-small: $(VENV)/.installed  ## All experiments on the small logs in DATA=folder, and one whose truth is known; hours
+	$(PAPER) all --scale small --out $(RUNS)/avazu_sample --report $(RESULTS)/avazu_sample \
+	  --dataset avazu --data $(DATA)/avazu_sample.csv.xz
+	$(PAPER) all --scale small --out $(RUNS)/criteo_sample --report $(RESULTS)/criteo_sample \
+	  --dataset criteo --data $(DATA)/criteo_sample.txt.xz
+	$(PAPER) all --scale small --out $(RUNS)/ipinyou_sample --report $(RESULTS)/ipinyou_sample \
+	  --dataset ipinyou --data $(DATA)/ipinyou_sample.train.libsvm.xz --test $(DATA)/ipinyou_sample.test.libsvm.xz
+	$(PAPER) all --scale small --out $(RUNS)/nycflights13 --report $(RESULTS)/nycflights13 \
+	  --dataset nycflights --data $(DATA)/nycflights13.csv.xz
+	$(PAPER) all --scale small --out $(RUNS)/globo_clicks --report $(RESULTS)/globo_clicks \
+	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
+	$(PAPER) all --scale small --out $(RUNS)/synthetic --report $(RESULTS)/synthetic --dataset synthetic
+	$(PAPER) regret --out $(RUNS)/regret --report $(RESULTS)/regret
+	$(PAPER)-overview $(RESULTS)
+
+CRITEO = $(RUNS)/synthetic-criteo
+
+paper-criteo: $(VENV)/.installed  ## Tables 2 to 4 and 8, one seed, on a synthetic log of 10M training rows; two hours
+	test -f $(CRITEO)/log/log.json || $(RUN)/sparsegroup synthesize criteo $(CRITEO)/log --rows 11666667
+	$(PAPER) sparsity-vs-auc fine-tune best-auc embedding-dim --runs 1 --recipe paper \
+	  --out $(CRITEO) --report $(RESULTS)/synthetic-criteo --dataset criteo --data $(CRITEO)/log
+	$(PAPER)-overview $(RESULTS)
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

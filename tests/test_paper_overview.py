@@ -72,6 +72,12 @@ def test_significance_is_counted_as_the_paper_does_over_reports_with_several_see
     assert "at 2 of 4 points (50%; the paper: 60%), and below a feature rate of 0.05 at 1 of 3 (33%;" in overview
 
 
+def test_its_tables_are_there_as_csv_too(overview: str, tmp_path: Path) -> None:
+    for name in ("against-pruning", "strengths", "leaders"):
+        assert f"({name}.csv)" in overview
+        assert (tmp_path / f"{name}.csv").read_text().startswith("report,")
+
+
 def test_the_strength_at_a_rate_lies_between_the_points(overview: str) -> None:
     (line,) = [line for line in overview.splitlines() if line.startswith("| first | 1.0e-4 |")]
     cells = [cell.strip() for cell in line.split("|")[2:-1]]

@@ -18,7 +18,7 @@ from sparsegroup.cli.app import UsageError, app, console
 from sparsegroup.data import ClickLogError
 from sparsegroup.data.batches import Log
 from sparsegroup.experiments.catalog import EXPERIMENTS, REGRET
-from sparsegroup.experiments.datasets import NETWORKS, Dataset, Scale, open_dataset
+from sparsegroup.experiments.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
 from sparsegroup.experiments.lab import Lab, Recipe
 from sparsegroup.experiments.overview import INDEX, write_overview
 from sparsegroup.experiments.published import published
@@ -164,6 +164,7 @@ def _facts(dataset: Dataset, log: Log, runs: int, recipe: Recipe) -> tuple[tuple
     used = f"{len(log):,}" + (f" of {whole:,}, around the place where the test set begins" if len(log) < whole else "")
     features = log.features
     return (
+        *((("log", "made up, see `sparsegroup synthesize`"),) if dataset.name.startswith(SYNTHETIC) else ()),
         ("rows", f"{used}: {log.train_rows:,} for training, {len(log) - log.train_rows:,} for testing"),
         ("fields", f"{len(log.fields)} categorical, {len(log.numbers)} numeric"),
         *((("features in the training rows", f"{features:,}"),) if features is not None else ()),

@@ -135,7 +135,8 @@ def open_dataset(
         raise ClickLogError(
             f"{data}: its rows have weights, which the experiments' resampling of test rows cannot count"
         )
-    return Dataset(name, log.folder, ROWS[scale], config)
+    synthetic = log.manifest.source.get("synthetic")
+    return Dataset(f"{SYNTHETIC}-{synthetic}" if synthetic else name, log.folder, ROWS[scale], config)
 
 
 def claim(folder: Path, dataset: Dataset) -> None:

@@ -169,7 +169,7 @@ class Lab:
         seeds = self.seeds if seeds is None else seeds
         return [
             [
-                Run(config.replace(seed=seed), method, validate)
+                Run(_with_seed(config, seed), method, validate)
                 for seed, method in zip(
                     seeds, given if isinstance(given, Sequence) else [given] * len(seeds), strict=True
                 )
@@ -222,6 +222,11 @@ class Lab:
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _with_seed(config: Config, seed: int) -> Config:
+    """The config with another seed, which need not be checked as a whole again."""
+    return config.model_copy(update={"training": config.training.model_copy(update={"seed": seed})})
 
 
 _worker: Worker | None = None

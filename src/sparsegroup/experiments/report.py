@@ -49,7 +49,7 @@ def write_section(section: Section, folder: Path) -> None:
         ValueError: A table has a row too long or too short, or a format is not one of numbers; nothing is written.
     """
     files = {f"{section.name}.md": section_markdown(section).encode()}
-    files |= {f"{table.name}.csv": _as_csv(table).encode() for table in section.tables}
+    files |= {f"{table.name}.csv": as_csv(table).encode() for table in section.tables}
     files |= {f"{figure.name}.png": to_png(figure) for figure in section.figures}
     place = folder / section.name
     place.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _as_csv(table: Table) -> str:
+def as_csv(table: Table) -> str:
+    """A table as CSV: the names of its columns, numbers with all their digits, an empty cell for None."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])

@@ -28,7 +28,7 @@ COLUMNS = (
     Column("verdict"),
 )
 
-WIDEST_GAP = 6.0
+WIDEST_GAP = 8.0
 """How many times as large the higher feature rate of two points may be, to tell what lies between."""
 
 STATISTICS = (
