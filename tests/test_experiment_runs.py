@@ -50,7 +50,7 @@ from sparsegroup.experiments.resampling import resampled_aucs
 from sparsegroup.experiments.results import Results
 from sparsegroup.experiments.runs import CutOff, DeepLight, Method, Outcome, Plain, Pruned, Run, Survivors
 from sparsegroup.experiments.statistics import Interval, verdict
-from sparsegroup.experiments.versus import WIDEST_GAP, at_rate, tally, versus
+from sparsegroup.experiments.versus import at_rate, tally, versus
 from sparsegroup.training import Config, predict, prune_rows, score
 
 
@@ -547,7 +547,8 @@ def sample_of(*pairs: tuple[float, float]) -> Sample:
     return Sample(tuple(outcome(auc, rate) for auc, rate in pairs))
 
 
-def test_between_two_points_auc_is_linear_in_the_logarithm_of_the_rate() -> None:
+def test_between_two_points_auc_is_linear_in_the_logarithm_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsegroup.experiments.versus.WIDEST_GAP", 6.0)
     points = [
         sample_of((0.70, 0.04), (0.72, 0.04)),
         sample_of((0.60, 0.0), (0.60, 0.0)),  # nothing is left: no logarithm
@@ -564,7 +565,6 @@ def test_between_two_points_auc_is_linear_in_the_logarithm_of_the_rate() -> None
     for rate in (0.039, 0.17, 0.5, 0.98):
         assert at_rate(points, rate) is None
     assert at_rate(points[:2], 0.04) is None
-    assert WIDEST_GAP == 6
 
 
 def test_points_of_one_rate_are_no_trouble() -> None:

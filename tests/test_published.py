@@ -72,4 +72,4 @@ def test_settings_come_from_the_grids():
 
 
 def test_it_is_read_once():
-    assert published() is PAPER
+    assert published() is published()
