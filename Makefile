@@ -35,6 +35,8 @@ paper-small: $(VENV)/.installed  ## All experiments on the small logs in DATA=fo
 	  --dataset nycflights --data $(DATA)/nycflights13.csv.xz
 	$(PAPER) all --scale small --out $(RUNS)/globo_clicks --report $(RESULTS)/globo_clicks \
 	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
+	$(PAPER) sparsity-vs-auc fine-tune --out $(RUNS)/globo_clicks-whole --report $(RESULTS)/globo_clicks-whole \
+	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
 	$(PAPER) all --scale small --out $(RUNS)/synthetic --report $(RESULTS)/synthetic --dataset synthetic
 	$(PAPER) regret --out $(RUNS)/regret --report $(RESULTS)/regret
 	$(PAPER)-overview $(RESULTS)
