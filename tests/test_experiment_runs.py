@@ -38,6 +38,7 @@ from sparsegroup.experiments import frequency
 from sparsegroup.experiments.choices import TOLERANCE, best, choose_l21, grid
 from sparsegroup.experiments.contenders import L2S, Contender
 from sparsegroup.experiments.cut_off import WithoutRare
+from sparsegroup.experiments.datasets import open_dataset
 from sparsegroup.experiments.deeplight import deeplight, prune_weights
 from sparsegroup.experiments.execution import Worker, jobs_of
 from sparsegroup.experiments.frequency import Counts, count_keys, survivors
@@ -729,3 +730,16 @@ def test_several_processes_give_the_same_and_end_with_an_interruption(log: Click
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours.outcomes, theirs.outcomes, strict=True):
             assert_same(one, other)
+
+
+def test_a_file_of_settings_gives_the_model_and_not_the_regularizer(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("label,a,b\n" + "".join(f"{i % 2},{i % 3},{i % 5}\n" for i in range(40)))
+    settings = tmp_path / "mine.yaml"
+    settings.write_text(
+        f"data: {{log: {log}}}\nmodel: {{name: mlp, dim: 3}}\noptimizer: {{name: adagrad, l1: 0.1, penalty: hard}}\n"
+        "training: {batch_size: 8}\n"
+    )
+    config = open_dataset(str(settings), None, None, "full", tmp_path / "out").config
+    assert (config.model.name, config.model.dim, config.training.batch_size) == ("mlp", 3, 8)
+    assert config.optimizer == Config.of(l21=0.0).optimizer

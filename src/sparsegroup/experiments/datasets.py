@@ -14,6 +14,7 @@ from sparsegroup.data.preparation import Progress
 from sparsegroup.data.prepared import write_atomically
 from sparsegroup.training import Config, read_config
 from sparsegroup.training.click_model import ModelName
+from sparsegroup.training.config import OptimizerConfig
 
 Scale = Literal["small", "full"]
 
@@ -93,7 +94,8 @@ def open_dataset(
     """The data set of a command; a raw log is prepared first.
 
     Args:
-        name: One of `NETWORKS`, or a YAML file of settings, whose model, batch size and log are taken.
+        name: One of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
+            optimizer.
         data: Its log: a folder that `prepare` has written, or a raw log.
         test: A raw log of its own for the test set.
         scale: How much of the log is used.
@@ -109,7 +111,7 @@ def open_dataset(
     if name in NETWORKS:
         config = Config.of(model=NETWORKS[name], l21=0.0)
     elif name.endswith((".yaml", ".yml")):
-        config = read_config(Path(name), {})
+        config = read_config(Path(name), {}).model_copy(update={"optimizer": OptimizerConfig(l21=0.0)})
         if data is None and config.data.log is not None:
             data, test = Path(config.data.log), None if config.data.test is None else Path(config.data.test)
         name = Path(name).stem
