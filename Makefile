@@ -4,13 +4,16 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN)/python -m pip install --quiet
 
-.PHONY: demo test check docs paper-small paper-criteo clean
+.PHONY: demo test test-slow check docs paper-small paper-criteo clean
 
 demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic click log
 	$(RUN)/sparsegroup demo
 
 test: check  ## Lint, types and the whole test suite
 	$(RUN)/pytest --numprocesses auto --maxprocesses 8
+
+test-slow: $(VENV)/.installed-dev  ## The long tests: many more kills, flipped bits and random sequences; an hour
+	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow
 
 check: $(VENV)/.installed-dev
 	$(RUN)/ruff check .

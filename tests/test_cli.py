@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from run_folders import state_of
 from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels import threads
@@ -57,11 +58,11 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "log"
     assert {path.name for path in folder.iterdir()} == {
+        "begun.json",
+        "checkpoints",
         "columns.json",
         "config.yaml",
         "metrics.jsonl",
-        "model.safetensors",
-        "optimizer.safetensors",
         "progress.png",
         "report.html",
         "summary.json",
@@ -80,10 +81,10 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
 
 
 def test_the_same_seed_repeats_bit_for_bit_in_another_process_and_another_does_not(tmp_path: Path) -> None:
-    def weights(out: str, seed: int) -> bytes:
+    def weights(out: str, seed: int) -> dict[str, bytes]:
         arguments = ["train", "--rows", "5000", "--model", "opnn", "--seed", str(seed), "--out", out]
         subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, check=True)
-        return (tmp_path / out / "model.safetensors").read_bytes()
+        return state_of(tmp_path / out)
 
     one, same, other = weights("a", 1), weights("b", 1), weights("c", 2)
     assert one == same
@@ -218,8 +219,7 @@ def test_the_number_of_threads_changes_nothing(tmp_path: Path, run: Run) -> None
     log = click_log(tmp_path / "log.csv")
     for number in (1, 3):
         assert run("train", log, "--lr", 0.05, "--out", f"run-{number}", "--threads", number).returncode == 0
-    one, three = (tmp_path / f"run-{number}" / "model.safetensors" for number in (1, 3))
-    assert one.read_bytes() == three.read_bytes()
+    assert state_of(tmp_path / "run-1") == state_of(tmp_path / "run-3")
 
 
 def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) -> None:
@@ -238,8 +238,7 @@ def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) ->
     assert len((tmp_path / "runs" / "log" / "metrics.jsonl").read_text().splitlines()) == 2  # of 4 batches
     again = run("train", tmp_path / "runs" / "log" / "config.yaml", "--out", "again")
     assert again.returncode == 0, again.stderr
-    one, same = (tmp_path / name / "model.safetensors" for name in ("runs/log", "again"))
-    assert one.read_bytes() == same.read_bytes()
+    assert state_of(tmp_path / "runs" / "log") == state_of(tmp_path / "again")
 
 
 def test_an_overwritten_run_stays_until_the_new_one_is_complete(tmp_path: Path, run: Run) -> None:
@@ -248,11 +247,12 @@ def test_an_overwritten_run_stays_until_the_new_one_is_complete(tmp_path: Path, 
     folder = tmp_path / "runs" / "log"
     (folder / "vocabulary.parquet").write_bytes(b"of the old run")
     (folder / "mine.txt").write_text("not the run's")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = {path.name for path in folder.iterdir()}
     assert run("train", log, "--lr", 1e30, "--overwrite").returncode == 2
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert {path: path.read_bytes() for path in before} == before
     assert run("train", log, "--seed", 1, "--overwrite").returncode == 0
-    assert {path.name for path in folder.iterdir()} == before.keys() - {"vocabulary.parquet"}
+    assert {path.name for path in folder.iterdir()} == names - {"vocabulary.parquet"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "log.json").write_text("{}")
     refused = run("train", log, "--out", "other", "--overwrite")
@@ -304,7 +304,7 @@ def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
     assert "going on after 1,024 samples" in done.stdout
     assert "test AUC" not in done.stdout
     both, day1 = tmp_path / "runs" / "both", tmp_path / "runs" / "day1"
-    assert (both / "model.safetensors").read_bytes() == (day1 / "model.safetensors").read_bytes()
+    assert state_of(both) == state_of(day1)
     summary = json.loads((day1 / "summary.json").read_text())
     assert (summary["samples"], summary["continued_from"], summary["test"]) == (2048, "runs/day0", None)
     points = [json.loads(line)["samples"] for line in (day1 / "metrics.jsonl").read_text().splitlines()]
@@ -314,11 +314,19 @@ def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
     assert "(0 of 104 features)" in other.stdout
 
 
+def test_other_settings_are_gone_on_with_and_said(tmp_path: Path, run: Run) -> None:
+    click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", "log.csv").returncode == 0
+    other = run("train", "log.csv", "--continue", "runs/log", "--out", "a", "--optimizer", "adagrad")
+    assert "the optimizer was adam and is adagrad: the weights are kept; u and the moments start afresh" in other.stdout
+    stricter = run("train", "log.csv", "--continue", "runs/log", "--out", "b", "--l21", 0.1)
+    assert "l21 is 0.001 in the checkpoint and 0.1 here: that is taken; u and the moments are kept" in stricter.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model", "mlp"], "model.name cannot become mlp: the run that is gone on with has dcn"),
-        (["--set", "optimizer.name=adagrad"], "optimizer.name cannot become adagrad"),
         (["--exclude", "size"], "log.csv: its fields are color; the run was trained with color, size"),
         (["--out", "runs/log", "--overwrite"], "runs/log is the run to go on with; give another --out"),
     ],
@@ -328,14 +336,23 @@ def test_what_does_not_fit_a_run_is_not_gone_on_with(
 ) -> None:
     click_log(tmp_path / "log.csv", 1_000)
     assert run("train", "log.csv").returncode == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "log").iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "log").rglob("*.*")}
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next", *arguments)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    assert {path: path.read_bytes() for path in (tmp_path / "runs" / "log").iterdir()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "runs" / "log").rglob("*.*")} == before
     assert not (tmp_path / "next").exists()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "columns.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoints/step-000000000002/table-embedding.safetensors",
+        "checkpoints/step-000000000002/state.safetensors",
+        "checkpoints/step-000000000002/checkpoint.json",
+        "columns.json",
+        "metrics.jsonl",
+    ],
+)
 def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
     click_log(tmp_path / "log.csv", 1_000)
     assert run("train", "log.csv").returncode == 0
@@ -343,7 +360,8 @@ def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
     path.write_bytes(path.read_bytes()[:40])
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: runs/log: damaged (")
+    where = "" if name == "metrics.jsonl" else f"/{name}"
+    assert done.stderr.startswith(f"error: runs/log{where}: damaged (")
 
 
 def test_a_run_that_was_cut_off_says_so(tmp_path: Path, run: Run) -> None:
@@ -353,7 +371,8 @@ def test_a_run_that_was_cut_off_says_so(tmp_path: Path, run: Run) -> None:
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: runs/log: a run that did not come to its end (summary.json is missing)\n",
+        "error: runs/log: a run that did not come to its end; `sparsegroup train --resume` goes on with it "
+        "(summary.json is missing)\n",
     )
 
 
@@ -369,8 +388,7 @@ def test_weights_and_fields_of_several_values_are_trained_on_raw_or_prepared(tmp
     assert raw.returncode == 0, raw.stderr
     assert run("prepare", "log.csv", "folder", "--schema", "schema.yaml").returncode == 0
     assert run("train", "folder", "--out", "prepared", *options).returncode == 0
-    one, same = (tmp_path / name / "model.safetensors" for name in ("raw", "prepared"))
-    assert one.read_bytes() == same.read_bytes()
+    assert state_of(tmp_path / "raw") == state_of(tmp_path / "prepared")
     assert json.loads((tmp_path / "raw" / "summary.json").read_text())["test"]["auc"] > 0.95
     mixed = run("train", "folder", "--label", "label", "--out", "mixed")
     assert (mixed.returncode, "--label is for raw logs; folder is a folder" in mixed.stderr) == (2, True)

@@ -1,6 +1,6 @@
 """The command line: a module per command."""
 
-from sparsegroup.cli import demo, paper, prepare, synthesize, train
+from sparsegroup.cli import demo, export, inspect, paper, predict, prepare, synthesize, train
 from sparsegroup.cli.app import app, main
 
-__all__ = ["app", "demo", "main", "paper", "prepare", "synthesize", "train"]
+__all__ = ["app", "demo", "export", "inspect", "main", "paper", "predict", "prepare", "synthesize", "train"]

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from sparsegroup import __version__
+from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.data import ClickLogError
 from sparsegroup.kernels.threads import set_num_threads
 from sparsegroup.settings import SettingsError
@@ -59,7 +60,7 @@ def main(run: Callable[[], None] = app) -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 2."""
     try:
         run()
-    except (ClickLogError, RunError, SettingsError, UsageError) as error:
+    except (CheckpointError, ClickLogError, RunError, SettingsError, UsageError) as error:
         _fail(str(error))
     except FloatingPointError as error:
         _fail(f"training has diverged: {error}. Lower the learning rate")

@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from sparsegroup.checkpoint.state import verified
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
 from sparsegroup.cli.progress import reading_bar, training_bar
 from sparsegroup.data import ClickLog, PreparedLog, RawLog, open_click_log, synthetic_log
@@ -19,13 +19,23 @@ from sparsegroup.data.reader import OnBadRow
 from sparsegroup.data.synthetic import SyntheticConfig
 from sparsegroup.prox import Norm, Penalty
 from sparsegroup.settings import assignment, checked, with_values
-from sparsegroup.training import Config, Progress, Run, Summary, Trainer, load_run, save_run, summarize
+from sparsegroup.training import Config, Session, Summary, load_run
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import SHORT, OptimizerName, read_config
-from sparsegroup.training.one_pass import EVALUATED, window_of
-from sparsegroup.training.run_dir import CONFIG, REPORT, UNFINISHED, append_point, begin_run, config_of, replace_run
+from sparsegroup.training.run_dir import (
+    CONFIG,
+    FINISHED,
+    REPORT,
+    SUMMARY,
+    UNFINISHED,
+    config_of,
+    is_free,
+    last_checkpoint,
+    replace_run,
+)
+from sparsegroup.training.session import begun_in
 
-_FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "optimizer.name", "training.seed")
+_FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.seed")
 """What a run cannot change when it goes on."""
 
 
@@ -60,6 +70,12 @@ def train_command(
         Path | None,
         typer.Option(
             "--continue", metavar="RUN", help="Go on with a run on this log, the next day's, say.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with a run that was cut off, to the same result.", show_default=False
         ),
     ] = None,
     test: Annotated[
@@ -171,6 +187,19 @@ def train_command(
             show_default="0",
         ),
     ] = None,
+    checkpoint_minutes: Annotated[
+        float | None,
+        typer.Option(rich_help_panel="Checkpoints", help="Minutes between two; 0 for none by time.", show_default="10"),
+    ] = None,
+    checkpoint_steps: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel="Checkpoints", help="Batches between two; 0 for none by number.", show_default="0"
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        int | None, typer.Option(rich_help_panel="Checkpoints", help="How many are kept.", show_default="2")
+    ] = None,
     threads: Threads = THREADS,
 ) -> None:
     """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
@@ -179,6 +208,14 @@ def train_command(
     """
     options = dict(locals())
     use_threads(threads)
+    if resume is not None:
+        given = [name for name, value in options.items() if value and name not in ("resume", "threads")]
+        if given:
+            raise UsageError(
+                "--resume takes everything from the run; to change settings, use --continue when it is done"
+            )
+        _resume(resume, threads)
+        return
     values: dict[str, Any] = {
         SHORT[name]: str(value) if isinstance(value, Path) else value
         for name, value in options.items()
@@ -196,24 +233,46 @@ def train_command(
         config = _going_on(config_of(continue_), values)
     folder = out or Path("runs") / _name(config)
     if continue_ is not None and folder.resolve() == continue_.resolve():
-        raise UsageError(f"{folder} is the run to go on with; give another --out")
-    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        raise UsageError(f"{folder} is the run to go on with; give another --out, or use --resume if it was cut off")
+    taken = not is_free(folder)
     if taken and overwrite and not (folder / CONFIG).is_file():
         raise UsageError(f"{folder} holds no run that could be overwritten; give another --out")
     if taken and not overwrite:
-        raise UsageError(f"{folder} is not empty; give another --out, or --overwrite")
+        whole = (folder / SUMMARY).is_file() or not (folder / CONFIG).is_file()
+        hint = "" if whole else f", or `sparsegroup train --resume {folder}` to go on with the run that was cut off"
+        raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
     run = None if continue_ is None else load_run(continue_, config)
     data = _open(config, threads)
-    if run is not None:
-        run.columns.check(data)
-    _introduce(data, run)
     if taken:  # the old run stays until the new one is complete
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-        summary = _train(config, data, folder / UNFINISHED, run)
-        replace_run(folder / UNFINISHED, folder)
+    session = Session.begin(folder / UNFINISHED if taken else folder, config, data, run)
+    _introduce(session)
+    _train(session, folder)
+
+
+def _resume(folder: Path, threads: int) -> None:
+    for name in (FINISHED, UNFINISHED):  # of a run that was to replace another
+        if (folder / name / CONFIG).is_file() or (folder / name / SUMMARY).is_file():
+            place = folder / name
+            break
     else:
-        summary = _train(config, data, folder, run)
-    console.print(_outcome(summary, folder), highlight=False)
+        place = folder
+    if place.name != FINISHED and not _is_complete(place):
+        config, _ = begun_in(place)
+        session = Session.resume(place, _open(config, threads))
+        _introduce(session)
+        _train(session, folder)
+        return
+    if place != folder:
+        replace_run(place, folder)
+    console.print(f"{folder}: the run is complete", highlight=False, soft_wrap=True, markup=False)
+
+
+def _is_complete(folder: Path) -> bool:
+    if not (folder / SUMMARY).is_file():
+        return False
+    verified(last_checkpoint(folder))
+    return True
 
 
 def _going_on(before: Config, values: dict[str, Any]) -> Config:
@@ -264,7 +323,8 @@ def _open(config: Config, threads: int) -> ClickLog | PreparedLog | RawLog:
     return opened
 
 
-def _introduce(data: ClickLog | PreparedLog | RawLog, run: Run | None) -> None:
+def _introduce(session: Session) -> None:
+    data = session.log
     parts = [
         f"{data.train_rows:,} training and {len(data) - data.train_rows:,} test rows",
         f"{len(data.fields)} fields",
@@ -273,44 +333,24 @@ def _introduce(data: ClickLog | PreparedLog | RawLog, run: Run | None) -> None:
         parts.append(f"{len(data.numbers)} numbers")
     if data.features is not None:
         parts.append(f"{data.features:,} features")
-    if run is not None:
-        parts.append(f"going on after {run.summary.samples:,} samples")
+    if session.position:
+        parts.append(f"resumed at row {session.position:,}")
+    if earlier := session.trainer.samples - session.position:
+        parts.append(f"going on after {earlier:,} samples")
     console.print(f"{data.name}: {', '.join(parts)}", highlight=False, soft_wrap=True, markup=False)
+    for note in session.notes:
+        console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
-def _train(config: Config, data: ClickLog | PreparedLog | RawLog, folder: Path, run: Run | None) -> Summary:
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    model, optimizer = config.build(data) if run is None else (run.model, run.optimizer)
-    size = config.training.batch_size
-    trainer = Trainer(
-        model.network,
-        model.embedding,
-        optimizer,
-        window=window_of(data.train_rows, size, config.training.windows),
-        history=[] if run is None else run.history,
-        compile=config.training.compiles(data.train_rows),
-    )
-    begin_run(folder, config, data, trainer.history)
-    with training_bar(data.train_rows, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, show):
-
-        def on_progress(point: Progress) -> None:
-            append_point(folder, point)
-            show(point)
-
-        trainer.fit(data.batches(0, data.train_rows, size), on_batch=on_batch, on_progress=on_progress)
-    tested = len(data) > data.train_rows
-    test = trainer.evaluate(data.batches(data.train_rows, len(data), EVALUATED)) if tested else None
-    summary = summarize(
-        data,
-        model,
-        trainer.history,
-        test,
-        started,
-        continued_from=None if run is None else str(run.folder),
-        bad_rows={} if isinstance(data, ClickLog) else data.bad_rows,
-    )
-    save_run(folder, config, data, model, optimizer, trainer.history, summary)
-    return summary
+def _train(session: Session, folder: Path) -> None:
+    """Train to the end, and let the run take its place in `folder`."""
+    config = session.config
+    left = session.log.train_rows - session.position
+    with training_bar(left, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, on_progress):
+        summary = session.train(on_batch=on_batch, on_progress=on_progress)
+    if session.folder != folder:
+        replace_run(session.folder, folder)
+    console.print(_outcome(summary, folder), highlight=False)
 
 
 def _outcome(summary: Summary, folder: Path) -> Table:

@@ -5,8 +5,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from sparsegroup.data.detect import fixed_format, told_from
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers, LogFormat, avazu, criteo, ipinyou
+from sparsegroup.data.detect import fixed_format, has_label, told_from
+from sparsegroup.data.formats import AvazuHour, CriteoNumbers, LogFormat, avazu, criteo, ipinyou, without_label
 from sparsegroup.data.schema_file import read_schema
 
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
@@ -35,6 +35,7 @@ def choose_format(
     test_fraction: float | None = None,
     criteo_numbers: CriteoNumbers = "log",
     avazu_hour: AvazuHour = "hour",
+    needs_label: bool = True,
 ) -> LogFormat:
     """The format to read a log in.
 
@@ -49,6 +50,7 @@ def choose_format(
             without a column `split`; by default a tenth.
         criteo_numbers: What becomes of Criteo's integers; other than "log" for Criteo's log alone.
         avazu_hour: What becomes of Avazu's hour; other than "hour" for Avazu's log alone.
+        needs_label: False for a log to score, which may lack its label column (libsvm and libffm may not).
 
     Raises:
         ValueError: Options that do not go together, or not with the log; the message names them as a command does.
@@ -67,7 +69,7 @@ def choose_format(
         options = {"label": label is not None, "exclude": bool(exclude), "test-fraction": test_fraction is not None}
         if given := [name for name, is_given in options.items() if is_given]:
             raise ValueError(f"--{given[0]} and --schema cannot both be given; the schema says it")
-        return read_schema(schema)
+        return _as_labelled(log, read_schema(schema), needs_label)
     found: LogFormat | None = None
     if dataset == "criteo" or criteo_numbers != "log":
         found = criteo(criteo_numbers)
@@ -76,12 +78,16 @@ def choose_format(
     elif dataset == "ipinyou":
         found = ipinyou()
     if found is not None:
-        return fixed_format(found, label, exclude, test_fraction)
-    return told_from(log, label, exclude, test_fraction)
+        return _as_labelled(log, fixed_format(found, label, exclude, test_fraction), needs_label)
+    return _as_labelled(log, told_from(log, label, exclude, test_fraction, needs_label), needs_label)
+
+
+def _as_labelled(log: Path, found: LogFormat, needs_label: bool) -> LogFormat:
+    return found if needs_label or has_label(log, found) else without_label(found)
 
 
 FORMAT_DEFAULTS: Mapping[str, object] = {
     name: parameter.default
     for name, parameter in signature(choose_format).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "needs_label"
 }

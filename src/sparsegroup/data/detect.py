@@ -35,7 +35,11 @@ def formats_of(logs: Sequence[Path], log: LogFormat | None) -> tuple[LogFormat, 
 
 
 def told_from(
-    path: Path, label: str | None = None, exclude: Collection[str] = (), test_fraction: float | None = None
+    path: Path,
+    label: str | None = None,
+    exclude: Collection[str] = (),
+    test_fraction: float | None = None,
+    needs_label: bool = True,
 ) -> LogFormat:
     """The format of a log, by its first line or its columns. The other arguments are those of `from_header`.
 
@@ -44,8 +48,8 @@ def told_from(
         ValueError: As `from_header`.
     """
     if is_columnar(path):
-        return from_header(column_names(path), str(path), "", label, exclude, test_fraction)
-    return from_first_line(first_line(path), str(path), label, exclude, test_fraction)
+        return from_header(column_names(path), str(path), "", label, exclude, test_fraction, needs_label)
+    return from_first_line(first_line(path), str(path), label, exclude, test_fraction, needs_label)
 
 
 def from_first_line(
@@ -54,6 +58,7 @@ def from_first_line(
     label: str | None = None,
     exclude: Collection[str] = (),
     test_fraction: float | None = None,
+    needs_label: bool = True,
 ) -> LogFormat:
     """The format of a text log that begins with `line`. The other arguments are those of `from_header`.
 
@@ -61,11 +66,12 @@ def from_first_line(
         ClickLogError: As `from_header`.
         ValueError: As `from_header`.
     """
-    if found := criteo() if is_criteo(line) else svm_format(line):
+    has_criteos_columns = is_criteo(line) or (not needs_label and is_criteo(f"0\t{line}"))
+    if found := criteo() if has_criteos_columns else svm_format(line):
         return fixed_format(found, label, exclude, test_fraction)
     separator = "\t" if "\t" in line else ","
     header = [name.strip('"') for name in line.split(separator)]
-    return from_header(header, source, separator, label, exclude, test_fraction)
+    return from_header(header, source, separator, label, exclude, test_fraction, needs_label)
 
 
 def from_header(
@@ -75,6 +81,7 @@ def from_header(
     label: str | None = None,
     exclude: Collection[str] = (),
     test_fraction: float | None = None,
+    needs_label: bool = True,
 ) -> LogFormat:
     """The format of a log with a header line: a public one if it has its columns, else every column is a field.
 
@@ -88,6 +95,7 @@ def from_header(
         exclude: Columns that are no features, beside `id`, `ts`, `timestamp` and `split`.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set where there is no `split`; by
             default a tenth.
+        needs_label: Whether a label column must be there.
 
     Raises:
         ClickLogError: No label column, one that does not exist, an unknown column to exclude, a column twice or without
@@ -97,13 +105,16 @@ def from_header(
     where, columns = f"{source}:1", ", ".join(header)
     if repeated := sorted({name for name in header if header.count(name) > 1}):
         raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
-    if found := avazu() if is_avazu(header) else ipinyou() if is_ipinyou(header) else None:
+    known = header if needs_label else [*header, "click"]
+    if found := avazu() if is_avazu(known) else ipinyou() if is_ipinyou(known) else None:
         return fixed_format(found, label, exclude, test_fraction)
     if unknown := [name for name in exclude if name not in header]:
         raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {columns}")
     given = label is not None
     label = label if given else next((name for name in LABELS if name in header), None)
-    if label not in header or label is None:
+    if not needs_label:
+        label = label or LABELS[0]
+    elif label not in header or label is None:
         wanted = repr(label) if given else " or ".join(map(repr, LABELS))
         raise ClickLogError(f"{where}: no label column {wanted}; name it with --label. The columns are {columns}")
     fields = tuple(name for name in header if name not in {label, *NOT_FEATURES, *exclude})
@@ -139,6 +150,19 @@ def fixed_format(log: LogFormat, label: str | None, exclude: Collection[str], te
             "A schema file can describe it in another way"
         )
     return log
+
+
+def has_label(path: Path, log: LogFormat) -> bool:
+    """Whether a log of this format has its label column.
+
+    Raises:
+        ClickLogError: An empty or damaged file.
+        OSError: No such file.
+    """
+    if is_columnar(path):
+        return log.label in column_names(path)
+    cells = [cell.strip('"') for cell in first_line(path).split(log.separator)]
+    return log.label in cells if log.has_header else len(cells) != len(log.columns) - 1
 
 
 def _columns(path: Path, log: LogFormat) -> list[str]:

@@ -79,7 +79,7 @@ def _encode_frame(
     frame = _with_valid_weights(frame, log, bad)
     frame = _derived(frame, log, bad)
     columns: list[Any] = [
-        frame[log.label].cast(pl.UInt8).to_numpy(),
+        frame[log.label].cast(pl.UInt8).to_numpy() if log.labelled else np.zeros(len(frame), np.uint8),
         frame[""].to_numpy() if log.time is None else _seconds(frame[log.time]),
     ]
     if log.weight is not None:
@@ -175,6 +175,8 @@ def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: Sequence[str],
 
 
 def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[Bad]) -> pl.DataFrame:
+    if not log.labelled:
+        return frame
     valid = frame[log.label].is_in(["0", "1"]).fill_null(False)
     if valid.all():
         return frame

@@ -36,6 +36,7 @@ class LogFormat:
         variant: Of what `derive` makes, where the fields do not tell.
         derive: Makes the fields and numbers of the raw columns, where they are not simply those; null where it cannot.
         checked: What is made → the raw column it is made of, beside numbers and time: null of a value is a bad row.
+        labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LogFormat:
     variant: str = ""
     derive: Columns | None = None
     checked: Mapping[str, str] = field(default_factory=dict)
+    labelled: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -64,7 +66,14 @@ class LogFormat:
     def raw(self) -> tuple[str, ...]:
         """The columns of the log that are read."""
         made = {"time", "weekday"} if self.name == "avazu" else set()
-        wanted = [self.label, *self.fields, *self.numbers, self.time, self.split_column, self.weight]
+        wanted = [
+            self.label if self.labelled else None,
+            *self.fields,
+            *self.numbers,
+            self.time,
+            self.split_column,
+            self.weight,
+        ]
         wanted += ["hour"] if made else []
         return tuple(dict.fromkeys(name for name in wanted if name is not None and name not in made))
 
@@ -72,6 +81,11 @@ class LogFormat:
     def has_header(self) -> bool:
         """Whether the first line names the columns."""
         return not self.columns
+
+
+def without_label(log: LogFormat) -> LogFormat:
+    """The format of such a log without its label column."""
+    return replace(log, labelled=False, columns=tuple(name for name in log.columns if name != log.label))
 
 
 CriteoNumbers = Literal["log", "buckets"]

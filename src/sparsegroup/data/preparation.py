@@ -19,10 +19,11 @@ from sparsegroup.data.errors import BadRows, ClickLogError
 from sparsegroup.data.formats import LogFormat
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.lines import CHUNK_BYTES
-from sparsegroup.data.prepared import MANIFEST, Manifest, PreparedLog, count_features, write_atomically, write_manifest
+from sparsegroup.data.prepared import MANIFEST, Manifest, PreparedLog, count_features, write_manifest
 from sparsegroup.data.reader import OnBadRow, Reader
 from sparsegroup.data.source import source_of
 from sparsegroup.data.split import RowsSeen
+from sparsegroup.files import write_atomically
 
 PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""

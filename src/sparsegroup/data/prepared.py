@@ -1,7 +1,6 @@
 """A prepared log: a folder of Parquet files and, written last, `log.json`, which says what they hold."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
 from sparsegroup.data.columns import batch_of
 from sparsegroup.data.errors import ClickLogError
+from sparsegroup.files import write_atomically
 
 MANIFEST = "log.json"
 FORMAT = 1
@@ -56,18 +56,6 @@ class Manifest:
     weighted: bool = False
     version: str = ""
     format: int = FORMAT
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Let `write(temporary)` make a file, and put it in its place when it is on disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

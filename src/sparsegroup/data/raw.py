@@ -194,12 +194,12 @@ class RawLog:
 def _to_count(log: LogFormat, on_bad_row: OnBadRow) -> LogFormat:
     """The format with those columns alone that say which rows there are, and where the test set begins."""
     if on_bad_row == "skip":  # a value of a field makes no row a bad one unless something is made of it
-        return log if log.derive else replace(log, fields=(), lists={})
+        return log if log.derive or not log.labelled else replace(log, fields=(), lists={})
     time = log.time if log.split == "last-day" else None
     checked = {made: raw for made, raw in log.checked.items() if made == time}
     return replace(
         log,
-        fields=(),
+        fields=() if log.labelled else _one_column(log),  # without a label, some column must tell the rows
         numbers=(),
         lists={},
         weight=None,
@@ -207,3 +207,7 @@ def _to_count(log: LogFormat, on_bad_row: OnBadRow) -> LogFormat:
         derive=log.derive if checked else None,
         checked=checked,
     )
+
+
+def _one_column(log: LogFormat) -> tuple[str, ...]:
+    return tuple(name for name in log.fields if name in log.raw)[-1:]

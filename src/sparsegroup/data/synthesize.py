@@ -1,6 +1,7 @@
 """A synthetic log as a prepared folder."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -11,8 +12,9 @@ import pyarrow.parquet as pq
 from sparsegroup.data.columns import LABEL
 from sparsegroup.data.errors import ClickLogError
 from sparsegroup.data.generator import synthetic_batches
-from sparsegroup.data.prepared import Manifest, PreparedLog, count_features, write_atomically, write_manifest
+from sparsegroup.data.prepared import Manifest, PreparedLog, count_features, write_manifest
 from sparsegroup.data.shapes import LogShape
+from sparsegroup.files import write_atomically
 
 _BATCHES_PER_FILE = 16
 
@@ -42,7 +44,7 @@ def synthesize(
     written = positives = 0
     while group := list(islice(batches, _BATCHES_PER_FILE)):
         name = f"part-{len(files):05}.parquet"
-        write_atomically(folder / name, lambda path, group=group: _write(path, group))
+        write_atomically(folder / name, partial(_write, batches=group))
         files[name] = sum(batch.num_rows for batch in group)
         written += files[name]
         positives += sum(int(batch.column(LABEL).to_numpy().sum()) for batch in group)

@@ -11,7 +11,7 @@ from sparsegroup.data.batches import Log
 from sparsegroup.data.choose import choose_format
 from sparsegroup.data.excerpt import excerpt
 from sparsegroup.data.preparation import Progress
-from sparsegroup.data.prepared import write_atomically
+from sparsegroup.files import write_atomically
 from sparsegroup.training import Config, read_config
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import OptimizerConfig

@@ -15,7 +15,7 @@ def flatten_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim:
     if embeddings.ndim != 3 or embeddings.shape[1:] != (fields, dim):
         raise ValueError(f"embeddings must be [batch, {fields}, {dim}], got {list(embeddings.shape)}")
     given = None if numbers is None else list(numbers.shape)
-    if (numbers is None) != (n_numbers == 0) or (numbers is not None and given != [len(embeddings), n_numbers]):
+    if (numbers is None) != (n_numbers == 0) or (numbers is not None and given != [embeddings.shape[0], n_numbers]):
         expected = f"[{len(embeddings)}, {n_numbers}]" if n_numbers else "None"
         raise ValueError(f"numbers must be {expected}, got {given}")
     flat = embeddings.flatten(1)

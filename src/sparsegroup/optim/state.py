@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from sparsegroup.optim.arguments import EXECUTION, REFUSED, refuse
 from sparsegroup.optim.execution import compute_dtype
@@ -131,3 +132,47 @@ def restore_state(parameter: StoredParameter, entry: dict[str, Any], initial: Ma
     for name in tensors:
         del entry[name]
     entry["claim"] = claim
+
+
+def state_without_rows(optimizer: Optimizer) -> dict[str, Any]:
+    """Param groups and state as `state_dict` has them, without what lies in stores: of those, only the step.
+
+    A parameter in a store whose state is another optimizer's by now has no entry.
+    """
+    content = Optimizer.state_dict(optimizer)
+    state = dict(content["state"])
+    for index, parameter in enumerate(parameters_of(optimizer)):
+        if isinstance(parameter, StoredParameter) and index in state:
+            entry = state.pop(index)
+            if parameter.store.claim is entry["claim"]:
+                state[index] = {"step": entry["step"]}
+    return {"param_groups": content["param_groups"], "state": state}
+
+
+def load_state_without_rows(
+    optimizer: Optimizer, content: Mapping[str, Any], claims: Mapping[StoredParameter, Claim]
+) -> None:
+    """Load what `state_without_rows` gave.
+
+    Args:
+        optimizer: Of the same kind.
+        content: Param groups and state.
+        claims: Parameter in a store → what its store holds this optimizer's state by.
+
+    Raises:
+        ValueError: State of another optimizer or shape; nothing is changed.
+    """
+    parameters = parameters_of(optimizer)
+    stored = {index for index, parameter in enumerate(parameters) if isinstance(parameter, StoredParameter)}
+    state = content["state"]
+    dense = {index: entry for index, entry in state.items() if index not in stored}
+    optimizer.load_state_dict({"param_groups": content["param_groups"], "state": dense})
+    for index in stored & state.keys():
+        parameter = parameters[index]
+        assert isinstance(parameter, StoredParameter)
+        optimizer.state[parameter] = {"step": state[index]["step"].clone(), "claim": claims[parameter]}
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters, in the order of their numbers in a state dict."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -174,7 +174,10 @@ def insert(key: Any, row: Any, hashed: Any, state: Any, pages: Any) -> bool:
 
 
 def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
+    now = measure(state)
     for i in range(len(keys)):
+        if i + AHEAD < len(keys):
+            prefetch(bucket_address(home(hash_of(keys[i + AHEAD]), now), pages))
         if not insert(keys[i], rows[i], hash_of(keys[i]), state, pages):
             return i
     return len(keys)
@@ -200,6 +203,30 @@ def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -
     return count
 
 
+def _keys_of_rows(first: int, last: int, state: Any, pages: Any, keys: Any) -> None:
+    """Write the keys of the rows first, …, last - 1 into `keys`."""
+    for bucket in range(state[_PHYSICAL]):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            row = load(slot + 8) - 1
+            if first <= row < last:
+                keys[row - first] = load(slot)
+            slot += 16
+
+
+def _entries_of(wanted: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
+    """Write keys and rows of the rows that the mask `wanted` names."""
+    count = 0
+    for bucket in range(state[_PHYSICAL]):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            row = load(slot + 8) - 1
+            if row >= 0 and wanted[row]:
+                keys[count], rows[count] = load(slot), row
+                count += 1
+            slot += 16
+
+
 def _end(state: Any, pages: Any) -> int:
     """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
     end = state[_NEW]
@@ -215,6 +242,8 @@ def _stretch(budget: int, state: Any, pages: Any) -> bool:
 _insert_kernel = kernel(_insert_all, "the table's index (insert)")
 _find_kernel = kernel(_find_all, "the table's index (find)")
 _scan_kernel = kernel(_scan, "the table's index (scan)")
+_keys_kernel = kernel(_keys_of_rows, "the table's index (keys)")
+_entries_kernel = kernel(_entries_of, "the table's index (entries)")
 _end_kernel = kernel(_end, "the table's index (end)")
 _stretch_kernel = kernel(_stretch, "the table's index (growth)")
 
@@ -224,16 +253,18 @@ class Index:
 
     Args:
         huge_pages: See `Pages`.
+        buckets: To begin with.
 
     Attributes:
         state: What the kernels above read and write.
     """
 
-    def __init__(self, huge_pages: bool) -> None:
+    def __init__(self, huge_pages: bool, buckets: int = _FIRST_BUCKETS) -> None:
+        self._huge_pages = huge_pages
         self._pages = Pages(_PAGE_BUCKETS * BUCKET_BYTES, huge_pages)
         self.state: Int64s = np.zeros(_STATE, np.int64)
-        self._lay_out(_FIRST_BUCKETS)
-        self.state[_OLD] = _FIRST_BUCKETS
+        self._lay_out(buckets)
+        self.state[_OLD] = buckets
         self.state[_FRONTIER] = self.state[_PHYSICAL]
 
     @property
@@ -250,6 +281,18 @@ class Index:
     def bytes(self) -> int:
         """Of all slots."""
         return (int(self.state[_NEW]) + _SLACK) * BUCKET_BYTES
+
+    @property
+    def buckets(self) -> int:
+        """Homes, those of a growth that is under way included."""
+        return int(self.state[_NEW])
+
+    def with_buckets(self, buckets: int) -> "Index":
+        """The same keys in an index of so many buckets, which must suffice."""
+        other = Index(self._huge_pages, buckets)
+        for keys, rows in self.scan():
+            other.insert(keys, rows)
+        return other
 
     def reserve(self, count: int) -> None:
         """Make room for `count` keys in all.
@@ -302,6 +345,19 @@ class Index:
         rows = np.empty(len(keys), np.int64)
         _find_kernel(keys, self.state, self.pages, rows)
         return rows
+
+    def keys_of_rows(self, first: int, last: int) -> Int64s:
+        """The keys of rows first, …, last - 1, in the order of the rows."""
+        keys = np.empty(last - first, np.int64)
+        _keys_kernel(first, last, self.state, self.pages, keys)
+        return keys
+
+    def entries_of(self, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
+        """Keys and rows of the rows that a mask over all rows names, in no particular order."""
+        count = int(np.count_nonzero(wanted))
+        keys, rows = np.empty(count, np.int64), np.empty(count, np.int64)
+        _entries_kernel(wanted, self.state, self.pages, keys, rows)
+        return keys, rows
 
     def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
         """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. Not to be changed meanwhile."""

@@ -1,6 +1,8 @@
 """`HashEmbedding` and `HashEmbeddingBag`: the table as modules."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from typing import Any, Literal, Self, get_args
 
@@ -14,6 +16,18 @@ from sparsegroup.table.lookup import for_autograd
 from sparsegroup.table.records import Ahead, FieldCount, TableConfig, TableMemory
 from sparsegroup.table.start import Init
 from sparsegroup.table.table import Table
+
+_rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
+
+
+@contextmanager
+def rows_left_out() -> Iterator[None]:
+    """While it lasts, state dicts know nothing of tables, whose rows are kept elsewhere."""
+    token = _rows_left_out.set(True)
+    try:
+        yield
+    finally:
+        _rows_left_out.reset(token)
 
 
 class HashEmbedding(nn.Module):
@@ -277,6 +291,8 @@ class HashEmbedding(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if _rows_left_out.get():
+            return
         content = self.table.export()
         destination[prefix + "keys"] = torch.from_numpy(content["keys"])
         destination[prefix + "weight"] = torch.from_numpy(content["weight"])
@@ -292,6 +308,8 @@ class HashEmbedding(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if _rows_left_out.get():
+            return
         names = ("keys", "weight", "dropped")
         if missing := [prefix + name for name in names if prefix + name not in state_dict]:
             missing_keys.extend(missing)

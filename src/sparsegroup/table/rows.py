@@ -1,6 +1,6 @@
 """Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches few cache lines."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,22 @@ class Rows:
     def write(self, part: str, rows: Int64s, values: Floats) -> None:
         """Set a part of some rows to `values`, `[n, dim]`."""
         _write(rows, *self._place(part), np.ascontiguousarray(values, self.dtype), self.dtype.type(0))
+
+    def read_whole(self, rows: Int64s) -> Floats:
+        """`[n, parts · dim]`, all parts of some rows."""
+        out = np.empty((len(rows), len(self.parts) * self.dim), self.dtype)
+        _read(rows, *self._place(WEIGHT), out, out.dtype.type(0))
+        return out
+
+    def write_whole(self, rows: Int64s, values: Floats) -> None:
+        """Set all parts of some rows to `values`, `[n, parts · dim]`."""
+        _write(rows, *self._place(WEIGHT), np.ascontiguousarray(values, self.dtype), self.dtype.type(0))
+
+    def blocks(self, count: int) -> Iterator[tuple[int, int]]:
+        """Where the first `count` rows lie one after the other, in order: address and bytes."""
+        step = 1 << self.shift
+        for page, first in enumerate(range(0, count, step)):
+            yield int(self.pages.addresses[page]), min(step, count - first) * self.row_bytes
 
     def fill(self, part: str, count: int, value: float) -> None:
         """Set a part of the first `count` rows to one value."""

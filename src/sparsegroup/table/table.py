@@ -18,6 +18,7 @@ from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
+from sparsegroup.table.changes import Changes
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.inspection import count_fields, memory_of
 from sparsegroup.table.pending import Pending, free_at_fork
@@ -40,6 +41,15 @@ class Table:
 
     Args:
         config: See `HashEmbedding`.
+
+    Attributes:
+        index: Key → row.
+        rows: The rows.
+        dropped: Keys that `shrink` has dropped, ascending as uint64.
+        changes: What has changed since a checkpoint; None where nobody asks, or all has.
+        claim: Of the optimizer whose state is in the rows.
+        generation: How often the rows have been renumbered.
+        skipped_rows: See `HashEmbedding`.
     """
 
     def __init__(self, config: TableConfig) -> None:
@@ -53,8 +63,9 @@ class Table:
         self._process = os.getpid()
         self._seed = mixed_seed(config.seed)
         self._scratch = batch.Scratch(0, config.dim, config.dtype)
-        self._index = Index(self.config.huge_pages)
-        self._rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
+        self.changes: Changes | None = None
+        self.index = Index(self.config.huge_pages)
+        self.rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._num_seen = 0
         self._num_live = 0
@@ -64,7 +75,7 @@ class Table:
     def num_rows(self) -> int:
         """Rows, live or not."""
         with self.lock, self.pending:
-            return self._index.num_keys
+            return self.index.num_keys
 
     @property
     def num_live(self) -> int:
@@ -110,7 +121,7 @@ class Table:
 
     def _share(self, places: Places, out: Tensor | None, *, finds: bool, alone: bool = False) -> int:
         """Find the rows, or fetch the vectors into `out`, or both; the number of distinct keys without a row."""
-        n, index, rows = len(places.keys), self._index, self._rows
+        n, index, rows = len(places.keys), self.index, self.rows
         if len(self._scratch.distinct) < n:
             self._scratch = batch.Scratch(n, self.config.dim, self.config.dtype)
         scratch = self._scratch
@@ -139,7 +150,7 @@ class Table:
     def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
         distinct, inverse = batch.distinct_of_many(keys)
         if insert:
-            new = int((self._index.find(distinct) == ABSENT).sum())
+            new = int((self.index.find(distinct) == ABSENT).sum())
             self._check_room(new)
         chunks = [distinct[i : i + _CHUNK] for i in range(0, len(distinct), _CHUNK)]
         located, vectors = zip(*(self._look_up(chunk, insert) for chunk in chunks), strict=True)
@@ -196,7 +207,7 @@ class Table:
         found = int(places.count[0])
         rows, scratch = array_of(places.rows)[:found], self._scratch
         distinct, hashes = scratch.distinct[:found], scratch.hashes[:found]
-        before, store, index = self.num_rows, self._rows, self._index
+        before, store, index = self.num_rows, self.rows, self.index
         self._check_room(absent)
         index.reserve(before + absent)
         store.reserve(before + absent)
@@ -267,11 +278,13 @@ class Table:
         """
         with self.lock, self.pending:
             if self.claim is not claim:
-                self._rows = self._rows.relaid({}, self.num_rows)
+                self.changes = None
+                self.rows = self.rows.relaid({}, self.num_rows)
                 self.claim = claim
-            if tuple(self._rows.initial) != tuple(initial):
-                self._rows = self._rows.relaid(initial, self.num_rows)
-            self._rows.initial = dict(initial)
+            if tuple(self.rows.initial) != tuple(initial):
+                self.changes = None
+                self.rows = self.rows.relaid(initial, self.num_rows)
+            self.rows.initial = dict(initial)
 
     @property
     def dim(self) -> int:
@@ -309,7 +322,7 @@ class Table:
     @property
     def state_names(self) -> tuple[str, ...]:
         """The parts of a row beside its weights."""
-        return tuple(self._rows.initial)
+        return tuple(self.rows.initial)
 
     def step(
         self,
@@ -332,16 +345,18 @@ class Table:
             self._check_process("train the table")
             if not len(rows):
                 return
-            carries_u = "u" in self._rows.initial
+            carries_u = "u" in self.rows.initial
             parts = (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
+            if self.changes is not None:
+                self.changes.mark(rows)
             addresses = [gradient.ctypes.data for gradient in gradients] + [0]
             self._num_live += cpu.advance_rows(
                 rule,
                 carries_u,
                 self.config.dtype,
                 rows,
-                cpu.Pages(self._rows.pages.addresses, self._rows.shift),
-                self._rows.layout(parts),
+                cpu.Pages(self.rows.pages.addresses, self.rows.shift),
+                self.rows.layout(parts),
                 np.array([addresses[:2]], np.int64),
                 self.config.dim,
                 scalars,
@@ -353,27 +368,38 @@ class Table:
     def find(self, keys: Int64s) -> Int64s:
         """Rows of `keys`, `ABSENT` where there is none."""
         with self.lock, self.pending:
-            return self._index.find(keys)
+            return self.index.find(keys)
 
     def write_weights(self, keys: Int64s, weights: Floats) -> None:
         """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none."""
         with self.lock, self.pending:
             self.look_up(keys, insert=True)
-            self._rows.write(WEIGHT, self._index.find(keys), weights)
-            self._num_live = int(self._rows.live(0, self.num_rows).sum())
+            rows = self.index.find(keys)
+            if self.changes is not None:
+                self.changes.mark(rows)
+            self.rows.write(WEIGHT, rows, weights)
+            self._num_live = int(self.rows.live(0, self.num_rows).sum())
 
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
         with self.lock, self.pending:
-            out = np.empty(self.num_rows, np.int64)
-            for keys, rows in self._index.scan():
-                out[rows] = keys
-            return out
+            return self.index.keys_of_rows(0, self.num_rows)
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
+        for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, _CHUNK)):
+            live = (vectors != 0).any(axis=1)
+            for first in range(0, int(live.sum()), batch_size):
+                yield keys[live][first : first + batch_size], vectors[live][first : first + batch_size]
+
+    def scan_rows(self, parts: Sequence[str], batch_size: int = _CHUNK) -> Iterator[tuple[Int64s, list[Floats]]]:
+        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
+
+        Raises:
+            RuntimeError: Rows came or went meanwhile.
+        """
         generation, count = self.generation, self.num_rows
-        batches = self._index.scan(max(batch_size, _CHUNK))
+        batches = self.index.scan(batch_size)
         while True:
             with self.lock, self.pending:
                 if (generation, count) != (self.generation, self.num_rows):
@@ -381,27 +407,25 @@ class Table:
                 keys, rows = next(batches, (None, None))
                 if keys is None or rows is None:
                     return
-                vectors = self._rows.read(WEIGHT, rows)
-            live = (vectors != 0).any(axis=1)
-            for first in range(0, int(live.sum()), batch_size):
-                yield keys[live][first : first + batch_size], vectors[live][first : first + batch_size]
+                values = [self.rows.read(part, rows) for part in parts]
+            yield keys, values
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
         with self.lock, self.pending:
-            alive = self._rows.live(0, self.num_rows)
-            return count_fields(self._index, alive, self.dropped.view(np.int64), self.config.field_bits)
+            alive = self.rows.live(0, self.num_rows)
+            return count_fields(self.index, alive, self.dropped.view(np.int64), self.config.field_bits)
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows and dropped keys."""
         with self.lock, self.pending:
-            return memory_of(self._index, self._rows, self.dropped.nbytes)
+            return memory_of(self.index, self.rows, self.dropped.nbytes)
 
     def shrink(self) -> int:
         """Drop the rows that are zero; returns how many."""
         with self.lock, self.pending:
             self._check_process("shrink the table")
-            return self._keep(self._rows.live(0, self.num_rows))
+            return self._keep(self.rows.live(0, self.num_rows))
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
         """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped."""
@@ -414,18 +438,47 @@ class Table:
         remaining = keys[kept]
         index.insert(remaining, np.arange(len(remaining)))
         gone = np.union1d(self.dropped, keys[~kept].view(np.uint64))
-        self._rows.compact(np.flatnonzero(kept))
-        self._index, self.dropped = index, gone
+        if self.changes is not None:
+            self.changes.keep(kept, keys[~kept])
+        self.rows.compact(np.flatnonzero(kept))
+        self.index, self.dropped = index, gone
         self.generation += 1
         return dropped
 
+    def drop(self, keys: Int64s) -> None:
+        """Remember `keys` as dropped, and drop the rows of those that have one."""
+        with self.lock, self.pending:
+            kept = np.ones(self.num_rows, np.bool_)
+            rows = self.index.find(keys)
+            kept[rows[rows != ABSENT]] = False
+            self._keep(kept)
+            self.dropped = np.union1d(self.dropped, keys.view(np.uint64))
+
     # State
+
+    def note(self, *, seen: int, skipped_rows: int) -> None:
+        """Set the counts that rows read from elsewhere come with, and count the live ones."""
+        with self.lock, self.pending:
+            self._num_seen, self.skipped_rows = seen, skipped_rows
+            self._num_live = sum(
+                int(self.rows.live(first, min(first + _CHUNK, self.num_rows)).sum())
+                for first in range(0, self.num_rows, _CHUNK)
+            )
+
+    def become(self, other: "Table", claim: Claim | None) -> None:
+        """Take over what another table of the same config holds, which is not to be used any more."""
+        with self.lock, self.pending:
+            self._check_process("load a table")
+            self.index, self.rows, self.dropped = other.index, other.rows, other.dropped
+            self._num_seen, self._num_live, self.skipped_rows = other.num_seen, other.num_live, other.skipped_rows
+            self.changes, self.claim = None, claim
+            self.generation += 1
 
     def export(self) -> dict[str, npt.NDArray[Any]]:
         """Keys `[n]` and every part `[n, dim]`, in the order of the rows."""
         with self.lock, self.pending:
             rows = np.arange(self.num_rows)
-            return {"keys": self.keys(), **{part: self._rows.read(part, rows) for part in self._rows.parts}}
+            return {"keys": self.keys(), **{part: self.rows.read(part, rows) for part in self.rows.parts}}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Set the parts of the state from what `export` gave.
@@ -434,12 +487,13 @@ class Table:
         """
         with self.lock, self.pending:
             keys = state["keys"]
+            self.changes = None
             self.look_up(keys, insert=True)
-            rows = self._index.find(keys)
+            rows = self.index.find(keys)
             for part in self.state_names:
-                self._rows.fill(part, self.num_rows, self._rows.initial[part])
+                self.rows.fill(part, self.num_rows, self.rows.initial[part])
                 if part in state:
-                    self._rows.write(part, rows, state[part])
+                    self.rows.write(part, rows, state[part])
 
     def replace(self, keys: Int64s, weight: Floats, dropped: Int64s) -> None:
         """Have exactly the rows of `keys` with these weights; the optimizer's state of rows that were there is kept.
@@ -452,10 +506,11 @@ class Table:
         with self.lock, self.pending:
             self._check_process("load a table")
             staying = np.zeros(self.num_rows, np.bool_)
-            rows = self._index.find(keys)
+            rows = self.index.find(keys)
             staying[rows[rows != ABSENT]] = True
             self._keep(staying)
             self.generation += 1
+            self.changes = None
             self.dropped = np.unique(dropped.view(np.uint64))
             self.write_weights(keys, weight)
             self._num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
@@ -465,7 +520,7 @@ class Table:
             return {
                 "config": self.config,
                 "rows": self.export(),
-                "initial": self._rows.initial,
+                "initial": self.rows.initial,
                 "dropped": self.dropped,
                 "num_seen": self.num_seen,
                 "skipped_rows": self.skipped_rows,
@@ -475,10 +530,10 @@ class Table:
     def __setstate__(self, state: dict[str, Any]) -> None:
         Table.__init__(self, state["config"])
         parts = state["rows"]
-        self._rows = self._rows.relaid(state["initial"], 0)
+        self.rows = self.rows.relaid(state["initial"], 0)
         self.replace(parts["keys"], parts[WEIGHT], state["dropped"].view(np.int64))
-        rows = self._index.find(parts["keys"])
+        rows = self.index.find(parts["keys"])
         for part in self.state_names:
-            self._rows.write(part, rows, parts[part])
+            self.rows.write(part, rows, parts[part])
         self._num_seen, self.skipped_rows, self.claim = state["num_seen"], state["skipped_rows"], state["claim"]
         self.generation = 0

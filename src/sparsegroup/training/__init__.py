@@ -7,6 +7,7 @@ from sparsegroup.training.one_pass import Trained, predict, score, train
 from sparsegroup.training.pruning import prune_rows
 from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.run_dir import Run, RunError, load_model, load_run, save_run, summarize
+from sparsegroup.training.session import Session
 from sparsegroup.training.trainer import Trainer
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Progress",
     "Run",
     "RunError",
+    "Session",
     "Summary",
     "Trained",
     "Trainer",

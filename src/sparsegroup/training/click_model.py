@@ -72,7 +72,7 @@ def by_field(vectors: Tensor, keys: Tensor, bags: Sequence[Bags]) -> Tensor:
     if not bags:
         return vectors
     rows, dim = len(keys), vectors.shape[-1]
-    fields, position = [vectors[: keys.numel()].view(rows, -1, dim)], keys.numel()
+    fields, position = [vectors[: keys.numel()].view(rows, keys.shape[1], dim)], keys.numel()
     for bag in bags:
         values = vectors[position : position + len(bag.keys)]
         position += len(bag.keys)

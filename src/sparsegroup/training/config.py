@@ -162,6 +162,22 @@ class TrainingConfig(Settings):
         return self.compile == "always"
 
 
+class CheckpointConfig(Settings):
+    """When the state of a run is written, so that it can be gone on with.
+
+    Attributes:
+        minutes: Between two checkpoints; 0 for none by time.
+        steps: Batches between two; 0 for none by number.
+        keep: How many are kept, the last ones.
+        incremental: Whether to write only what has changed in the table since the last one.
+    """
+
+    minutes: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    steps: int = Field(default=0, ge=0)
+    keep: int = Field(default=2, ge=1)
+    incremental: bool = True
+
+
 class Config(Settings):
     """All settings of a run; checked when made.
 
@@ -176,6 +192,7 @@ class Config(Settings):
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
@@ -222,10 +239,16 @@ class Config(Settings):
         return model, self.optimizer.make(model)
 
 
-SHORT = {
-    {"model.name": "model", "optimizer.name": "optimizer", "data.schema": "schema"}.get(key, key.split(".")[-1]): key
-    for key in keys_of(Config)
+_NAMED = {
+    "model.name": "model",
+    "optimizer.name": "optimizer",
+    "data.schema": "schema",
+    "checkpoint.minutes": "checkpoint_minutes",
+    "checkpoint.steps": "checkpoint_steps",
+    "checkpoint.keep": "keep_checkpoints",
+    "checkpoint.incremental": "incremental_checkpoints",
 }
+SHORT = {_NAMED.get(key, key.split(".")[-1]): key for key in keys_of(Config)}
 """Short name of each setting → its key."""
 
 

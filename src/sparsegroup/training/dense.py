@@ -26,12 +26,16 @@ class Dense:
     Args:
         network: From embeddings `[n, fields, dim]` and numbers to logits `[n]`.
         compile: Whether to compile it.
+
+    Attributes:
+        size: Of the first batch; None before there was one.
     """
 
     def __init__(self, network: nn.Module, compile: bool) -> None:
         self._network = network
-        self._size: int | None = None
+        self.size: int | None = None
         self._compiled: Network | None = None
+        self._is_ready = False
         if compile and not has_compiler():
             _say("there is no C++ compiler")
         elif compile:
@@ -39,18 +43,22 @@ class Dense:
             self._compiled = torch.compile(network, dynamic=False, options={"cpp_wrapper": True})
 
     def __call__(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
-        if self._compiled is not None and self._size is None:
-            self._compile_for(embeddings, numbers)
-        if self._compiled is not None and len(embeddings) == self._size:
-            return self._compiled(embeddings, numbers)
+        if self.size is None:
+            self.size = len(embeddings)
+        if self._compiled is not None and len(embeddings) == self.size:
+            if not self._is_ready:
+                self._make_ready(embeddings, numbers)
+            if self._compiled is not None:
+                return self._compiled(embeddings, numbers)
         logits: Tensor = self._network(embeddings, numbers)
         return logits
 
-    def _compile_for(self, embeddings: Tensor, numbers: Tensor | None) -> None:
+    def _make_ready(self, embeddings: Tensor, numbers: Tensor | None) -> None:
+        """Compile, and draw no random numbers that a run that goes on would draw again."""
         assert self._compiled is not None
-        self._size = len(embeddings)
+        self._is_ready = True
         failure = None
-        with warnings.catch_warnings():  # of what torch does while it compiles
+        with warnings.catch_warnings(), torch.random.fork_rng():  # of what torch does while it compiles
             warnings.simplefilter("ignore")
             try:
                 self._compiled(embeddings, numbers)

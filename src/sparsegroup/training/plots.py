@@ -176,7 +176,7 @@ def plot_progress(history: Sequence[Progress], test_auc: float | None, title: st
             axes.set_ylabel(chart.title)
         top.set(title=title, xlabel="")
         top.legend(loc="lower right", frameon=False)
-        figure.savefig(path, dpi=150, facecolor="white")
+        figure.savefig(path, format="png", dpi=150, facecolor="white")
 
 
 def _draw(axes: Axes, chart: Chart) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from matplotlib.ticker import EngFormatter
 from rich.filesize import decimal
 
@@ -31,7 +31,7 @@ def render_report(config: Mapping[str, Any], history: Sequence[Progress], summar
         summary: What the run came to. Without a test set the figures of the last point stand in its place.
     """
     test_auc = None if summary.test is None else summary.test.auc
-    page = _environment().get_template("report.html.jinja")
+    page = page_environment().get_template("report.html.jinja")
     return page.render(
         headline=_headline(config),
         started=_moment(summary.started),
@@ -39,7 +39,7 @@ def render_report(config: Mapping[str, Any], history: Sequence[Progress], summar
         tiles=_tiles(history, summary),
         charts=[_figure(chart) for chart in run_charts(history, test_auc)] if history else [],
         history=history,
-        fields=_rows(summary.fields),
+        fields=field_rows(summary.fields),
         settings=_settings(config),
         about=_about(summary),
     )
@@ -107,15 +107,20 @@ _FORMATS: Mapping[Unit, Callable[[float], str]] = {
 }
 
 
-def _environment() -> Environment:
+def page_environment(*packages: str) -> Environment:
+    """For pages whose templates lie in packages, and those that all pages share.
+
+    Args:
+        packages: Such as "serving".
+    """
     environment = Environment(
-        loader=PackageLoader("sparsegroup.training", "."),
+        loader=ChoiceLoader([PackageLoader(f"sparsegroup.{package}", ".") for package in (*packages, "training")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({f.__name__: f for f in (count, per_second, percent, size, metric)}, width=_width)
+    environment.filters.update({f.__name__: f for f in (count, per_second, percent, size, metric)}, width=width)
     return environment
 
 
@@ -135,7 +140,7 @@ def _headline(config: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
     """A key figure: what it is, its value, and what it means."""
 
     label: str
@@ -143,7 +148,7 @@ class _Tile:
     note: str
 
 
-def _tiles(history: Sequence[Progress], summary: Summary) -> list[_Tile]:
+def _tiles(history: Sequence[Progress], summary: Summary) -> list[Tile]:
     metrics = summary.test or (history[-1] if history else None)
     if summary.test is not None:
         of, note = "Test ", f"on {count(summary.test_rows)} test rows"
@@ -152,8 +157,8 @@ def _tiles(history: Sequence[Progress], summary: Summary) -> list[_Tile]:
     else:
         of, note = "Progressive ", "no test set, no point recorded"
 
-    def quality(label: str, name: str, note: str) -> _Tile:
-        return _Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
+    def quality(label: str, name: str, note: str) -> Tile:
+        return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
 
     speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
     return [
@@ -161,14 +166,14 @@ def _tiles(history: Sequence[Progress], summary: Summary) -> list[_Tile]:
         quality("log loss", "log_loss", "nats per sample"),
         quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
         quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
-        _Tile(
+        Tile(
             "Feature rate",
             percent(summary.feature_rate),
             f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen",
         ),
-        _Tile("Table size", size(summary.table_bytes), "with index and optimizer state"),
-        _Tile("Samples", short(summary.samples), f"{count(summary.samples)} trained on"),
-        _Tile("Throughput", per_second(speed), f"{duration(summary.seconds)} of training"),
+        Tile("Table size", size(summary.table_bytes), "with index and optimizer state"),
+        Tile("Samples", short(summary.samples), f"{count(summary.samples)} trained on"),
+        Tile("Throughput", per_second(speed), f"{duration(summary.seconds)} of training"),
     ]
 
 
@@ -216,7 +221,7 @@ def _figure(chart: Chart) -> _Figure:
 
 
 @dataclass(frozen=True)
-class _Row:
+class FieldRow:
     """A field of the table: its rows, and of the features seen the shares that are live, and that have a row of 0."""
 
     name: str
@@ -225,12 +230,12 @@ class _Row:
     zero: float
 
 
-def _rows(fields: Mapping[str, FieldCount]) -> list[_Row]:
+def field_rows(fields: Mapping[str, FieldCount]) -> list[FieldRow]:
     """All fields together, then each, the one with most features first."""
     total = FieldCount(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
     ordered = sorted(fields.items(), key=lambda field: (-field[1].seen, field[0]))
     return [
-        _Row(name, rows, _share(rows.live, rows.seen), _share(rows.rows - rows.live, rows.seen))
+        FieldRow(name, rows, _share(rows.live, rows.seen), _share(rows.rows - rows.live, rows.seen))
         for name, rows in (("all fields", total), *ordered)
     ]
 
@@ -239,7 +244,7 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
 
 
-def _width(share: float) -> str:
+def width(share: float) -> str:
     """Of a bar, in CSS; what is not 0 is seen."""
     return f"max(1px, {100 * share:.2f}%)" if share > 0 else "0px"
 

@@ -7,18 +7,19 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
+from sparsegroup import files
+from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+from sparsegroup.checkpoint.manifest import read_manifest
 from sparsegroup.data.batches import Log
 from sparsegroup.data.keys import HASH
-from sparsegroup.data.prepared import PreparedLog, write_atomically
+from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.raw import RawLog
+from sparsegroup.files import write_atomically
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.table import FieldCount
 from sparsegroup.training.click_model import ClickModel
@@ -32,8 +33,8 @@ CONFIG = "config.yaml"
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
+BEGUN = "begun.json"
+CHECKPOINTS = "checkpoints"
 VOCABULARY = "vocabulary.parquet"
 PLOT = "progress.png"
 REPORT = "report.html"
@@ -41,7 +42,10 @@ REPORT = "report.html"
 UNFINISHED = ".unfinished"
 """Folder in that of a run, for the one that is to replace it."""
 
-_RNG = "rng"
+FINISHED = ".finished"
+"""Its name while it does so."""
+
+_FILES = (BEGUN, COLUMNS, METRICS, VOCABULARY, REPORT, PLOT)
 
 
 class RunError(ValueError):
@@ -74,6 +78,16 @@ class Columns:
             log.manifest.hash if isinstance(log, PreparedLog) else HASH,
         )
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Columns":
+        """Them from what `asdict` gave.
+
+        Raises:
+            KeyError, TypeError: They are not.
+        """
+        fields, lists, numbers = (tuple(content[name]) for name in ("fields", "lists", "numbers"))
+        return cls(fields, lists, numbers, content["hash"])
+
     def check(self, log: Log) -> None:
         """Whether a model trained on these can go on with `log`.
 
@@ -88,6 +102,55 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """What is known of a run when it begins.
+
+    Attributes:
+        started: Date and time, ISO 8601.
+        rows, train_rows: Of its log.
+        source: Sizes of the log's files and a hash of its format, where it has any.
+        continued_from: The run that it goes on with, or None.
+        continued_id: Of the checkpoint that it goes on from.
+    """
+
+    started: str
+    rows: int
+    train_rows: int
+    source: Mapping[str, Any] | None = None
+    continued_from: str | None = None
+    continued_id: str | None = None
+
+    @classmethod
+    def now(cls, log: Log, run: "Run | None" = None) -> "Begun":
+        """Of a run on `log` that goes on with `run`, if one is given."""
+        return cls(
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            len(log),
+            log.train_rows,
+            _source(log),
+            None if run is None else str(run.folder),
+            None if run is None else run.checkpoint_id,
+        )
+
+    def check(self, log: Log) -> None:
+        """Whether `log` is still what it was.
+
+        Raises:
+            RunError: It is not.
+        """
+        if (len(log), log.train_rows, _source(log)) != (self.rows, self.train_rows, self.source):
+            raise RunError(f"{log.name}: has changed since the run began; what is left of it cannot be told")
+
+
+def _source(log: Log) -> dict[str, Any] | None:
+    source = log.source if isinstance(log, RawLog) else log.manifest.source if isinstance(log, PreparedLog) else None
+    if source is None or "files" not in source:
+        return None
+    files = [[name, size] for name, size, *_ in source["files"]]  # a copy has another time
+    return {"files": files, "format": source.get("format")}
+
+
+@dataclass(frozen=True)
 class Run:
     """What a folder holds: settings, columns, the trained model and its optimizer, and what was recorded."""
 
@@ -98,6 +161,8 @@ class Run:
     optimizer: GroupOptimizer
     history: list[Progress]
     summary: Summary
+    checkpoint_id: str
+    notes: list[str]
 
 
 def save_run(
@@ -112,48 +177,87 @@ def save_run(
     """Write the run into `folder`, which is made if need be; `summary.json`, written last, makes it whole.
 
     - `config.yaml`: all settings, to be given to `sparsegroup train` again.
+    - `begun.json`: when, on which log, and what it went on with.
     - `columns.json`: the fields and numbers that the model expects.
     - `metrics.jsonl`: the history, a point per line.
-    - `model.safetensors`: the model's `state_dict`.
-    - `optimizer.safetensors`: the optimizer's state and that of torch's random numbers, to go on with.
+    - `checkpoints`: model, optimizer and random numbers, to use or to go on with.
     - `vocabulary.parquet`: key → field and value, of a prepared log that has it.
     - `report.html` and `progress.png`: for people.
     - `summary.json`: final figures, versions.
     """
-    begin_run(folder, config, log, history)
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_atomically(folder / MODEL, lambda path: save_file(weights, path))
-    state = {**_flat(optimizer.state_dict()["state"]), _RNG: torch.get_rng_state()}
-    write_atomically(folder / OPTIMIZER, lambda path: save_file(state, path))
-    if isinstance(log, PreparedLog) and (log.folder / VOCABULARY).exists():
-        write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(log.folder / VOCABULARY, path))
-    (folder / REPORT).write_text(render_report(config.as_dict(), history, summary), encoding="utf-8")
-    optimized = config.optimizer
-    title = f"{config.model.name.upper()}, {optimized.name}, λ21 = {optimized.l21:g} ({optimized.penalty})"
-    test_auc = math.nan if summary.test is None else summary.test.auc
-    plot_progress(history, test_auc, f"{title} on {Path(log.name).name}", folder / PLOT)
-    _write_json(folder / SUMMARY, asdict(summary))
+    begin_run(folder, config, log, history, Begun.now(log))
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    for path in checkpoints.paths():
+        files.remove(path)
+    checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, Columns.of(log), summary.samples))
+    finish_run(folder, config, log, history, summary)
 
 
-def begin_run(folder: Path, config: Config, log: Log, history: Sequence[Progress]) -> None:
-    """Make the folder of a run, with what is known before it: settings, columns, and points of earlier passes."""
+def checkpoint_extra(config: Config, columns: Columns, samples: int, **more: Any) -> dict[str, Any]:
+    """What a run's checkpoint keeps beside model and optimizer: a model can be made from it alone."""
+    return {"config": config.as_dict(), "columns": asdict(columns), "samples": samples, **more}
+
+
+def begin_run(folder: Path, config: Config, log: Log, history: Sequence[Progress], begun: Begun) -> None:
+    """Make the folder of a run, with what is known before it; `config.yaml`, written last, makes it one."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
-    (folder / CONFIG).write_text(config.as_yaml())
+    _write_json(folder / BEGUN, asdict(begun))
     _write_json(folder / COLUMNS, asdict(Columns.of(log)))
+    write_history(folder, history)
+    text = config.as_yaml()
+    write_atomically(folder / CONFIG, lambda path: path.write_text(text))
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a run can begin in a folder: there is none, or an empty one, or one that was left as soon as begun."""
+    if not folder.exists():
+        return True
+    own = (BEGUN, COLUMNS, METRICS)
+    temporary = [f".{name}.tmp" for name in (*own, CONFIG)]
+    return folder.is_dir() and all(path.name in (*own, *temporary) for path in folder.iterdir())
+
+
+def write_history(folder: Path, history: Sequence[Progress]) -> None:
+    """Write `metrics.jsonl` anew."""
     text = "".join(map(_line, history))
     write_atomically(folder / METRICS, lambda path: path.write_text(text))
 
 
+def finish_run(folder: Path, config: Config, log: Log, history: Sequence[Progress], summary: Summary) -> None:
+    """Write what a run that has come to its end leaves behind."""
+    write_history(folder, history)
+    if isinstance(log, PreparedLog) and (log.folder / VOCABULARY).exists():
+        write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(log.folder / VOCABULARY, path))
+    page = render_report(config.as_dict(), history, summary)
+    write_atomically(folder / REPORT, lambda path: path.write_text(page, encoding="utf-8"))
+    optimized = config.optimizer
+    title = f"{config.model.name.upper()}, {optimized.name}, λ21 = {optimized.l21:g} ({optimized.penalty})"
+    test_auc = math.nan if summary.test is None else summary.test.auc
+    title = f"{title} on {Path(log.name).name}"
+    write_atomically(folder / PLOT, lambda path: plot_progress(history, test_auc, title, path))
+    _write_json(folder / SUMMARY, asdict(summary))
+
+
 def replace_run(unfinished: Path, folder: Path) -> None:
-    """Move a complete run into the place of another, whose files go; others in `folder` stay."""
-    (folder / SUMMARY).unlink(missing_ok=True)
-    for name in (CONFIG, COLUMNS, METRICS, MODEL, OPTIMIZER, VOCABULARY, REPORT, PLOT, SUMMARY):
-        if (unfinished / name).exists():
-            (unfinished / name).replace(folder / name)
-        else:
+    """Move a complete run into the place of another, whose files go; others in `folder` stay.
+
+    Args:
+        unfinished: The folder `UNFINISHED` in `folder`, or `FINISHED`, to which it is renamed when the old run's files
+            are gone. What was cut off in either is gone on with.
+        folder: Of the old run.
+    """
+    if unfinished.name == UNFINISHED:
+        for name in (SUMMARY, CONFIG, *_FILES):
             (folder / name).unlink(missing_ok=True)
-    unfinished.rmdir()
+        files.remove(folder / CHECKPOINTS)
+        shutil.rmtree(folder / FINISHED, ignore_errors=True)  # of one that was cut off here, and never resumed
+        files.rename(unfinished, folder / FINISHED)
+        unfinished = folder / FINISHED
+    for name in (CHECKPOINTS, *_FILES, CONFIG, SUMMARY):
+        if (unfinished / name).exists():
+            files.rename(unfinished / name, folder / name)
+    shutil.rmtree(unfinished)
 
 
 def append_point(folder: Path, point: Progress) -> None:
@@ -174,7 +278,8 @@ def config_of(folder: str | Path) -> Config:
     """
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
-        what = "a run that did not come to its end" if (folder / CONFIG).is_file() else "no run"
+        begun = (folder / CONFIG).is_file()
+        what = "a run that did not come to its end; `sparsegroup train --resume` goes on with it" if begun else "no run"
         raise RunError(f"{folder}: {what} ({SUMMARY} is missing)")
     return read_config(folder / CONFIG, {})
 
@@ -184,46 +289,81 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
 
     Args:
         folder: As written by `save_run`.
-        config: Settings to go on with, where they are not the run's: other λ, say.
+        config: Settings to go on with, where they are not the run's. With another λ, u and the moments are kept; with
+            another optimizer the weights are, and it starts afresh.
 
     Raises:
         RunError: No complete run, or a damaged one.
     """
     folder = Path(folder)
-    columns, model, optimizer, config = _load(folder, config or config_of(folder))
+    before = config_of(folder)
+    config = config or before
+    columns, path = read_columns(folder), last_checkpoint(folder)
+    model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
+    same = config.optimizer.name == before.optimizer.name
+    loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
+    notes = loaded.notes
+    if not same:
+        was, now = before.optimizer.name, config.optimizer.name
+        notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
     try:
-        state = load_file(folder / OPTIMIZER)
-        torch.set_rng_state(state.pop(_RNG))
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": _nested(state)})
         history = [_point(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
         summary = _summary(json.loads((folder / SUMMARY).read_text()))
     except _DAMAGE as error:
         raise RunError(f"{folder}: damaged ({error})") from error
-    return Run(folder, config, columns, model, optimizer, history, summary)
+    return Run(folder, config, columns, model, optimizer, history, summary, read_manifest(path).id, notes)
 
 
 def load_model(folder: str | Path) -> ClickModel:
     """The trained model of a run, in evaluation mode.
 
     Raises:
-        RunError: No complete run, or a damaged one.
+        RunError, CheckpointError: No complete run, or a damaged one.
     """
-    return _load(Path(folder), config_of(folder))[1].eval()
+    folder = Path(folder)
+    config, columns = config_of(folder), read_columns(folder)
+    model, _ = config.build_for(len(columns.fields), len(columns.numbers))
+    load_checkpoint(last_checkpoint(folder), model, rng=False)
+    return model.eval()
 
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
+def last_checkpoint(folder: Path) -> Path:
+    """Of a complete run, the one that it ended with.
+
+    Raises:
+        RunError: There is none.
+    """
+    paths = Checkpoints(folder / CHECKPOINTS).paths()
+    if not paths:
+        raise RunError(f"{folder}: damaged (no checkpoint in {CHECKPOINTS})")
+    return paths[-1]
 
 
-def _load(folder: Path, config: Config) -> tuple[Columns, ClickModel, GroupOptimizer, Config]:
+def read_columns(folder: Path) -> Columns:
+    """The columns of a run.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
     try:
-        content = json.loads((folder / COLUMNS).read_text())
-        fields, lists, numbers = (tuple(content[name]) for name in ("fields", "lists", "numbers"))
-        columns = Columns(fields, lists, numbers, content["hash"])
-        model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
-        model.load_state_dict(load_file(folder / MODEL))
+        return Columns.from_dict(json.loads((folder / COLUMNS).read_text()))
     except _DAMAGE as error:
-        raise RunError(f"{folder}: damaged ({error})") from error
-    return columns, model, optimizer, config
+        raise RunError(f"{folder / COLUMNS}: damaged ({error})") from error
+
+
+def read_begun(folder: Path) -> Begun:
+    """What was known of a run when it began.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
+    try:
+        return Begun(**json.loads((folder / BEGUN).read_text()))
+    except _DAMAGE as error:
+        raise RunError(f"{folder / BEGUN}: damaged ({error})") from error
+
+
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def summarize(
@@ -259,22 +399,6 @@ def summarize(
         continued_from=continued_from,
         bad_rows=dict(bad_rows or {}),
     )
-
-
-def _flat(state: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {
-        f"{number}.{name}": torch.as_tensor(value).contiguous()
-        for number, entry in state.items()
-        for name, value in entry.items()
-    }
-
-
-def _nested(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, part = name.split(".", 1)
-        state.setdefault(int(number), {})[part] = tensor
-    return state
 
 
 def _point(content: Mapping[str, Any]) -> Progress:

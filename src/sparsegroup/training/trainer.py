@@ -1,7 +1,7 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from time import perf_counter
@@ -75,10 +75,18 @@ class Trainer:
         self.model, self.table, self.window = model, table, window
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.scheduler = scheduler
-        self.history = list(history)
-        self.samples = self.history[-1].samples if self.history else 0
+        self.go_on_after(history)
+        self._begun: float | None = None
+        self._window = _Window(0.0)
+        self._measured: Future[Progress] | None = None
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._dense = Dense(model, compile and not self._second_order)  # what is compiled has no second derivatives
+
+    def go_on_after(self, history: Sequence[Progress]) -> None:
+        """Let what is trained next follow these points of earlier passes."""
+        self.history = list(history)
+        self.samples = self.history[-1].samples if self.history else 0
+        self._seconds = self.history[-1].seconds if self.history else 0.0
 
     def fit(
         self,
@@ -86,29 +94,30 @@ class Trainer:
         *,
         on_batch: Callable[[int, float], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        after_batch: Callable[[], None] | None = None,
     ) -> list[Progress]:
         """Train on each batch of the stream once, in order, having predicted it first.
 
         Args:
             stream: Batches; what it does to make them is best done in a thread of its own, as `PreparedLog` does.
+                After `load_state_dict`, those that are left.
             on_batch: Called with the number of samples and the loss of each batch.
             on_progress: Called with each point of the history, some batches after it: its metrics take a while.
+            after_batch: Called when all is done that belongs to a batch: here a checkpoint can be written.
 
         Returns:
-            The points of this pass, which join `history`.
+            The points of this call, which join `history`.
         """
-        begin, before = len(self.history), self.history[-1].seconds if self.history else 0.0
-        start = perf_counter()
-        window = _Window(start)
-        measured: Future[Progress] | None = None
+        begin = len(self.history)
+        self._begun = perf_counter()
+        self._window.begin = self._begun - self._window.seconds
         self.model.train()
         self.table.train()
 
-        def note(measured: Future[Progress] | None) -> None:
-            if measured is not None:
-                self.history.append(measured.result())
+        def note() -> None:
+            if point := self._settle():
                 if on_progress is not None:
-                    on_progress(self.history[-1])
+                    on_progress(point)
 
         batches = map(as_batch, stream)
         batch = next(batches, None)
@@ -118,6 +127,7 @@ class Trainer:
                 assert keys is not None
                 following = next(batches, None)
                 next_keys = None if following is None else keys_to_look_up(following.keys, following.bags)
+                window = self._window
                 ends = following is None or window.samples + len(batch) >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 logits, loss = self._step(batch, keys, None if ends else next_keys)
@@ -125,15 +135,54 @@ class Trainer:
                 window.add(batch, logits)
                 if on_batch is not None:
                     on_batch(len(batch), float(loss))
-                if ends or (measured is not None and measured.done()):
-                    note(measured)
-                    measured = None
+                if ends or (self._measured is not None and self._measured.done()):
+                    note()
                 if ends:
-                    measured = metrics.submit(self._point(window, before + perf_counter() - start))
-                    window = _Window(perf_counter())
+                    self._measured = metrics.submit(self._point(window))
+                    self._window = _Window(perf_counter())
+                if after_batch is not None:
+                    after_batch()
                 batch, keys = following, next_keys
-            note(measured)
+            note()
+        self._seconds, self._begun = self.seconds, None
         return self.history[begin:]
+
+    @property
+    def seconds(self) -> float:
+        """That training has taken so far."""
+        return self._seconds if self._begun is None else self._seconds + perf_counter() - self._begun
+
+    def _settle(self) -> Progress | None:
+        """Wait for a point whose metrics are being computed, add it to the history, and return it."""
+        measured, self._measured = self._measured, None
+        if measured is None:
+            return None
+        self.history.append(measured.result())
+        return self.history[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands between two batches, apart from model, optimizer and scheduler: numbers and tensors.
+
+        To be called from `after_batch`, or when nothing is trained.
+        """
+        pending = [] if self._measured is None else [self._measured.result()]
+        return {
+            "samples": self.samples,
+            "seconds": self.seconds,
+            "history": [asdict(point) for point in [*self.history, *pending]],
+            "window": self._window.state_dict(),
+            "compiled_for": self._dense.size,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` found another trainer with the same arguments.
+
+        `fit` is then to be given the batches that are left.
+        """
+        self.samples, self._seconds = state["samples"], state["seconds"]
+        self.history = [Progress(**point) for point in state["history"]]
+        self._window = _Window.of(state["window"])
+        self._dense.size = state["compiled_for"]
 
     def _step(self, batch: Batch, keys: Tensor, next_keys: Tensor | None) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
@@ -153,9 +202,10 @@ class Trainer:
             self.scheduler.step()
         return logits.detach(), loss.detach()
 
-    def _point(self, window: "_Window", seconds: float) -> Callable[[], Progress]:
+    def _point(self, window: "_Window") -> Callable[[], Progress]:
         """What is known at the end of a window, to be completed with its metrics."""
         table = self.table
+        seconds = self.seconds
         facts: dict[str, Any] = {
             "samples": self.samples,
             "feature_rate": table.feature_rate,
@@ -191,14 +241,36 @@ class Trainer:
 
 
 class _Window:
-    """Predictions for some samples, and their labels."""
+    """Predictions for some samples, and their labels.
+
+    Args:
+        begin: When it began, as `perf_counter` says.
+    """
 
     def __init__(self, begin: float) -> None:
         self.begin = begin
+        self.seconds = 0.0
         self.samples = 0
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._weights: list[Tensor] = []
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "_Window":
+        """One that `state_dict` described."""
+        window = cls(0.0)
+        window.seconds = state["seconds"]
+        window.samples = len(state["labels"])
+        for part, values in (("logits", window._logits), ("labels", window._labels), ("weights", window._weights)):
+            if len(state[part]):
+                values.append(state[part])
+        return window
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds."""
+        parts = {"logits": self._logits, "labels": self._labels, "weights": self._weights}
+        tensors = {name: torch.cat(values) if values else torch.zeros(0) for name, values in parts.items()}
+        return {**tensors, "seconds": perf_counter() - self.begin}
 
     def add(self, batch: Batch, logits: Tensor) -> None:
         self.samples += len(batch)

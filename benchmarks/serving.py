@@ -1,0 +1,171 @@
+"""What an export weighs, how fast it answers, and what checkpoints cost.
+
+The model is DCN, d = 8, over 26 fields and 13 numbers, its table that of `table_step.py` without the numbers, scaled to
+10M rows; a row in 33, the most frequent of each field, is live, the others are zero. Against it, in onnxruntime on one
+core:
+
+    full       the same ONNX graph with all 10M rows
+    dense_ids  nn.Embedding of all rows as ONNX, ready-made ids, no keys to look up
+
+Requests are batches of 1 and of 512 drawn as clicks are. The contenders take turns; p50 and p99 are over all calls.
+Sizes are relative to live rows × (bytes of a vector + 8 of its key). For the checkpoints, see `checkpoints.py`.
+
+    python benchmarks/serving.py    # 6 GiB of memory, 8 GB of disk in --folder
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import checkpoints
+import timing
+from sparsegroup.kernels import threads
+from sparsegroup.optim import GroupOptimizer
+from sparsegroup.serving import Opened, Wanted, export
+from sparsegroup.serving.onnx import OUTPUT, OnnxModel
+from sparsegroup.serving.program import quiet
+from sparsegroup.training import ClickModel, Config
+from sparsegroup.training.run_dir import Columns
+from table_step import CARDINALITIES, Clicks, key
+
+FIELDS, NUMBERS, DIM = 26, 13, 8
+LIVE = 0.03
+VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 4}
+COLUMNS = Columns(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
+CONFIG = Config.of(model="dcn", dim=DIM, l21=1e-4)
+
+
+class DenseIds(nn.Module):
+    """What one has without this: all rows, found by ready-made ids."""
+
+    def __init__(self, rows: int, network: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(torch.rand(rows, DIM) / 100)
+        self.network = network
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        return self.network(self.embedding(ids), numbers).sigmoid()
+
+
+def train_once(model: ClickModel, optimizer: GroupOptimizer, keys: Tensor) -> None:
+    """So that the rows have the optimizer's state."""
+    model(keys, torch.zeros(len(keys), NUMBERS)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def fill(model: ClickModel, clicks: Clicks) -> None:
+    """Give every value a row."""
+    for keys in clicks.all_keys(1 << 18):
+        model.embedding.table.look_up(keys.numpy(), insert=True)
+
+
+def leave_live(model: ClickModel, clicks: Clicks) -> None:
+    """Zero the rows of all but the most frequent values of each field."""
+    for field, values in enumerate(clicks.values):
+        rare = values[max(1, round(LIVE * len(values))) :]
+        for first in range(0, len(rare), 1 << 20):
+            keys = key(field, rare[first : first + (1 << 20)])
+            model.embedding.assign(keys, torch.zeros(len(keys), DIM))
+
+
+def save_dense(rows: int, network: nn.Module, path: Path) -> None:
+    example = (torch.zeros(2, FIELDS, dtype=torch.int64), torch.zeros(2, NUMBERS))
+    batch = torch.export.Dim("batch")
+    with quiet():
+        dense = DenseIds(rows, network).eval()
+        program = torch.export.export(dense, example, dynamic_shapes=({0: batch}, {0: batch}), strict=True)
+        torch.onnx.export(program, (), path, output_names=[OUTPUT], dynamo=True, verbose=False)
+
+
+def latencies(paths: dict[str, Path], requests: dict[str, list[tuple[Tensor, Tensor]]], size: int) -> dict[str, float]:
+    models = {name: OnnxModel(path) for name, path in paths.items()}
+    calls: dict[str, Callable[[int], object]] = {
+        name: lambda index, model=model, name=name: model(requests[name][index % len(requests[name])])
+        for name, model in models.items()
+    }
+    times = timing.alternate(calls, 20, dict.fromkeys(calls, 100 if size == 1 else 20))
+    figures = {}
+    for name, taken in times.items():
+        for quantile in (50, 99):
+            figures[f"{name}_batch_{size}_p{quantile}_ms"] = 1e3 * float(np.percentile(taken, quantile))
+        figures[f"{name}_batch_{size}_samples_per_s"] = size / float(np.median(taken))
+    for name in ("full", "dense_ids", "int8"):
+        figures[f"{name}_over_sparse_batch_{size}_p50"] = float(np.median(times[name]) / np.median(times["sparse"]))
+    return figures
+
+
+def main() -> None:
+    parser = timing.parser(__doc__, "10,000 rows")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    threads.set_num_threads(arguments.threads)
+    print(timing.machine())
+    rng = np.random.default_rng(0)
+    total = sum(CARDINALITIES[:FIELDS])
+    scale = (10_000 if arguments.quick else 10_000_000) / total
+    clicks = Clicks([rng.permutation(max(min(c, 3), round(c * scale))) for c in CARDINALITIES[:FIELDS]])
+    rows = int(clicks.cardinalities.sum())
+    batches = 64
+    ranks = clicks.ranks(batches, rng)
+    values = clicks.of_ranks(ranks)
+    keys, ids = key(np.arange(FIELDS), values), clicks.ids(values)
+    numbers = torch.randn(512, NUMBERS)
+
+    def build() -> tuple[ClickModel, GroupOptimizer]:
+        return CONFIG.build_for(FIELDS, NUMBERS)
+
+    model, optimizer = build()
+    train_once(model, optimizer, keys[0])
+    fill(model, clicks)
+    figures: dict[str, float] = {"rows": rows}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        place = Path(temporary)
+        opened = Opened(place, "run", CONFIG, COLUMNS, model.eval(), None)
+        export(opened, place / "full", wanted=Wanted(onnx=True))
+        leave_live(model, clicks)
+        live = model.embedding.num_live
+        figures |= {"live_rows": live, "feature_rate": model.embedding.feature_rate}
+        for dtype, vector in VECTOR_BYTES.items():
+            export(opened, place / dtype, dtype, Wanted(onnx=True))  # type: ignore[arg-type]
+            for name in ("embeddings.safetensors", "model.onnx"):
+                size = (place / dtype / name).stat().st_size
+                figures[f"{dtype}_{name.split('.')[0]}_bytes_over_expected"] = size / (live * (vector + 8))
+                figures[f"{dtype}_{name.split('.')[0]}_bytes_over_dense"] = size / (rows * DIM * 4)
+        save_dense(rows, model.network, place / "dense.onnx")
+        paths = {
+            "sparse": place / "float32" / "model.onnx",
+            "int8": place / "int8" / "model.onnx",
+            "full": place / "full" / "model.onnx",
+            "dense_ids": place / "dense.onnx",
+        }
+        for size in (1, 512):
+            requests = {
+                name: [
+                    ((ids if name == "dense_ids" else keys)[index, :size].contiguous(), numbers[:size])
+                    for index in range(batches)
+                ]
+                for name in paths
+            }
+            figures |= latencies(paths, requests, size)
+        loads: dict[str, Callable[[int], object]] = {
+            name: lambda _, path=path: OnnxModel(path) for name, path in paths.items()
+        }
+        for name, taken in timing.alternate(loads, 5, dict.fromkeys(loads, 1)).items():
+            figures[f"{name}_load_ms"] = 1e3 * float(np.median(taken))
+        figures |= checkpoints.throughput(model, optimizer, build, place)
+        figures |= checkpoints.changes(model, optimizer, place)
+        del model, optimizer, opened
+        figures |= checkpoints.resume(lambda model: fill(model, clicks), place)
+    for name, value in figures.items():
+        print(f"{name:45} {value:,.4g}" if value < 1e5 else f"{name:45} {value:,.0f}")
+    timing.write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()

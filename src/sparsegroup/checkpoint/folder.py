@@ -1,0 +1,178 @@
+"""A folder of checkpoints: the last few are kept, and what they build on."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from sparsegroup import files
+from sparsegroup.checkpoint.errors import CheckpointError
+from sparsegroup.checkpoint.manifest import Manifest, read_manifest
+from sparsegroup.checkpoint.state import (
+    Loaded,
+    Optimizers,
+    chain_of,
+    is_tracked,
+    load_checkpoint,
+    save_checkpoint,
+    verified,
+)
+
+_NAME = "step-{:012d}"
+_NAMES = re.compile(r"step-\d{12}")
+
+
+class Checkpoints:
+    """The checkpoints of one training.
+
+    The first holds all rows of the tables. Later ones hold the rows that have changed since the one before, and need
+    those before them; when the changes together outweigh the base, all rows are written again.
+
+    Args:
+        folder: Is made with the first one.
+        keep: How many to keep, ≥ 1: the last ones, and what they are changes to.
+        incremental: Whether to write changes. If not, each holds all rows.
+
+    Attributes:
+        skipped: Why `latest` passed over newer ones.
+
+    Raises:
+        ValueError: `keep` is less than 1.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding
+        >>> table = HashEmbedding(4)
+        >>> optimizer = GroupAdam(table.parameters())
+        >>> vectors = table(torch.arange(3))
+        >>> from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+        >>> checkpoints = Checkpoints(tempfile.mkdtemp())
+        >>> checkpoints.save(1, table, optimizer).name
+        'step-000000000001'
+        >>> again = HashEmbedding(4)
+        >>> load_checkpoint(checkpoints.latest(), again, GroupAdam(again.parameters())).step
+        1
+        >>> torch.equal(again.lookup(torch.arange(3)), vectors)
+        True
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 2, incremental: bool = True) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be >= 1, got {keep}")
+        self.folder = Path(folder)
+        self.keep = keep
+        self.incremental = incremental
+        self.skipped: list[CheckpointError] = []
+        self._chain: list[Manifest] = []
+
+    def paths(self) -> list[Path]:
+        """Those that there are, the oldest first, whole or damaged."""
+        return sorted(path for path in self.folder.glob("step-*") if _NAMES.fullmatch(path.name) and path.is_dir())
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizers = None,
+        scheduler: LRScheduler | None = None,
+        *,
+        extra: Any = None,
+        whole: bool = False,
+    ) -> Path:
+        """Write one more, and remove those that are not to be kept.
+
+        Args:
+            step: Of the training; later ones are larger.
+            model, optimizer, scheduler, extra: See `save_checkpoint`.
+            whole: Write all rows, whatever has changed.
+
+        Raises:
+            CheckpointError, OSError: See `save_checkpoint`, and where one of a later step is there. All stay.
+        """
+        self._clear()
+        folder = self.folder / _NAME.format(step)
+        for path in self.paths():
+            if path.name >= folder.name:
+                self._give_way(path, step)
+        follows = self._chain[-1] if self._chain and self.incremental and not whole else None
+        if follows is None or not self._is_worth_following() or not is_tracked(model, follows):
+            follows, self._chain = None, []
+        manifest = save_checkpoint(
+            folder, model, optimizer, scheduler, step=step, extra=extra, parent=follows, track=self.incremental
+        )
+        self._chain.append(manifest)
+        self._prune()
+        return folder
+
+    def load(
+        self, path: Path, model: nn.Module, optimizer: Optimizers = None, scheduler: LRScheduler | None = None
+    ) -> Loaded:
+        """Load one of them, to go on from it: the next one may hold only what has changed since.
+
+        Args:
+            path: As `latest` gave it.
+            model, optimizer, scheduler: See `load_checkpoint`.
+
+        Raises:
+            CheckpointError, MemoryError: See `load_checkpoint`.
+        """
+        loaded = load_checkpoint(path, model, optimizer, scheduler, track=self.incremental)
+        self._chain = [manifest for _, manifest in chain_of(path)]
+        return loaded
+
+    def tidy(self) -> None:
+        """Remove what a `save` that was cut off when its checkpoint was in place has left."""
+        self._clear()
+        self._prune()
+
+    def _is_worth_following(self) -> bool:
+        base, *changes = self._chain
+        return bool(base.tables) and sum(manifest.bytes for manifest in changes) <= base.bytes
+
+    def _give_way(self, path: Path, step: int) -> None:
+        try:
+            verified(path)
+        except CheckpointError:
+            files.remove(path)
+        else:
+            raise CheckpointError(f"{path}: is there already, and step {step:,} does not come after it")
+
+    def _clear(self) -> None:
+        for left_behind in (*self.folder.glob(".unfinished-*"), *self.folder.glob(".removed-*")):
+            shutil.rmtree(left_behind, ignore_errors=True)
+
+    def _prune(self) -> None:
+        parents: dict[str, str | None] = {}
+        for path in self.paths():
+            try:
+                manifest = read_manifest(path)
+            except CheckpointError:
+                files.remove(path)
+            else:
+                parents[path.name] = None if manifest.parent is None else manifest.parent[0]
+        wanted: set[str] = set()
+        for name in sorted(parents)[-self.keep :]:
+            ancestor: str | None = name
+            while ancestor is not None and ancestor not in wanted:
+                wanted.add(ancestor)
+                ancestor = parents.get(ancestor)
+        for name in sorted(parents.keys() - wanted, reverse=True):  # what is built on goes last
+            files.remove(self.folder / name)
+
+    def latest(self) -> Path | None:
+        """The newest one whose files are all as they were written; None if there is none.
+
+        Why newer ones were passed over is in `skipped`.
+        """
+        self.skipped = []
+        for path in reversed(self.paths()):
+            try:
+                verified(path)
+            except CheckpointError as error:
+                self.skipped.append(error)
+            else:
+                return path
+        return None

@@ -1,0 +1,76 @@
+"""State as JSON and tensors: nothing is pickled, so that reading a checkpoint runs no code."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsegroup.checkpoint.errors import CheckpointError
+
+TENSOR, TUPLE, ITEMS, NUMBER, COUNTER = "__tensor__", "__tuple__", "__items__", "__number__", "__counter__"
+
+
+def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """`value` as JSON has it; its tensors go into `tensors`, under names that say where they were.
+
+    Args:
+        value: Numbers, texts, None, tensors, NumPy arrays and numbers, and lists, tuples and mappings of them.
+        tensors: Is added to.
+        name: Of the value, for messages and tensors' names.
+
+    Raises:
+        CheckpointError: Anything else, which only pickling could keep.
+    """
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {NUMBER: repr(float(value))}
+    if isinstance(value, Tensor | np.ndarray):
+        tensors[name] = torch.as_tensor(value).detach().cpu().contiguous()
+        return {TENSOR: name}
+    if isinstance(value, np.generic):
+        return as_plain(value.item(), tensors, name)
+    if isinstance(value, list | tuple):
+        items = [as_plain(item, tensors, f"{name}.{index}") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {TUPLE: items}
+    if isinstance(value, Counter):  # of torch's MultiStepLR
+        return {COUNTER: as_plain(dict(value), tensors, name)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: as_plain(item, tensors, f"{name}.{key}") for key, item in value.items()}
+        pairs = [
+            [as_plain(key, tensors, f"{name}.{key}"), as_plain(item, tensors, f"{name}.{key}")]
+            for key, item in value.items()
+        ]
+        return {ITEMS: pairs}
+    raise CheckpointError(
+        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: it takes numbers, texts, tensors, and "
+        "lists and mappings of them"
+    )
+
+
+def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `as_plain` was given; arrays come back as tensors.
+
+    Raises:
+        KeyError: A tensor is missing.
+    """
+    if isinstance(content, list):
+        return [from_plain(item, tensors) for item in content]
+    if not isinstance(content, dict):
+        return content
+    if TENSOR in content:
+        return tensors[content[TENSOR]]
+    if NUMBER in content:
+        return float(content[NUMBER])
+    if TUPLE in content:
+        return tuple(from_plain(item, tensors) for item in content[TUPLE])
+    if COUNTER in content:
+        return Counter(from_plain(content[COUNTER], tensors))
+    if ITEMS in content:
+        return {from_plain(key, tensors): from_plain(item, tensors) for key, item in content[ITEMS]}
+    return {name: from_plain(item, tensors) for name, item in content.items()}

@@ -1,0 +1,207 @@
+"""`sparsegroup predict`."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.data.choose import DatasetName
+from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.formats import AvazuHour, CriteoNumbers
+from sparsegroup.data.lines import uncompressed_size
+from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.reader import OnBadRow
+from sparsegroup.files import write_atomically
+from sparsegroup.serving.opened import open_trained
+from sparsegroup.settings import checked
+from sparsegroup.training import Config
+from sparsegroup.training.config import DataConfig
+from sparsegroup.training.scoring import (
+    SUFFIXES,
+    LogToScore,
+    Scores,
+    Tally,
+    open_to_score,
+    scores,
+    write_csv,
+    write_scores,
+)
+
+_OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
+
+
+@app.command("predict")
+def predict_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
+    ],
+    log: Annotated[Path, typer.Argument(help="A raw log, or a folder that `prepare` has written.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
+    ] = None,
+    dataset: Annotated[
+        DatasetName | None,
+        typer.Option(rich_help_panel="Log", help="Format of a raw log.", show_default="the model's"),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel="Log",
+            help="YAML file that says what a raw log's columns are.",
+            show_default="the model's",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Log", help="Label column, of a raw log with a header.", show_default="the model's"
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel="Log",
+            help="A column that is no feature, of a raw log with a header (repeatable).",
+            show_default="the model's",
+        ),
+    ] = None,
+    criteo_numbers: Annotated[
+        CriteoNumbers | None,
+        typer.Option(rich_help_panel="Log", help="What becomes of Criteo's integers.", show_default="the model's"),
+    ] = None,
+    avazu_hour: Annotated[
+        AvazuHour | None,
+        typer.Option(rich_help_panel="Log", help="What becomes of Avazu's hour.", show_default="the model's"),
+    ] = None,
+    on_bad_row: Annotated[
+        OnBadRow | None,
+        typer.Option(
+            rich_help_panel="Log", help="Stop at a bad row, or leave it out and count it.", show_default="error"
+        ),
+    ] = None,
+    max_bad: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Log", help="Share of bad rows above which to stop all the same.", show_default="0.1%"
+        ),
+    ] = None,
+    threads: Threads = THREADS,
+) -> None:
+    """Score all rows of a log: row (its place in the log, from 0), probability and label.
+
+    The log is read as the one that the model was trained on, unless options say otherwise.
+    """
+    options = {name: value for name, value in locals().items() if name in _OF_THE_FORMAT and value is not None}
+    if out is not None and _suffix(out) is None:
+        raise UsageError(f"--out must end with {', '.join(SUFFIXES)}, got {out.name!r}")
+    use_threads(threads)
+    opened = open_trained(model)
+    bad: dict[str, Any] = {"on_bad_row": on_bad_row, "max_bad": max_bad}
+    given = {**options, **{name: value for name, value in bad.items() if value is not None}}
+    console = Console(stderr=True)
+    data = _open(log, _data(opened.config, given, log.is_dir()), threads, console)
+    opened.columns.check(data.log)
+    tally, begin = Tally(len(data.log)), perf_counter()
+    hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
+    with nullcontext(_nothing) if hidden else _scoring_bar(len(data.log), log.name, console) as on_rows:
+
+        def seen() -> Iterator[Scores]:
+            for part in scores(opened.model, data):
+                tally.add(part)
+                yield part
+                on_rows(len(part.rows))
+
+        if out is None:
+            _write_to_stdout(seen())
+        else:
+            suffix = _suffix(out)
+            assert suffix is not None
+            write_atomically(out, lambda path: write_scores(seen(), path, suffix))
+    console.print(_outcome(tally, perf_counter() - begin, out), markup=False, highlight=False, soft_wrap=True)
+
+
+def _suffix(path: Path) -> str | None:
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
+
+
+def _data(config: Config, given: dict[str, Any], is_prepared: bool) -> DataConfig:
+    """How to read the log: as the model's, and as `given` says.
+
+    A schema or a data set that is given says all of the format; a prepared log has none of the model's.
+    """
+    model = config.data.model_dump(mode="json", by_alias=True)
+    says_all = is_prepared or "schema" in given or "dataset" in given
+    own = {} if says_all else {name: model[name] for name in _OF_THE_FORMAT}
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return checked(Config, {"data": {**own, **values}}, "the command line").data
+
+
+def _open(log: Path, data: DataConfig, threads: int, console: Console) -> LogToScore:
+    if data.schema_file is not None and not Path(data.schema_file).is_file():
+        raise UsageError(f"no schema {data.schema_file}; say with --schema what the columns of {log} are")
+    with nullcontext() if log.is_dir() else _counting_bar(log, console) as on_progress:
+        try:
+            opened = open_to_score(
+                log,
+                on_bad_row=data.on_bad_row,
+                max_bad=data.max_bad,
+                threads=threads,
+                on_progress=on_progress,
+                **data.format_options,
+            )
+        except ClickLogError:
+            raise
+        except ValueError as error:  # options that do not go together
+            raise UsageError(str(error)) from error
+    for bad in [] if isinstance(opened.log, PreparedLog) else opened.log.bad:
+        if bad.count:
+            console.print(str(bad), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return opened
+
+
+def _write_to_stdout(parts: Iterator[Scores]) -> None:
+    try:
+        write_csv(parts, sys.stdout.buffer)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough; nothing is left to be said at the interpreter's end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def _outcome(tally: Tally, seconds: float, out: Path | None) -> str:
+    parts = [f"{tally.rows:,} rows, {tally.rows / max(seconds, 1e-9):,.0f} rows/s"]
+    if tally.has_both_classes:
+        metrics = tally.metrics()
+        parts.append(f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}")
+    if out is not None:
+        parts.append(f"written to {out}")
+    return "; ".join(parts)
+
+
+def _nothing(rows: int) -> None:
+    pass
+
+
+@contextmanager
+def _counting_bar(log: Path, console: Console) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"counting rows of {log.name}", total=uncompressed_size([log]))
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def _scoring_bar(rows: int, name: str, console: Console) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"scoring {name}", total=rows)
+        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,126 @@
+"""Deltas: what changed since an earlier export, and how to apply it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from sparsegroup.serving.difference import difference
+from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.folder import check_free, describe, new_folder
+from sparsegroup.serving.manifest import (
+    EMBEDDINGS,
+    NETWORK,
+    TOMBSTONES,
+    UPSERTS,
+    Changes,
+    Content,
+    Follows,
+    Manifest,
+)
+from sparsegroup.serving.opened import Opened
+from sparsegroup.serving.parts import parts_of
+from sparsegroup.serving.quantize import Dtype
+from sparsegroup.serving.stored import apply, read_export
+from sparsegroup.serving.vocabulary import save_vocabulary
+from sparsegroup.serving.writing import Parts, Wanted, make_and_test, save_network, write_export
+from sparsegroup.training.run_dir import VOCABULARY
+
+
+def export_delta(
+    opened: Opened,
+    out: str | Path,
+    since: str | Path,
+    dtype: Dtype | None = None,
+    wanted: Wanted | None = None,
+    *,
+    overwrite: bool = False,
+) -> Manifest:
+    """Write what leads from an earlier export, or delta, to the export of a trained model.
+
+    Args:
+        opened: The model.
+        out: The folder.
+        since: The export or delta to follow.
+        dtype: Its format, which is the default.
+        wanted: The test set; there are no models in a delta.
+        overwrite: Replace an export that is there.
+
+    Raises:
+        ExportError: As `export`; `since` has another format, other columns or another network, or is damaged.
+    """
+    out, since, wanted = Path(out), Path(since), wanted or Wanted()
+    check_free(out, overwrite)
+    wanted.check(opened.columns)
+    base = read_export(since)
+    if out.resolve() == since.resolve():
+        raise ExportError(f"{out}: a delta cannot take the place of the export that it follows")
+    if dtype is not None and dtype != base.manifest.dtype:
+        raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
+    parts = parts_of(opened, base.manifest.dtype)
+    _check_kinship(base.manifest, parts.draft, since)
+    change = difference(base.embeddings, parts.embeddings)
+    with new_folder(out, overwrite) as folder:
+        whole = folder / EMBEDDINGS
+        parts.embeddings.save(whole)
+        save_network(parts.network, folder / NETWORK)
+        content = Content(embeddings=describe(whole), network=describe(folder / NETWORK))
+        whole.unlink()
+        change.upserts.save(folder / UPSERTS)
+        save_file({"keys": change.tombstones.contiguous()}, folder / TOMBSTONES)
+        if parts.vocabularies:
+            save_vocabulary(parts.vocabularies, change.upserts.keys, folder / VOCABULARY)
+        manifest = parts.draft.model_copy(
+            update={
+                "kind": "delta",
+                "content": content,
+                "files": {path.name: describe(path) for path in sorted(folder.iterdir())},
+                "follows": Follows(id=base.manifest.id, path=Path(os.path.relpath(since, out)).as_posix()),
+                "changes": Changes(upserts=len(change.upserts), tombstones=len(change.tombstones)),
+                "test": make_and_test(parts, folder, Wanted(test=wanted.test)),
+            }
+        ).with_id()
+        manifest.write(folder)
+    return manifest
+
+
+def apply_deltas(
+    base: str | Path,
+    deltas: Sequence[str | Path],
+    out: str | Path,
+    wanted: Wanted | None = None,
+    *,
+    overwrite: bool = False,
+) -> Manifest:
+    """Write the export that deltas lead to, one after the other, from `base`: byte for byte the one made at once.
+
+    Args:
+        base: An export, or a delta whose base is where it was.
+        deltas: Folders, in order.
+        out: The folder.
+        wanted: What else to write, and a test set.
+        overwrite: Replace an export that is there.
+
+    Raises:
+        ExportError: As `export`; a delta that is damaged or does not follow what is before it. Nothing is written.
+    """
+    wanted = wanted or Wanted()
+    check_free(Path(out), overwrite)
+    result = read_export(base)
+    for delta in deltas:
+        result = apply(result, Path(delta))
+    draft = result.manifest.model_copy(update={"kind": "export", "follows": None, "changes": None})
+    parts = Parts(draft, result.embeddings, result.click_model().network, result.vocabularies)
+    wanted.check(draft.columns_and_config()[0])
+    return write_export(parts, Path(out), wanted, overwrite=overwrite)
+
+
+def _check_kinship(base: Manifest, new: Manifest, since: Path) -> None:
+    for what, ours, theirs in (
+        ("other columns", new.columns, base.columns),
+        ("another network", new.config["model"], base.config["model"]),
+        ("another dimension", new.dim, base.dim),
+    ):
+        if ours != theirs:
+            raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")

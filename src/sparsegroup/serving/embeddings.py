@@ -1,0 +1,86 @@
+"""The live rows of a table, encoded: what an export holds, and the file it lies in."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.quantize import TORCH_DTYPES, Dtype, Encoded, encode
+from sparsegroup.table import HashEmbedding
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Keys and their vectors.
+
+    Attributes:
+        keys: `[n]` int64, ascending and distinct.
+        vectors: Of the keys; none is all zeros.
+    """
+
+    keys: Tensor
+    vectors: Encoded
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, rows: Tensor) -> "Embeddings":
+        return Embeddings(self.keys[rows], self.vectors[rows])
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.vectors.vectors.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As the file has them: `keys`, `vectors` and, of int8, `scale`."""
+        scale = {} if self.vectors.scale is None else {"scale": self.vectors.scale.contiguous()}
+        return {"keys": self.keys.contiguous(), "vectors": self.vectors.vectors.contiguous(), **scale}
+
+    def save(self, path: Path) -> None:
+        """Write the file; the same content gives the same bytes."""
+        save_file(self.tensors(), path)
+
+
+def live_rows(table: HashEmbedding, dtype: Dtype) -> Embeddings:
+    """The live rows of a table; those that are all zeros in the format are left out, for so are absent keys.
+
+    Raises:
+        ExportError: A vector that the format cannot hold.
+    """
+    parts = list(table.items())
+    keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
+    vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
+    keys, order = keys.sort()
+    encoded = encode(vectors[order], dtype)
+    live = encoded.vectors.ne(0).any(1)
+    return Embeddings(keys, encoded) if bool(live.all()) else Embeddings(keys[live], encoded[live])
+
+
+def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
+    """What `save` has written.
+
+    Raises:
+        ExportError: It is not that, or of another dimension or format.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{path}: damaged ({error})") from error
+    names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
+    if set(tensors) != names:
+        raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(tensors))}, not {', '.join(sorted(names))})")
+    keys, vectors, scale = tensors["keys"], tensors["vectors"], tensors.get("scale")
+    if keys.dtype != torch.int64 or keys.ndim != 1 or not bool((keys[1:] > keys[:-1]).all()):
+        raise ExportError(f"{path}: damaged (keys must be int64, ascending and distinct)")
+    if vectors.dtype != TORCH_DTYPES[dtype] or vectors.shape != (len(keys), dim):
+        raise ExportError(
+            f"{path}: damaged (vectors must be {dtype} [{len(keys)}, {dim}], got {vectors.dtype} {list(vectors.shape)})"
+        )
+    if scale is not None and (scale.dtype != torch.float32 or scale.shape != keys.shape):
+        raise ExportError(f"{path}: damaged (scale must be float32 [{len(keys)}])")
+    return Embeddings(keys, Encoded(vectors, scale))

@@ -1,0 +1,33 @@
+"""Whole exports of trained models."""
+
+from pathlib import Path
+
+from sparsegroup.serving.folder import check_free
+from sparsegroup.serving.manifest import Manifest
+from sparsegroup.serving.opened import Opened
+from sparsegroup.serving.parts import parts_of
+from sparsegroup.serving.quantize import Dtype
+from sparsegroup.serving.writing import Wanted, write_export
+
+
+def export(
+    opened: Opened, out: str | Path, dtype: Dtype = "float32", wanted: Wanted | None = None, *, overwrite: bool = False
+) -> Manifest:
+    """Write the live rows and the network of a trained model into a folder.
+
+    Args:
+        opened: The model, of `open_trained`.
+        out: The folder; it appears when it is complete.
+        dtype: Format of the vectors.
+        wanted: What else to write, and the test set.
+        overwrite: Replace an export that is there.
+
+    Raises:
+        ExportError: `out` is taken; vectors that the format does not have; ONNX's packages are missing; a file that
+            does not compute what PyTorch does. Nothing is written then.
+        RunError: The test log has other columns.
+    """
+    wanted = wanted or Wanted()
+    check_free(Path(out), overwrite)
+    wanted.check(opened.columns)
+    return write_export(parts_of(opened, dtype), Path(out), wanted, overwrite=overwrite)

@@ -1,0 +1,286 @@
+"""What a trained model is made of: its sizes, which features it kept, and what λ did."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from sparsegroup.data.keys import fields_of
+from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.serving.inspection_bins import Bins, Histogram, as_shown
+from sparsegroup.serving.inspection_rows import Largest, Seen, read_rows
+from sparsegroup.serving.inspection_threshold import Threshold, sigma_of, table_group
+from sparsegroup.serving.opened import Kind, Opened
+from sparsegroup.table import FieldCount
+from sparsegroup.table.records import TableMemory
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What the model was trained with; the penalties hold for the embeddings."""
+
+    name: str
+    lr: float
+    l1: float
+    l21: float
+    l2: float
+    norm: str
+    penalty: str
+
+    @property
+    def zeroes(self) -> bool:
+        """Whether some λ makes rows or elements exactly zero."""
+        return self.l1 > 0 or self.l21 > 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes.
+
+    Attributes:
+        table: Of the table in memory.
+        network: Of the network's parameters.
+        network_parameters: So many numbers.
+        live_vectors: Of the vectors of live rows alone.
+        dense_table: Of a table with a vector for each feature seen.
+        files: Name of each file or folder beside the model → its size.
+    """
+
+    table: TableMemory
+    network: int
+    network_parameters: int
+    live_vectors: int
+    dense_table: int
+    files: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature, and how large its vector is.
+
+    Attributes:
+        field: Its field.
+        key: Its key.
+        value: Its value in the log; None where no vocabulary was kept, or it is not in it.
+        norm: ‖x‖.
+    """
+
+    field: str
+    key: int
+    value: str | None
+    norm: float
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far rows are from the threshold.
+
+    Attributes:
+        rows: That could be measured.
+        quantiles: Share of the rows → measure, to within 0.001 (of live rows: of 1 / measure).
+        near: Rows whose measure is within 10 % of the threshold, 1.
+        histogram: Of the measure; of live rows, of 1 / measure.
+    """
+
+    rows: int
+    quantiles: Mapping[float, float]
+    near: int
+    histogram: Histogram
+
+
+@dataclass(frozen=True)
+class Regularized:
+    """What λ did to the rows that the table has.
+
+    Attributes:
+        zero_rows: Rows that are exactly zero.
+        zero_elements: Elements of live rows that are exactly zero.
+        live_elements: Elements of live rows.
+        measure: What is compared with 1: in a row of more, something is left.
+        zero: How far zero rows are from coming back; None where it is not known.
+        live: How far live rows are from being zeroed, if their next step has no gradient; None where it is not known.
+        kept: Share of the live rows → k, the factor that they are shrunk by; None where it is not known.
+    """
+
+    zero_rows: int
+    zero_elements: int
+    live_elements: int
+    measure: str | None
+    zero: Distances | None
+    live: Distances | None
+    kept: Mapping[float, float] | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` finds.
+
+    Attributes:
+        path: Of the model.
+        kind: What it lies in.
+        model: Name of the network.
+        dim: Length of a vector.
+        samples: Trained on; None where that is not recorded.
+        optimizer: What it was trained with.
+        sizes: In bytes.
+        features_seen: Distinct features seen in training.
+        live_rows: Rows with a non-zero vector.
+        fields: Field → its rows.
+        norms: ‖x‖ of the live rows, in logarithmic bins.
+        norm_quantiles: Share of the live rows → ‖x‖, to within 12 %.
+        top: The features of the largest ‖x‖.
+        regularized: What λ did.
+    """
+
+    path: str
+    kind: Kind
+    model: str
+    dim: int
+    samples: int | None
+    optimizer: Optimizer
+    sizes: Sizes
+    features_seen: int
+    live_rows: int
+    fields: Mapping[str, FieldCount]
+    norms: Histogram
+    norm_quantiles: Mapping[float, float]
+    top: tuple[Feature, ...]
+    regularized: Regularized
+
+    @property
+    def total(self) -> FieldCount:
+        """All fields together."""
+        names = ("seen", "rows", "live")
+        return FieldCount(*(sum(getattr(rows, name) for rows in self.fields.values()) for name in names))
+
+    def as_json(self) -> str:
+        """All of it; what is not a finite number is null."""
+        content = {"feature_rate": self.live_rows / self.features_seen if self.features_seen else None, **asdict(self)}
+        return json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def inspect(opened: Opened, top: int = 10) -> Inspection:
+    """Look into a trained model, reading its rows once.
+
+    Args:
+        opened: The model; not changed.
+        top: How many of the features with the largest ‖x‖ to list.
+
+    Raises:
+        ValueError: `top` is negative.
+    """
+    if top < 0:
+        raise ValueError(f"top must be >= 0, got {top}")
+    settings, table = opened.config.optimizer, opened.model.embedding.table
+    optimizer = settings.make(opened.model)  # for the defaults of what the settings leave open
+    regularizer = Regularizer(
+        settings.l1, settings.l21, settings.l2, settings.norm, settings.penalty, settings.mcp_gamma
+    )
+    threshold = Threshold.of(regularizer, sigma_of(optimizer, opened.steps))
+    found = read_rows(table, top, threshold)
+    fields = _fields(opened)
+    features_seen = sum(rows.seen for rows in fields.values())
+    vector = table.dim * table.dtype.itemsize
+    network = list(opened.model.network.parameters())
+    return Inspection(
+        path=str(opened.path),
+        kind=opened.kind,
+        model=opened.config.model.name,
+        dim=table.dim,
+        samples=opened.samples,
+        optimizer=Optimizer(
+            settings.name,
+            float(table_group(optimizer)["lr"]),
+            settings.l1,
+            settings.l21,
+            settings.l2,
+            settings.norm,
+            settings.penalty,
+        ),
+        sizes=Sizes(
+            table.memory(),
+            sum(parameter.numel() * parameter.element_size() for parameter in network),
+            sum(parameter.numel() for parameter in network),
+            found.live * vector,
+            features_seen * vector,
+            _files(opened.path),
+        ),
+        features_seen=features_seen,
+        live_rows=found.live,
+        fields=fields,
+        norms=as_shown(found.norms),
+        norm_quantiles={share: found.norms.quantile(share) for share in QUANTILES},
+        top=_features(found.largest, opened),
+        regularized=_regularized(found, table.dim, threshold),
+    )
+
+
+def _regularized(seen: Seen, dim: int, threshold: Threshold | None) -> Regularized:
+    zero = _distances(seen.measured_zero, seen.near_zero)
+    live = _distances(seen.measured_live, seen.near_live)
+    kept = None
+    if live is not None:
+        live = Distances(live.rows, _of_inverse(seen.measured_live), live.near, live.histogram)
+        if threshold is not None and threshold.regularizer.l21 > 0:
+            kept = {share: threshold.kept(measure) for share, measure in live.quantiles.items()}
+    known = threshold is not None and (zero is not None or live is not None)
+    measure = threshold.measure if threshold is not None and known else None
+    return Regularized(seen.zero, seen.zero_elements, seen.live * dim, measure, zero, live, kept)
+
+
+def _distances(bins: Bins, near: int) -> Distances | None:
+    if not bins.total:
+        return None
+    return Distances(bins.total, {share: bins.quantile(share) for share in QUANTILES}, near, bins.joined(50))
+
+
+def _of_inverse(bins: Bins) -> dict[float, float]:
+    """Quantiles of what these are the inverse of."""
+    inverse = {share: bins.quantile(1 - share) for share in QUANTILES}
+    return {share: 1 / value if value else math.inf for share, value in inverse.items()}
+
+
+def _fields(opened: Opened) -> dict[str, FieldCount]:
+    found = opened.model.embedding.field_counts()
+    counts = {name: found.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(opened.columns.fields)}
+    if opened.manifest is None:
+        return counts
+    seen = {name: rows.seen for name, rows in opened.manifest.fields.items()}
+    return {name: FieldCount(seen[name], rows.rows, rows.live) for name, rows in counts.items()}
+
+
+def _features(largest: Largest, opened: Opened) -> tuple[Feature, ...]:
+    values: dict[int, str] = {}
+    if opened.vocabulary is not None and len(largest.keys):
+        wanted = pl.scan_parquet(opened.vocabulary).filter(pl.col("key").is_in(largest.keys.tolist()))
+        found = wanted.select("key", "value").collect(engine="streaming")
+        values = dict(zip(found["key"].to_list(), found["value"].to_list(), strict=True))
+    names = [opened.columns.fields[number] for number in fields_of(largest.keys)]
+    rows = zip(names, largest.keys.tolist(), largest.values.tolist(), strict=True)
+    return tuple(Feature(field, key, values.get(key), norm) for field, key, norm in rows)
+
+
+def _files(path: Path) -> dict[str, int]:
+    """What lies in the model's folder, a folder in it as a whole; what is hidden is being written."""
+    sizes = {}
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        inside = [entry] if entry.is_file() else [file for file in entry.rglob("*") if file.is_file()]
+        sizes[entry.name + ("/" if entry.is_dir() else "")] = sum(file.stat().st_size for file in inside)
+    return sizes
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,116 @@
+"""How far a table's rows are from the threshold of λ."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup import prox
+from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.optim import GroupOptimizer
+from sparsegroup.optim.execution import VANISHING_LR
+from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.rules import Rule, bind
+
+Float64s = npt.NDArray[np.float64]
+
+_soft_threshold = bind(prox.soft_threshold, np)
+_updated = np.signbit  # of u, beside u != 0: `prox.next_residual` never leaves +0
+
+
+@dataclass(frozen=True)
+class Sigma:
+    """σ of rows, as a step without a gradient would find it: the optimizer's next, its moments as they are stored.
+
+    For a rule that does not decay its moments, σ is that of the row's last update.
+
+    Attributes:
+        rule: The base optimizer.
+        scalars: Of its next step.
+    """
+
+    rule: Rule
+    scalars: tuple[float, ...]
+
+    def __call__(self, state: Sequence[Float64s], shape: tuple[int, ...]) -> Float64s:
+        """Of rows `[n, dim]` whose state is `state`, in the order of the rule's."""
+        nothing = np.zeros(shape)
+        gradients = [nothing, nothing] if self.rule.second_order else [nothing]
+        _, sigma, *_ = bind(self.rule.update, np)(*gradients, *state, *self.scalars)
+        return np.broadcast_to(np.asarray(sigma, np.float64), shape)
+
+
+def sigma_of(optimizer: GroupOptimizer, steps: int | None) -> Sigma | None:
+    """σ of a table's rows after so many steps of its optimizer; None where it cannot be told.
+
+    Args:
+        optimizer: Of the table; only its rule and settings matter.
+        steps: None if they are not known, which matters to rules that count them.
+    """
+    group = table_group(optimizer)
+    lr = float(group["lr"])
+    if lr < VANISHING_LR or (steps is None and optimizer.rule.counts_steps):
+        return None
+    return Sigma(optimizer.rule, optimizer.rule.host_scalars(group, (steps or 0) + 1, lr))
+
+
+def table_group(optimizer: GroupOptimizer) -> dict[str, Any]:
+    """The param group of the table."""
+    for group in optimizer.param_groups:
+        if any(isinstance(parameter, StoredParameter) for parameter in group["params"]):
+            found: dict[str, Any] = group
+            return found
+    raise ValueError("the optimizer has no table")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What decides whether a row is zero: it is, where its measure is at most 1.
+
+    With z = u - σ x and s = -sign(z) max(|z| - λ1, 0), the measure is ‖s‖ / (√d λ21), or max |z| / λ1 where λ21 = 0.
+    A zero row's z is u, which needs no σ.
+
+    Attributes:
+        regularizer: Of the table; λ1 or λ21 is positive, the norm "s" unless λ21 = 0.
+        sigma: Of rows that are not zero, or None.
+    """
+
+    regularizer: Regularizer
+    sigma: Sigma | None
+
+    @classmethod
+    def of(cls, regularizer: Regularizer, sigma: Sigma | None) -> "Threshold | None":
+        """None where the measure would need a σ that is not kept, or there is no threshold."""
+        has_one = regularizer.l1 > 0 if regularizer.l21 == 0 else regularizer.norm == "s"
+        return cls(regularizer, sigma) if has_one else None
+
+    @property
+    def measure(self) -> str:
+        """In the paper's letters."""
+        return "‖s‖ / (√d λ21)" if self.regularizer.l21 > 0 else "max |z| / λ1"
+
+    def measured(self, z: Float64s) -> Float64s:
+        """The measure `[n]` of rows with `z` `[n, dim]`."""
+        l1, l21 = self.regularizer.l1, self.regularizer.l21
+        if l21 == 0:
+            largest: Float64s = np.abs(z).max(axis=1) / l1
+            return largest
+        norms: Float64s = np.sqrt(np.square(_soft_threshold(z, l1, 0.0)).sum(axis=1))
+        return norms / (math.sqrt(z.shape[1]) * l21)
+
+    def kept(self, measure: float) -> float:
+        """k, the factor in (0, 1] that a live row of this measure > 1 is shrunk by."""
+        if self.regularizer.l21 == 0 or math.isnan(measure):
+            return math.nan
+        gamma = self.regularizer.mcp_gamma
+        shrinkage = bind(prox.SHRINKAGE[self.regularizer.penalty], np)
+        return 1 - float(shrinkage(measure, 1.0, gamma / (gamma - 1), 0.0, 1.0))
+
+
+def ever_updated(u: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which rows `[n]` a step has been taken on, told from u `[n, dim]`: those never updated have +0 throughout."""
+    found: npt.NDArray[np.bool_] = ((u != 0) | _updated(u)).any(axis=1)
+    return found

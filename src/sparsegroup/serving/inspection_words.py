@@ -1,0 +1,120 @@
+"""What is to be said of an inspection, for terminal and page alike."""
+
+import math
+from collections.abc import Mapping
+
+from sparsegroup.serving.inspection import Inspection
+from sparsegroup.training.report import count, exact, percent, size
+
+Pairs = list[tuple[str, str]]
+
+
+def share_of(part: float, whole: float) -> float:
+    """Their ratio; NaN of nothing."""
+    return part / whole if whole else math.nan
+
+
+def title(inspection: Inspection) -> str:
+    """Such as "DCN, dimension 8, adam, λ21 = 0.001 (lasso)"."""
+    optimizer = inspection.optimizer
+    lambdas = [
+        f"{name} = {exact(value)}"
+        for name, value in (("λ1", optimizer.l1), ("λ21", optimizer.l21), ("λ2", optimizer.l2))
+        if value > 0
+    ]
+    if optimizer.l21 > 0:
+        lambdas.append(f"{optimizer.penalty}, norm {optimizer.norm}")
+    parts = [inspection.model.upper(), f"dimension {inspection.dim}", optimizer.name, *(lambdas or ["no λ"])]
+    return ", ".join(parts)
+
+
+def lead(inspection: Inspection) -> str:
+    """What it is a look into."""
+    trained = "" if inspection.samples is None else f", trained on {count(inspection.samples)} samples"
+    return f"{inspection.kind.capitalize()} {inspection.path}{trained}, learning rate {exact(inspection.optimizer.lr)}"
+
+
+def sizes(inspection: Inspection) -> dict[str, Pairs]:
+    """Heading → what takes how much."""
+    table, network = inspection.sizes.table, inspection.sizes
+    rows = [(part, size(used)) for part, used in table.parts.items()]
+    pages = table.rows - sum(table.parts.values())
+    dropped = [("dropped keys", size(table.dropped))] if table.dropped else []
+    part = percent(share_of(network.live_vectors, network.dense_table))
+    return {
+        "Table in memory": [
+            ("index", size(table.index)),
+            *rows,
+            ("rest of the last page", size(max(pages, 0))),
+            *dropped,
+            ("table", size(table.total)),
+        ],
+        "Model": [
+            ("network", f"{size(network.network)}, {count(network.network_parameters)} parameters"),
+            ("live vectors alone", f"{size(network.live_vectors)}, {part} of the dense table"),
+            ("dense table of all features seen", size(network.dense_table)),
+        ],
+        "Files": [
+            *((name, size(used)) for name, used in inspection.sizes.files.items()),
+            ("together", size(sum(inspection.sizes.files.values()))),
+        ],
+    }
+
+
+def effects(inspection: Inspection) -> Pairs:
+    """What λ did: what is meant, and the figure."""
+    optimizer, effect, total = inspection.optimizer, inspection.regularized, inspection.total
+    zeros = f"{count(effect.zero_rows)} of {count(total.rows)}, {percent(share_of(effect.zero_rows, total.rows))}"
+    gone: Pairs = [("seen, but has no row any more", count(total.seen - total.rows))] if total.seen > total.rows else []
+    if not optimizer.zeroes:
+        what = "nothing is regularized: λ1, λ21 and λ2 are 0"
+        if optimizer.l2 > 0:
+            what = "λ2 shrinks vectors; it makes none zero"
+        return [("regularization", what), ("rows that are exactly zero", zeros), *gone]
+    elements = share_of(effect.zero_elements, effect.live_elements)
+    found: Pairs = [("rows made exactly zero", zeros), *gone]
+    if inspection.kind == "export":  # which has the live rows alone
+        found = [("features seen that have no vector", _of(total.seen - total.live, total.seen))]
+    if optimizer.l1 > 0:
+        found.append(("zeros among the elements of live rows", percent(elements)))
+    if effect.zero is not None:
+        found += [
+            (f"{effect.measure} of zero rows, quartiles", _quartiles(effect.zero.quantiles)),
+            ("zero rows within 10 % of coming back", _of(effect.zero.near, effect.zero.rows)),
+        ]
+    if effect.live is not None:
+        found += [
+            (f"{effect.measure} of live rows, quartiles", _quartiles(effect.live.quantiles)),
+            ("live rows within 10 % of the threshold", _of(effect.live.near, effect.live.rows)),
+        ]
+    if effect.kept is not None:
+        found.append(("live rows are shrunk by k, quartiles", _quartiles(effect.kept)))
+    return found
+
+
+def note(inspection: Inspection) -> str:
+    """How the figures of `effects` are meant; empty where there is nothing to explain."""
+    optimizer, effect = inspection.optimizer, inspection.regularized
+    if not optimizer.zeroes:
+        return ""
+    if effect.measure is None:
+        if inspection.kind == "export":
+            return "How far rows are from the threshold is not known: an export holds no optimizer state."
+        return f"How far rows are from the threshold is told for the norm s only, not for {optimizer.norm}."
+    said = f"A row is zero while {effect.measure} is at most 1."
+    if effect.live is not None:
+        said += " Of live rows it is what their next step finds if its gradient is zero, momentum left out."
+    return said
+
+
+def _quartiles(quantiles: Mapping[float, float]) -> str:
+    """Such as "0.12, 0.16, 0.24"."""
+    return ", ".join(_number(quantiles[share]) for share in (0.25, 0.5, 0.75))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < math.inf else f"{value:.3g}"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{count(part)} of {count(whole)}, {percent(share_of(part, whole))}"

@@ -1,0 +1,148 @@
+"""The lookup of keys as a module of standard operators, for PyTorch, torch.export and ONNX alike."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.quantize import Encoded
+
+BLOCK = 16
+"""Keys that are compared at once. Reading 16 that lie side by side costs little more than reading one."""
+
+_PER_FIELD = 2.0**-56
+_FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the last
+
+
+class Lookup(nn.Module):
+    """Key → vector, and zeros for a key that is not there.
+
+    The sorted keys lie in blocks of 16. A directory says between which blocks a key's must be, bisection over their
+    first keys finds it, and a comparison with all 16 the key's place in it.
+
+    The directory cuts the keys into buckets. A key's bucket is ⌊scale · key + offset⌋, computed in double precision
+    with a scale and an offset for each value of the key's top byte, its field; a scale is a power of two, so that
+    whoever computes this rounds the same way, fused or not. They fit the range of the field's keys, so that buckets
+    ascend with the keys, and a bucket is a slice of them. Hashed keys fill the buckets evenly, 8 to 16 in each; other
+    keys may crowd into few, which costs time but never an answer: there are as many steps of bisection as the fullest
+    bucket needs. A key that is not in the table ends in some block, whichever; the comparison tells.
+
+    Args:
+        keys: `[n]` int64, ascending and distinct.
+        vectors: Of the keys.
+
+    Raises:
+        ExportError: More keys than an int32 can count.
+    """
+
+    scale: Tensor
+    offset: Tensor
+    start: Tensor
+    first: Tensor
+    blocks: Tensor
+    places: Tensor
+    vectors: Tensor
+    scales: Tensor
+
+    def __init__(self, keys: Tensor, vectors: Encoded) -> None:
+        super().__init__()
+        rows, limit = len(keys), torch.iinfo(torch.int32).max - 2 * BLOCK
+        if rows > limit:
+            raise ExportError(f"{rows:,} live rows are more than a lookup can hold, {limit:,}")
+        if not rows:  # an empty table is one of a key whose vector is zero
+            keys, rows = torch.zeros(1, dtype=torch.int64), 1
+        self.width = min(rows, BLOCK)
+        blocks = -(-rows // self.width)
+        padding = blocks * self.width - rows
+        # The last block is filled up with keys of the first one, which no key's bisection looks for there.
+        keys = torch.cat([keys, keys[:padding]]).view(blocks, self.width)
+        scale, offset, start, most = _directory(keys.flatten()[:rows], self.width, blocks)
+        self.last, self.missing = len(start) - 1, blocks * self.width
+        self.halves = _halves(most)
+        self.register_buffer("scale", scale)
+        self.register_buffer("offset", offset)
+        self.register_buffer("start", start)
+        self.register_buffer("first", keys[:, 0].contiguous())
+        self.register_buffer("blocks", keys)
+        self.register_buffer("places", torch.arange(1.0, self.width + 1).unsqueeze(1))
+        self.register_buffer("vectors", _filled_up(vectors.vectors, self.missing + 1))
+        self.is_scaled = vectors.scale is not None
+        if vectors.scale is not None:
+            self.register_buffer("scales", _filled_up(vectors.scale.unsqueeze(1), self.missing + 1))
+
+    @property
+    def steps(self) -> int:
+        """Of the bisection."""
+        return len(self.halves)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Vectors `[n, dim]` float32 of keys `[n]` int64."""
+        approximate = keys.to(torch.float64)
+        field = _field(approximate)
+        scale, offset = self.scale.index_select(0, field), self.offset.index_select(0, field)
+        bucket = (approximate * scale + offset).clamp(0, self.last).to(torch.int32)
+        block = self.start.index_select(0, bucket)
+        for half in self.halves:
+            middle = block + half
+            block = torch.where(self.first.index_select(0, middle) <= keys, middle, block)
+        is_it = self.blocks.index_select(0, block) == keys.unsqueeze(1)
+        # The place in the block, from 1, or 0: at most one of the keys is it.
+        place = (is_it.to(torch.float32) @ self.places).squeeze(1).to(torch.int32)
+        row = torch.where(place > 0, block * self.width + (place - 1), self.missing)
+        vectors = self.vectors.index_select(0, row).to(torch.float32)
+        return vectors * self.scales.index_select(0, row) if self.is_scaled else vectors
+
+
+def _filled_up(rows: Tensor, size: int) -> Tensor:
+    return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
+
+
+def _field(approximate: Tensor) -> Tensor:
+    """The top byte of keys as doubles, plus 128. One that a double rounds up to the next field counts as that one's."""
+    return (approximate * _PER_FIELD + 128).to(torch.int32)
+
+
+def _directory(keys: Tensor, width: int, blocks: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Scale and offset by field, the first block of each bucket, and over how many blocks one stretches at most."""
+    scale, offset = torch.zeros(_FIELDS, dtype=torch.float64), torch.zeros(_FIELDS, dtype=torch.float64)
+    approximate = keys.to(torch.float64)
+    field = _field(approximate)
+    present, sizes = torch.unique_consecutive(field, return_counts=True)
+    last = sizes.cumsum(0) - 1
+    first = last - sizes + 1
+    buckets = 0
+    for number, size, low, high in zip(
+        present.tolist(), sizes.tolist(), approximate[first].tolist(), approximate[last].tolist(), strict=True
+    ):
+        power = _power(size, low, high)
+        begin = math.floor(low * power)
+        scale[number], offset[number] = power, buckets - begin
+        buckets += math.floor(high * power) - begin + 1
+    bucket = (approximate * scale[field] + offset[field]).to(torch.int32)
+    sizes = torch.bincount(bucket, minlength=buckets)
+    end = sizes.cumsum(0)
+    start = (end - sizes) // width
+    most = int(((end - 1) // width - start + 1)[sizes > 0].max())
+    # As many blocks are searched for every bucket: the last ones begin early enough.
+    return scale, offset, start.clamp(max=blocks - most).to(torch.int32), most
+
+
+def _power(size: int, low: float, high: float) -> float:
+    """The power of two that makes `size` / 16 to `size` / 8 buckets of keys from `low` to `high`, or few.
+
+    It is so small that buckets, before the offset is added, are integers that a double holds.
+    """
+    if size <= BLOCK or high <= low:
+        return 2.0**-64
+    _, exponent = math.frexp(max(abs(low), abs(high)))
+    return min(1.0, 2.0 ** (52 - exponent), 2.0 ** math.ceil(math.log2(size / BLOCK / (high - low))))
+
+
+def _halves(size: int) -> list[int]:
+    """How far the bisection of `size` blocks jumps in each step."""
+    halves = []
+    while size > 1:
+        halves.append(size // 2)
+        size -= size // 2
+    return halves

@@ -1,0 +1,133 @@
+"""The serving model as an ONNX file, and running one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.model import ServingModel
+from sparsegroup.serving.program import quiet
+
+INSTALL = "pip install 'sparsegroup[onnx]'"
+OPSET = 20
+OUTPUT = "probability"
+EXTERNAL_BYTES = 1_500_000_000
+"""Of the weights, above which they lie in a file beside the model: protobuf ends at 2 GiB."""
+
+
+def has_onnx() -> bool:
+    """Whether the packages are there that ONNX files take."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError:
+        return False
+    return all((onnx, onnxruntime, onnxscript))
+
+
+def require_onnx() -> None:
+    """Raise ExportError where they are not."""
+    if not has_onnx():
+        raise ExportError(f"ONNX needs packages that are not installed: {INSTALL}, or leave the ONNX file out")
+
+
+def save_onnx(
+    model: ServingModel,
+    program: ExportedProgram,
+    path: Path,
+    metadata: Mapping[str, str],
+    *,
+    external_bytes: int = EXTERNAL_BYTES,
+) -> None:
+    """Write the model: one file, and `<name>.data` beside it where the weights are large.
+
+    Args:
+        model: The model.
+        program: The model, traced.
+        path: The file.
+        metadata: For its `metadata_props`, beside those that say what it takes.
+        external_bytes: Of the weights, from which on they lie in the file beside it.
+
+    Raises:
+        ExportError: The packages are missing.
+    """
+    require_onnx()
+    import onnx
+
+    with quiet():
+        converted = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(model.inputs),
+            output_names=[OUTPUT],
+            custom_translation_table={torch.ops.aten.index_select.default: _gather()},
+            verbose=False,
+        )
+        assert converted is not None
+        weights = sum(tensor.nbytes for tensor in [*model.buffers(), *model.parameters()])
+        for node in converted.model.graph.all_nodes():
+            node.metadata_props.clear()  # what torch notes of how it came about, larger than the node
+        converted.model.metadata_props.update(_metadata(model) | dict(metadata))
+        converted.save(path, external_data=weights >= external_bytes)
+    with quiet():
+        onnx.checker.check_model(str(path), full_check=True)
+
+
+def _gather() -> Any:
+    """Gather as it is; torch's own translation adds a Reshape and a Cast to int64 to each."""
+    from onnxscript import opset20 as op
+
+    def gather(values: Any, dim: int, index: Any) -> Any:
+        return op.Gather(values, index, axis=dim)
+
+    return gather
+
+
+def _metadata(model: ServingModel) -> dict[str, str]:
+    columns = model.columns
+    return {
+        "fields": json.dumps(columns.fields, ensure_ascii=False),
+        "lists": json.dumps(columns.lists, ensure_ascii=False),
+        "numbers": json.dumps(columns.numbers, ensure_ascii=False),
+        "hash": columns.hash,
+    }
+
+
+class OnnxModel:
+    """An ONNX file in onnxruntime, on the CPU.
+
+    Args:
+        path: The file.
+        threads: That share an operator's work.
+
+    Raises:
+        ExportError: onnxruntime is missing, or cannot open the file.
+    """
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        require_onnx()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        try:
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors have no class in common
+            raise ExportError(f"{path}: onnxruntime cannot open it ({error})") from error
+        self._names = [given.name for given in self._session.get_inputs()]
+
+    def __call__(self, arguments: Sequence[Tensor]) -> npt.NDArray[np.float32]:
+        """Probabilities `[batch]` of what `ServingModel.forward` takes."""
+        feeds = {name: tensor.numpy() for name, tensor in zip(self._names, arguments, strict=True)}
+        result: npt.NDArray[np.float32] = self._session.run([OUTPUT], feeds)[0]
+        return result

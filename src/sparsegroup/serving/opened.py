@@ -1,0 +1,83 @@
+"""A trained model, wherever it lies: in a run, a checkpoint or an export."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sparsegroup.checkpoint import load_checkpoint
+from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
+from sparsegroup.checkpoint.state import contents
+from sparsegroup.serving.manifest import MANIFEST, Manifest
+from sparsegroup.serving.stored import read_export
+from sparsegroup.settings import checked
+from sparsegroup.training import ClickModel, Config
+from sparsegroup.training.run_dir import VOCABULARY, Columns, RunError, config_of, last_checkpoint
+
+Kind = Literal["run", "checkpoint", "export"]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trained model and what belongs to it.
+
+    Attributes:
+        path: Where it lies.
+        kind: What it lies in.
+        config: Settings it was trained with.
+        columns: What it expects of its logs.
+        model: The model, in evaluation mode. In a run or checkpoint the rows of its table hold the optimizer's state.
+        vocabulary: Parquet file of key, field and value, where one was kept.
+        samples: Trained on, in all; None where that is not known.
+        steps: Of the table's optimizer; None likewise.
+        manifest: Of an export: its table knows the live rows alone, the manifest what training has seen.
+    """
+
+    path: Path
+    kind: Kind
+    config: Config
+    columns: Columns
+    model: ClickModel
+    vocabulary: Path | None
+    samples: int | None = None
+    steps: int | None = None
+    manifest: Manifest | None = None
+
+
+def open_trained(path: str | Path) -> Opened:
+    """The model in the folder `path`.
+
+    Raises:
+        RunError, CheckpointError: It holds none, or a damaged one.
+    """
+    path = Path(path)
+    if (path / MANIFEST).is_file():
+        export = read_export(path)
+        columns, config = export.manifest.columns_and_config()
+        names = export.vocabularies[0] if len(export.vocabularies) == 1 else None
+        return Opened(path, "export", config, columns, export.click_model(), names, manifest=export.manifest)
+    if (path / CHECKPOINT).is_file():
+        return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY)
+    config_of(path)
+    return _open_checkpoint(path, "run", last_checkpoint(path), path / VOCABULARY)
+
+
+def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path) -> Opened:
+    _, extra = contents(checkpoint)
+    try:
+        config = checked(Config, extra["config"], str(checkpoint))
+        columns, samples = Columns.from_dict(extra["columns"]), extra["samples"]
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it says of no model") from error
+    model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
+    load_checkpoint(checkpoint, model, optimizer, rng=False)
+    entry = optimizer.state.get(model.embedding.weight)
+    return Opened(
+        path,
+        kind,
+        config,
+        columns,
+        model.eval(),
+        vocabulary if vocabulary.is_file() else None,
+        samples=samples,
+        steps=int(entry["step"]) if entry else 0,
+    )

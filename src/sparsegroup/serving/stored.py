@@ -1,0 +1,145 @@
+"""Exports as they lie on disk: read, checked, and a chain of deltas followed to what it leads to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sparsegroup.serving.difference import Difference, merge
+from sparsegroup.serving.embeddings import Embeddings, load_embeddings
+from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.folder import verify
+from sparsegroup.serving.manifest import EMBEDDINGS, NETWORK, TOMBSTONES, UPSERTS, Manifest, read_manifest
+from sparsegroup.serving.model import ServingModel
+from sparsegroup.training import ClickModel
+from sparsegroup.training.run_dir import VOCABULARY
+
+_LONGEST_CHAIN = 10_000
+
+
+@dataclass(frozen=True)
+class Export:
+    """What a server needs.
+
+    Attributes:
+        folder: Where it lies.
+        manifest: Of the folder.
+        embeddings: The live rows.
+        network: The network's `state_dict`.
+        vocabularies: Files of key, field and value, where they were kept; of a chain, the newest last.
+    """
+
+    folder: Path
+    manifest: Manifest
+    embeddings: Embeddings
+    network: dict[str, Tensor]
+    vocabularies: tuple[Path, ...] = ()
+
+    def click_model(self) -> ClickModel:
+        """A model whose table holds the decoded vectors, in evaluation mode."""
+        columns, config = self.manifest.columns_and_config()
+        model = ClickModel(
+            config.model.name,
+            len(columns.fields),
+            self.manifest.dim,
+            config.training.seed,
+            len(columns.numbers),
+            hidden=config.model.hidden,
+            dropout=config.model.dropout,
+        )
+        try:
+            model.network.load_state_dict(self.network)
+        except RuntimeError as error:
+            raise ExportError(f"{self.folder / NETWORK}: does not fit the settings ({error})") from error
+        model.embedding.assign(self.embeddings.keys, self.embeddings.vectors.decode())
+        return model.eval()
+
+    def serving_model(self) -> ServingModel:
+        """The model that the files `model.onnx` and `model.pt2` are made of."""
+        columns, _ = self.manifest.columns_and_config()
+        return ServingModel(self.embeddings, self.click_model().network, columns)
+
+
+def read_export(folder: str | Path) -> Export:
+    """The export in a folder; of a delta, the one that it leads to, found by the paths that deltas record.
+
+    All files are checked against the manifests.
+
+    Raises:
+        ExportError: No export; a damaged file, by name; a delta whose base is another than it was made for.
+    """
+    chain = [Path(folder)]
+    manifests = [read_manifest(chain[0])]
+    while (follows := manifests[-1].follows) is not None:
+        if len(chain) > _LONGEST_CHAIN:
+            raise ExportError(f"{folder}: its deltas follow each other in a circle")
+        before = chain[-1] / follows.path
+        manifest = read_manifest(before)
+        if manifest.id != follows.id:
+            raise ExportError(f"{chain[-1]}: follows export {follows.id}, but in {before} there is {manifest.id}")
+        chain.append(before)
+        manifests.append(manifest)
+    export = _read_whole(chain[-1], manifests[-1])
+    for delta in reversed(chain[:-1]):
+        export = apply(export, delta)
+    return export
+
+
+def _read_whole(folder: Path, manifest: Manifest) -> Export:
+    _verify_files(folder, manifest, (EMBEDDINGS, NETWORK))
+    if (manifest.files[EMBEDDINGS], manifest.files[NETWORK]) != (manifest.content.embeddings, manifest.content.network):
+        raise ExportError(f"{folder}: damaged (the manifest's files are not its content)")
+    embeddings = load_embeddings(folder / EMBEDDINGS, manifest.dim, manifest.dtype)
+    return Export(folder, manifest, embeddings, _load_network(folder), _vocabulary(folder, manifest))
+
+
+def apply(export: Export, folder: Path) -> Export:
+    """What a delta makes of an export, in memory.
+
+    Raises:
+        ExportError: It is no delta, damaged, or follows another export.
+    """
+    manifest = read_manifest(folder)
+    if manifest.follows is None:
+        raise ExportError(f"{folder}: a whole export, no delta")
+    if manifest.follows.id != export.manifest.id:
+        raise ExportError(
+            f"{folder}: follows export {manifest.follows.id}, not {export.manifest.id}, which {export.folder} leads to"
+        )
+    _verify_files(folder, manifest, (UPSERTS, TOMBSTONES, NETWORK))
+    upserts = load_embeddings(folder / UPSERTS, manifest.dim, manifest.dtype)
+    embeddings = merge(export.embeddings, Difference(upserts, _load_tombstones(folder / TOMBSTONES)))
+    vocabularies = (*export.vocabularies, *_vocabulary(folder, manifest))
+    return Export(folder, manifest, embeddings, _load_network(folder), vocabularies)
+
+
+def _verify_files(folder: Path, manifest: Manifest, needed: tuple[str, ...]) -> None:
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise ExportError(f"{folder}: damaged (the manifest does not name {missing[0]})")
+    for name, expected in manifest.files.items():
+        verify(folder / name, expected)
+
+
+def _load_network(folder: Path) -> dict[str, Tensor]:
+    try:
+        network: dict[str, Tensor] = load_file(folder / NETWORK)
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{folder / NETWORK}: damaged ({error})") from error
+    return network
+
+
+def _load_tombstones(path: Path) -> Tensor:
+    try:
+        keys: Tensor = load_file(path)["keys"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ExportError(f"{path}: damaged ({error})") from error
+    if keys.dtype != torch.int64 or keys.ndim != 1:
+        raise ExportError(f"{path}: damaged (keys must be int64 [k])")
+    return keys
+
+
+def _vocabulary(folder: Path, manifest: Manifest) -> tuple[Path, ...]:
+    return (folder / VOCABULARY,) if VOCABULARY in manifest.files else ()

@@ -1,0 +1,169 @@
+"""What an export is tested on: rows of a log, or made up ones; and what came of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.data.batches import Bags, Batch, Log
+from sparsegroup.data.opening import open_click_log
+from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.manifest import Scores, Test
+from sparsegroup.training import Config
+from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.one_pass import EVALUATED
+from sparsegroup.training.run_dir import Columns
+from sparsegroup.training.scoring import open_to_score
+
+Scorer = Callable[[Batch], npt.NDArray[np.floating]]
+TOLERANCE = 1e-5
+"""How far two ways to compute the same probability may be apart."""
+
+
+@dataclass(frozen=True)
+class TestRows:
+    """Rows `start` to `stop` of a log."""
+
+    __test__ = False  # no test of pytest's
+
+    log: Log
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows, in order."""
+        yield from self.log.batches(self.start, self.stop, EVALUATED)
+
+
+def open_test_rows(
+    path: Path, config: Config, threads: int = 1, on_progress: Callable[[int], None] | None = None
+) -> TestRows:
+    """The test rows of a log, read in the format of the log that a model was trained on.
+
+    The model's own log, and a prepared one, give the rows that training left for the test, if it left any; any other
+    log is a test set as a whole.
+
+    Args:
+        path: A raw log, or a folder that `prepare` has written.
+        config: The model's settings.
+        threads, on_progress: Of a raw log, see `RawLog`.
+
+    Raises:
+        ClickLogError, OSError: It cannot be read.
+        ValueError: The settings do not go with it.
+    """
+    data = config.data
+    if path.is_dir():
+        return _of(PreparedLog(path))
+    how: dict[str, Any] = {
+        "on_bad_row": data.on_bad_row,
+        "max_bad": data.max_bad,
+        "threads": threads,
+        "on_progress": on_progress,
+        **data.format_options,
+    }
+    if data.log is not None and path.resolve() == Path(data.log).resolve():
+        test = None if data.test is None else Path(data.test)
+        return _of(open_click_log(path, test, **how))
+    opened = open_to_score(path, **how)
+    return TestRows(opened.log, 0, len(opened.log))
+
+
+def _of(log: Log) -> TestRows:
+    return TestRows(log, log.train_rows if log.train_rows < len(log) else 0, len(log))
+
+
+class MadeUpRows:
+    """Rows to compare models on where there is no log: of the embeddings' keys and as many absent ones.
+
+    Args:
+        keys: `[n]` int64.
+        columns: What the model expects.
+        rows: How many.
+    """
+
+    def __init__(self, keys: Tensor, columns: Columns, rows: int = 512) -> None:
+        self._columns, self._rows = columns, rows
+        self._generator = torch.Generator().manual_seed(0)
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def batches(self) -> Iterator[Batch]:
+        """All of them, and the first alone."""
+        columns, rows, generator = self._columns, self._rows, self._generator
+        bags = []
+        for _ in columns.lists:
+            offsets = torch.zeros(rows + 1, dtype=torch.int64)
+            offsets[1:] = torch.randint(0, 4, (rows,), generator=generator).cumsum(0)
+            bags.append(Bags(self._some_keys(int(offsets[-1])), offsets))
+        batch = Batch(
+            self._some_keys(rows, len(columns.fields) - len(columns.lists)),
+            torch.randn(rows, len(columns.numbers), generator=generator),
+            torch.zeros(rows),
+            torch.zeros(rows, dtype=torch.int64),
+            bags=tuple(bags),
+        )
+        yield batch
+        yield batch[:1]
+
+    def _some_keys(self, *shape: int) -> Tensor:
+        absent = torch.randint(-(1 << 63), (1 << 63) - 1, shape, generator=self._generator)
+        if not len(self._keys):
+            return absent
+        present = self._keys[torch.randint(0, len(self._keys), shape, generator=self._generator)]
+        return torch.where(torch.rand(shape, generator=self._generator) < 0.5, present, absent)
+
+
+def compare(rows: TestRows | MadeUpRows, scorers: Mapping[str, Scorer]) -> Mapping[str, Scores]:
+    """What each of several models gives on the same rows; differences are to the one named "export"."""
+    gaps = dict.fromkeys(scorers, 0.0)
+    probabilities: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
+    labels, weights = [], []
+    for batch in rows.batches():
+        labels.append(batch.labels.numpy())
+        if batch.weights is not None:
+            weights.append(batch.weights.numpy())
+        for name, score in scorers.items():
+            probabilities[name].append(score(batch).astype(np.float64))
+        for name in scorers:
+            gap = np.abs(probabilities[name][-1] - probabilities["export"][-1])
+            gaps[name] = max(gaps[name], float(gap.max(initial=0.0)))
+    if not labels:
+        raise ExportError("the test log has no rows")
+    every = np.concatenate(labels)
+    counts = np.concatenate(weights) if weights else None
+    found = {}
+    for name, parts in probabilities.items():
+        metrics = evaluate(every, np.concatenate(parts), counts)
+        found[name] = Scores(auc=metrics.auc, log_loss=metrics.log_loss, max_abs_difference=gaps[name])
+    return found
+
+
+def check_agreement(scores: Mapping[str, Scores], exact: bool) -> None:
+    """Whether the files compute what PyTorch does, and in float32 what the trained model does.
+
+    Raises:
+        ExportError: They are more than 1e-5 apart.
+    """
+    for name, score in scores.items():
+        if (name != "training" or exact) and not score.max_abs_difference <= TOLERANCE:
+            raise ExportError(
+                f"{name} and the export in PyTorch differ by {score.max_abs_difference:.3g}, more than {TOLERANCE:g}; "
+                "please report it"
+            )
+
+
+def as_test(rows: TestRows, scores: Mapping[str, Scores]) -> Test:
+    """For the manifest."""
+    return Test(log=rows.log.name, rows=len(rows), scores=scores)

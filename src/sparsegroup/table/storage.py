@@ -1,0 +1,215 @@
+"""A table in files, written and read in pieces: all of its rows, or those that have changed since.
+
+A file holds `keys` [n], `dropped` [k] (keys that `shrink` has dropped) and `rows` [n, parts, dim]: the vectors, u and
+the optimizer's state, in the order of `parts`. Reading it drops the rows of the one and sets those of the other, so
+that all rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
+"""
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+
+from sparsegroup.table.changes import Changes
+from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.records import TableConfig
+from sparsegroup.table.rows import WEIGHT, Rows
+from sparsegroup.table.table import Table
+from sparsegroup.tensor_file import NAMES, FileFacts, TensorWriter
+
+Int64s = npt.NDArray[np.int64]
+
+_PIECE_BYTES = 16 << 20
+"""Of rows, or of keys, that are in memory at a time beside the table; more where the table is large."""
+
+_KEYS_PER_BUCKET = 4
+
+_SHARE = 0.05
+"""Of the table's memory, that its keys may take for a moment: they lie in the order of their hashes."""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What is written down of a table, beside its files.
+
+    Attributes:
+        dim, dtype, std, init, seed, field_bits: See `HashEmbedding`.
+        parts: Of a row after its vector → value in a new row.
+        rows: Rows.
+        seen: Distinct keys ever seen in training.
+        skipped_rows: See `HashEmbedding`.
+        buckets: Of the index: they say when it grows.
+        written: Rows in this file.
+    """
+
+    dim: int
+    dtype: str
+    std: float
+    init: str
+    seed: int
+    field_bits: int
+    parts: Mapping[str, float]
+    rows: int
+    seen: int
+    skipped_rows: int
+    buckets: int
+    written: int
+
+    @classmethod
+    def of(cls, table: Table, written: int) -> "TableFacts":
+        """Those of a table."""
+        return cls(
+            **_identity(table.config),
+            parts=dict(table.rows.initial),
+            rows=table.num_rows,
+            seen=table.num_seen,
+            skipped_rows=table.skipped_rows,
+            buckets=table.index.buckets,
+            written=written,
+        )
+
+    def is_possible(self) -> bool:
+        """Whether there can be a table of which this is said; a file that was tampered with may say anything."""
+        counts = (self.dim, self.rows, self.seen, self.skipped_rows, self.buckets, self.written)
+        parts = self.parts.items()
+        return (
+            all(type(count) is int and count >= 0 for count in counts)
+            and self.rows <= self.seen
+            and self.rows <= _KEYS_PER_BUCKET * self.buckets != 0
+            and all(isinstance(name, str) and name != WEIGHT for name, _ in parts)
+            and all(type(value) in (int, float) and math.isfinite(value) for _, value in parts)
+        )
+
+    @property
+    def sensible_buckets(self) -> int:
+        """So many that the index is not out of proportion, whatever is said: an index grows where it must."""
+        return min(self.buckets, 2 * self.rows + (1 << 12))
+
+    def mismatch(self, config: TableConfig) -> str | None:
+        """What a table with these rows differs in from one of that config, or None."""
+        theirs = _identity(config)
+        differing = [
+            f"{name} {value!r} (the model has {theirs[name]!r})"
+            for name, value in asdict(self).items()
+            if name in theirs and theirs[name] != value
+        ]
+        return ", ".join(differing) or None
+
+
+def _identity(config: TableConfig) -> dict[str, Any]:
+    names = ("dim", "std", "init", "seed", "field_bits")
+    return {**{name: getattr(config, name) for name in names}, "dtype": config.dtype.name}
+
+
+def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
+    """Write all rows. Nothing may change the table meanwhile.
+
+    Raises:
+        OSError: The disk is full, say.
+    """
+    rows, count = table.rows, table.num_rows
+    with _writer(table, path, count, table.dropped) as file:
+        at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
+        for first in range(0, count, at_a_time):
+            file.write(table.index.keys_of_rows(first, min(first + at_a_time, count)))
+        file.write(table.dropped)
+        for address, size in rows.blocks(count):
+            file.write((ctypes.c_char * size).from_address(address))
+    return file.facts, TableFacts.of(table, count)
+
+
+def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts, TableFacts]:
+    """Write the rows that have changed and the keys that have been dropped. Nothing may change the table meanwhile.
+
+    Raises:
+        OSError: The disk is full, say.
+    """
+    keys, numbers = table.index.entries_of(changes.mask(table.num_rows))
+    order = np.argsort(numbers)
+    keys, numbers = keys[order], numbers[order]
+    dropped = changes.removed
+    with _writer(table, path, len(keys), dropped) as file:
+        file.write(keys)
+        file.write(dropped)
+        for piece in _pieces(len(keys), table.rows):
+            file.write(table.rows.read_whole(numbers[piece]))
+    return file.facts, TableFacts.of(table, len(keys))
+
+
+def _writer(table: Table, path: Path, count: int, dropped: npt.NDArray[Any]) -> TensorWriter:
+    rows, keys = table.rows, np.dtype(np.int64)
+    shapes = {
+        "keys": (keys, (count,)),
+        "dropped": (keys, (len(dropped),)),
+        "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
+    }
+    return TensorWriter(path, shapes, {"parts": ",".join(rows.parts)})
+
+
+def _pieces(count: int, rows: Rows) -> list[slice]:
+    at_a_time = max(1, _PIECE_BYTES // rows.row_bytes)
+    return [slice(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
+
+
+def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) -> Table:
+    """The table that has been written.
+
+    Args:
+        config: Of the table, with which the facts must agree.
+        chain: A file of all rows, then those of changes, in the order in which they were written.
+
+    Raises:
+        ValueError: A file does not hold what its facts say.
+        MemoryError: The system has no more.
+    """
+    first, last = chain[0][1], chain[-1][1]
+    table = Table(config)
+    table.index = Index(config.huge_pages, first.sensible_buckets)
+    table.rows = Rows(config.dim, config.dtype, config.huge_pages, first.parts)
+    for path, facts in chain:
+        _apply(table, path, facts)
+    if table.index.buckets != last.sensible_buckets:
+        table.index = table.index.with_buckets(last.sensible_buckets)
+    table.note(seen=last.seen, skipped_rows=last.skipped_rows)
+    return table
+
+
+def _apply(table: Table, path: Path, facts: TableFacts) -> None:
+    with safe_open(path, "numpy") as file:
+        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", table.config.dtype)):
+            if file.get_slice(name).get_dtype() != NAMES[kind]:
+                raise ValueError(f"{path}: {name} are {file.get_slice(name).get_dtype()}, expected is {NAMES[kind]}")
+        dropped = file.get_tensor("dropped")
+        if dropped.ndim != 1:
+            raise ValueError(f"{path}: dropped has {dropped.ndim} dimensions, expected is 1")
+        table.drop(dropped)
+        if table.rows.initial != dict(facts.parts):
+            table.rows = table.rows.relaid(facts.parts, table.num_rows)
+        was_empty = not table.num_rows
+        keys, rows = file.get_slice("keys"), file.get_slice("rows")
+        count = facts.written
+        if rows.get_shape() != [count, len(table.rows.parts), table.config.dim] or keys.get_shape() != [count]:
+            raise ValueError(
+                f"{path}: rows of shape {rows.get_shape()} and keys of {keys.get_shape()} do not fit the manifest"
+            )
+        if facts.rows > table.num_rows + count:
+            raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {table.num_rows:,}")
+        table.rows.reserve(facts.rows)
+        for piece in _pieces(count, table.rows):
+            some = keys[piece]
+            if len(np.unique(some)) != len(some):
+                raise ValueError(f"{path}: a key appears twice")
+            numbers = np.full(len(some), ABSENT) if was_empty else table.index.find(some)
+            new = numbers == ABSENT
+            numbers[new] = np.arange(table.num_rows, table.num_rows + int(new.sum()))
+            table.index.reserve(table.num_rows + int(new.sum()))
+            table.index.insert(some[new], numbers[new])
+            table.rows.write_whole(numbers, rows[piece].reshape(len(some), -1))
+    if table.num_rows != facts.rows:
+        raise ValueError(f"{path}: {table.num_rows:,} rows, the manifest says {facts.rows:,}")

@@ -1,0 +1,114 @@
+"""safetensors files written piece by piece, for tensors that are never whole in memory; the library reads them."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sparsegroup import files
+
+NAMES = {
+    np.dtype(np.int64): "I64",
+    np.dtype(np.int32): "I32",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.float64): "F64",
+    np.dtype(np.float32): "F32",
+}
+"""What safetensors calls a dtype."""
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What is written down of a file, to know it again.
+
+    Attributes:
+        bytes: Its size.
+        xxh3_64: Of its bytes, 16 hexadecimal digits.
+    """
+
+    bytes: int
+    xxh3_64: str
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
+    """Write tensors that are in memory, on the CPU and contiguous; some may share it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        at = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if at in seen else tensor
+        seen.add(at)
+    try:
+        save_file(apart, path)
+    except SafetensorError as error:  # the library's word for a full disk, too
+        raise OSError(f"{path}: cannot be written ({error})") from error
+    files.sync(path)
+    return FileFacts(path.stat().st_size, files.checksum(path))
+
+
+class TensorWriter:
+    """Writes one file. `with` it ends with the file on disk, or with an error and an unfinished file.
+
+    Args:
+        path: Of the file, which is made or replaced.
+        tensors: Name → dtype and shape, in the order in which they will be written; wide dtypes first, so that all
+            are aligned.
+        metadata: Texts.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, tuple[np.dtype[Any], Sequence[int]]],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self._path = path
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        end = 0
+        for name, (dtype, shape) in tensors.items():
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._expected = 8 + len(text) + end
+        self._digest = xxhash.xxh3_64()
+        self._bytes = 0
+        self._file = path.open("wb", buffering=0)
+        try:
+            self.write(len(text).to_bytes(8, "little") + text)
+        except OSError:
+            self._file.close()
+            raise
+
+    def write(self, data: Any) -> None:
+        """The next bytes of the tensors, of anything with a buffer."""
+        view = memoryview(data).cast("B") if len(memoryview(data)) else memoryview(b"")
+        files.write(self._file, view)
+        self._digest.update(view)
+        self._bytes += len(view)
+
+    @property
+    def facts(self) -> FileFacts:
+        """Of what has been written."""
+        return FileFacts(self._bytes, self._digest.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if error is None:
+            if self._bytes != self._expected:
+                raise RuntimeError(f"{self._path}: {self._bytes:,} bytes written, {self._expected:,} announced")
+            files.sync(self._path)

@@ -1,0 +1,206 @@
+"""A training run in its folder: begun, gone on with after another run, or resumed where it was cut off."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from sparsegroup.checkpoint import Checkpoints
+from sparsegroup.data.batches import Log
+from sparsegroup.optim import GroupOptimizer
+from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.config import Config, read_config
+from sparsegroup.training.one_pass import EVALUATED, window_of
+from sparsegroup.training.records import Progress, Summary
+from sparsegroup.training.run_dir import (
+    CHECKPOINTS,
+    CONFIG,
+    Begun,
+    Columns,
+    Run,
+    RunError,
+    begin_run,
+    checkpoint_extra,
+    finish_run,
+    load_run,
+    read_begun,
+    read_columns,
+    summarize,
+    write_history,
+)
+from sparsegroup.training.run_dir import append_point as append
+from sparsegroup.training.trainer import Trainer
+
+
+class Session:
+    """Trains a model in a folder, so that a process that dies loses no more than since the last checkpoint.
+
+    Made by `begin` or `resume`. Resumed, it ends with the same bits as if it had never been cut off.
+
+    Attributes:
+        position: Rows of the log that have been trained on.
+        notes: What is to be said of where it goes on.
+    """
+
+    def __init__(
+        self, folder: Path, config: Config, log: Log, model: ClickModel, optimizer: GroupOptimizer, begun: Begun
+    ) -> None:
+        self.folder, self.config, self.log, self.begun = folder, config, log, begun
+        self.model, self.optimizer = model, optimizer
+        self.trainer = Trainer(
+            model.network,
+            model.embedding,
+            optimizer,
+            window=window_of(log.train_rows, config.training.batch_size, config.training.windows),
+            compile=config.training.compiles(log.train_rows),
+        )
+        self.checkpoints = Checkpoints(
+            folder / CHECKPOINTS, keep=config.checkpoint.keep, incremental=config.checkpoint.incremental
+        )
+        self.position = 0
+        self.notes: list[str] = []
+        self._last = perf_counter()
+        self._saved_at: int | None = None
+
+    @classmethod
+    def begin(cls, folder: Path, config: Config, log: Log, run: Run | None = None) -> "Session":
+        """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
+
+        Raises:
+            RunError: The log has other columns than the run.
+        """
+        if run is not None:
+            run.columns.check(log)
+        model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
+        session = cls(folder, config, log, model, optimizer, Begun.now(log, run))
+        session._follow(run)
+        begin_run(folder, config, log, session.trainer.history, session.begun)
+        return session
+
+    @classmethod
+    def resume(cls, folder: Path, log: Log) -> "Session":
+        """Go on with the run in `folder` from its last good checkpoint, or from its start.
+
+        Args:
+            folder: Of a run that has been cut off at any moment.
+            log: The one that it was begun on.
+
+        Raises:
+            RunError: There is no such run, the log has changed, or the run that it went on with is not there any more.
+            CheckpointError: The checkpoint is another model's.
+        """
+        config, begun = begun_in(folder)
+        read_columns(folder).check(log)
+        begun.check(log)
+        checkpoints = Checkpoints(folder / CHECKPOINTS)
+        latest, run = checkpoints.latest(), None
+        if latest is None and begun.continued_from is not None:
+            run = load_run(begun.continued_from, config)
+            if run.checkpoint_id != begun.continued_id:
+                raise RunError(f"{run.folder}: has changed since {folder} went on with it; begin that one again")
+        model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
+        session = cls(folder, config, log, model, optimizer, begun)
+        session._follow(run)
+        session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
+        if latest is not None:
+            loaded = session.checkpoints.load(latest, model, optimizer)
+            session.trainer.load_state_dict(loaded.extra["trainer"])
+            session.position, session._saved_at = loaded.extra["position"], loaded.step
+            session.notes += loaded.notes
+        write_history(folder, session.trainer.history)
+        return session
+
+    def _follow(self, run: Run | None) -> None:
+        if run is not None:
+            self.trainer.go_on_after(run.history)
+            self.notes = list(run.notes)
+
+    @property
+    def step(self) -> int:
+        """Batches of this run that have been trained on."""
+        return -(-self.position // self.config.training.batch_size)
+
+    def train(
+        self,
+        *,
+        on_batch: Callable[[int, float], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Summary:
+        """Train on what is left of the log, evaluate on its test rows, and write what the run leaves behind.
+
+        Args:
+            on_batch, on_progress: See `Trainer.fit`.
+
+        Raises:
+            CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
+        """
+
+        def note(point: Progress) -> None:
+            append(self.folder, point)
+            if on_progress is not None:
+                on_progress(point)
+
+        log, size = self.log, self.config.training.batch_size
+        self._last = perf_counter()
+        stream = log.batches(self.position, log.train_rows, size)
+        trained = self.trainer.samples - self.position  # in earlier runs
+
+        def after_batch() -> None:
+            self.position = self.trainer.samples - trained
+            if self._is_due() and self.position < log.train_rows:
+                self.checkpoint()
+
+        self.trainer.fit(stream, on_batch=on_batch, on_progress=note, after_batch=after_batch)
+        if self._saved_at != self.step:
+            self.checkpoint(whole=True)
+        else:  # cut off after that one
+            self.checkpoints.tidy()
+        tested = len(log) > log.train_rows
+        test = self.trainer.evaluate(log.batches(log.train_rows, len(log), EVALUATED)) if tested else None
+        summary = summarize(
+            log,
+            self.model,
+            self.trainer.history,
+            test,
+            self.begun.started,
+            continued_from=self.begun.continued_from,
+            bad_rows=getattr(log, "bad_rows", {}),
+        )
+        finish_run(self.folder, self.config, log, self.trainer.history, summary)
+        return summary
+
+    def _is_due(self) -> bool:
+        settings = self.config.checkpoint
+        by_number = settings.steps and self.step % settings.steps == 0
+        return bool(by_number or (settings.minutes and perf_counter() - self._last >= 60 * settings.minutes))
+
+    def checkpoint(self, *, whole: bool = False) -> Path:
+        """Write where the run stands. To be called between two batches.
+
+        Args:
+            whole: Write all rows, whatever has changed.
+
+        Raises:
+            CheckpointError, OSError: It cannot be written. Those that there are stay.
+        """
+        extra: dict[str, Any] = checkpoint_extra(
+            self.config,
+            Columns.of(self.log),
+            self.trainer.samples,
+            position=self.position,
+            trainer=self.trainer.state_dict(),
+        )
+        path = self.checkpoints.save(self.step, self.model, self.optimizer, extra=extra, whole=whole)
+        self._last, self._saved_at = perf_counter(), self.step
+        return path
+
+
+def begun_in(folder: Path) -> tuple[Config, Begun]:
+    """Settings and beginning of the run in a folder, whole or not.
+
+    Raises:
+        RunError: There is none.
+    """
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
+    return read_config(folder / CONFIG, {}), read_begun(folder)

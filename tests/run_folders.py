@@ -1,0 +1,10 @@
+"""What a run's folder holds, for comparisons."""
+
+from pathlib import Path
+
+from sparsegroup.training.run_dir import last_checkpoint
+
+
+def state_of(run: Path) -> dict[str, bytes]:
+    """The tensors that a run ended with: the network, its optimizer, torch's random numbers, the table's rows."""
+    return {path.name: path.read_bytes() for path in last_checkpoint(run).glob("*.safetensors")}

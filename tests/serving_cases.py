@@ -1,0 +1,62 @@
+"""Models to be exported, made without training."""
+
+from pathlib import Path
+
+import torch
+
+from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.serving import Opened
+from sparsegroup.training import Config
+from sparsegroup.training.run_dir import Columns
+
+FIELDS = ("site", "user", "tags", "hour", "words")
+LISTS = ("tags", "words")
+
+
+def columns_of(lists: bool = False, numbers: bool = False) -> Columns:
+    return Columns(FIELDS, LISTS if lists else (), ("age", "price") if numbers else ())
+
+
+def random_keys(count: int, fields: int = len(FIELDS), seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    field = torch.randint(0, fields, (count,), generator=generator)
+    return ((field << 56) + torch.randint(0, 1 << 56, (count,), generator=generator)).unique()
+
+
+def opened_model(
+    model: str = "dcn", *, lists: bool = False, numbers: bool = False, rows: int = 300, seed: int = 0, dim: int = 4
+) -> Opened:
+    """A model with `rows` rows, of which about a fifth are zero, so not live."""
+    columns = columns_of(lists, numbers)
+    config = Config.of(model=model, dim=dim, seed=seed)
+    click_model, _ = config.build_for(len(columns.fields), len(columns.numbers))
+    keys = random_keys(rows, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(len(keys), dim, generator=generator)
+    vectors[torch.rand(len(keys), generator=generator) < 0.2] = 0
+    click_model.embedding.assign(keys, vectors)
+    return Opened(Path("made-up"), "run", config, columns, click_model.eval(), None)
+
+
+def batch_of(opened: Opened, size: int, seed: int = 1) -> Batch:
+    """Rows of known and unknown keys, and bags of none to three."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = opened.columns
+    known = torch.cat([keys for keys, _ in opened.model.embedding.items()])
+
+    def some(*shape: int) -> torch.Tensor:
+        keys = known[torch.randint(0, len(known), shape, generator=generator)]
+        return keys + (torch.rand(shape, generator=generator) < 0.3)
+
+    bags = []
+    for _ in columns.lists:
+        offsets = torch.zeros(size + 1, dtype=torch.int64)
+        offsets[1:] = torch.randint(0, 4, (size,), generator=generator).cumsum(0)
+        bags.append(Bags(some(int(offsets[-1])), offsets))
+    return Batch(
+        some(size, len(columns.fields) - len(columns.lists)),
+        torch.randn(size, len(columns.numbers), generator=generator),
+        torch.randint(0, 2, (size,), generator=generator).float(),
+        torch.zeros(size, dtype=torch.int64),
+        bags=tuple(bags),
+    )

@@ -1,0 +1,377 @@
+"""What `inspect` finds in a trained model: by the definitions first, then through the command line."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
+from sparsegroup.cli import main
+from sparsegroup.kernels import threads
+from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.serving.inspection import inspect
+from sparsegroup.serving.inspection_bins import Bins, as_shown, magnitudes, shares
+from sparsegroup.serving.inspection_page import render_inspection
+from sparsegroup.serving.inspection_rows import Largest, read_rows
+from sparsegroup.serving.inspection_threshold import Threshold, sigma_of
+from sparsegroup.serving.opened import open_trained
+
+SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+DIM = 4
+
+
+def quantile(values: Any, share: float) -> float:
+    return float(np.quantile(values, share, method="inverted_cdf"))
+
+
+def soft(z: Any, l1: float) -> Any:
+    return -np.sign(z) * np.maximum(np.abs(z) - l1, 0)
+
+
+def trained(
+    make: Callable[..., GroupOptimizer], steps: int = 12, seed: int = 0, **options: Any
+) -> tuple[HashEmbedding, GroupOptimizer, dict[str, Any], Any]:
+    """A table after some steps, its optimizer, the parts of its rows before the last one, and that one's gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    table = HashEmbedding(DIM, std=0.1, dtype=torch.float64)
+    optimizer = make(table.parameters(), **options)
+    keys = torch.arange(300)
+    scale = torch.logspace(-2.5, 0.5, len(keys), dtype=torch.float64)[:, None]
+    before: dict[str, Any] = {}
+    for _ in range(steps):
+        gradient = scale * torch.randn(len(keys), DIM, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        (table(keys) * gradient).sum().backward()
+        before = table.table.export()
+        optimizer.step()
+    return table, optimizer, before, gradient.numpy()
+
+
+def threshold_of(optimizer: GroupOptimizer, steps: int | None = 12) -> Threshold | None:
+    group = optimizer.param_groups[0]
+    regularizer = Regularizer(*(group[name] for name in ("l1", "l21", "l2", "norm", "penalty", "mcp_gamma")))
+    return Threshold.of(regularizer, sigma_of(optimizer, steps))
+
+
+# Bins
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quantiles_are_those_of_the_sorted_values_to_within_a_bin(seed: int) -> None:
+    values = np.random.default_rng(seed).beta(0.4, 2.0, 1 + 700 * seed)
+    bins = shares()
+    for part in np.array_split(values, 3):
+        bins.add(part)
+    assert bins.total == len(values)
+    for share in SHARES:
+        assert bins.quantile(share) == pytest.approx(quantile(values, share), abs=0.001)
+    assert bins.quantile(1.0) == values.max()
+
+
+def test_of_nothing_there_are_no_quantiles_and_nothing_to_show() -> None:
+    assert math.isnan(shares().quantile(0.5))
+    assert as_shown(magnitudes()).counts == ()
+
+
+def test_values_beyond_the_edges_are_in_the_outermost_bins() -> None:
+    bins = Bins(np.array([0.0, 1.0, 2.0]))
+    bins.add(np.array([-3.0, 0.5, 2.0, math.inf]))
+    assert bins.counts.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0, 20.0])
+def test_the_shown_histogram_counts_all_and_its_edges_hold_the_powers_of_ten(spread: float) -> None:
+    values = 10.0 ** np.random.default_rng(1).uniform(-spread, spread / 2, 5_000)
+    bins = magnitudes()
+    bins.add(values)
+    shown = as_shown(bins)
+    assert sum(shown.counts) == len(values)
+    assert len(shown.counts) <= max(24, math.ceil(1.5 * spread) + 1)
+    assert list(shown.counts) == np.histogram(values, shown.edges)[0].tolist()
+    exponents = np.log10(shown.edges)
+    inner = np.arange(math.ceil(exponents[0] - 1e-9), math.floor(exponents[-1] + 1e-9) + 1)
+    assert all(np.abs(exponents - exponent).min() < 1e-9 for exponent in inner)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 500])
+def test_the_largest_are_those_of_all_sorted_however_they_come(count: int) -> None:
+    random = np.random.default_rng(2)
+    keys, values = random.permutation(300), random.integers(0, 40, 300).astype(np.float64)  # many are equal
+    found = Largest(count)
+    for part in np.array_split(np.arange(300), 11):
+        found.add(keys[part], values[part])
+    order = np.lexsort((keys, -values))[:count]
+    assert found.keys.tolist() == keys[order].tolist()
+    assert found.values.tolist() == values[order].tolist()
+
+
+# The threshold
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.05])
+@pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
+@pytest.mark.parametrize("make", [GroupAdagrad, GroupAdam])
+def test_zero_rows_are_below_the_threshold(make: Any, penalty: str, l1: float) -> None:
+    table, optimizer, _, _ = trained(make, lr=0.05, l1=l1, l21=0.4, penalty=penalty)
+    found = read_rows(table.table, 5, threshold_of(optimizer))
+    content = table.table.export()
+    zero = ~(content["weight"] != 0).any(axis=1)
+    measures = np.linalg.norm(soft(content["u"][zero], l1), axis=1) / (math.sqrt(DIM) * 0.4)
+    assert (found.zero, found.live) == (zero.sum(), (~zero).sum())
+    assert 20 < found.zero < 280
+    assert found.measured_zero.total == found.zero
+    assert found.measured_zero.high == pytest.approx(measures.max())
+    assert found.measured_zero.high <= 1 + 1e-9
+    assert found.near_zero == (measures >= 0.9).sum()
+    for share in SHARES:
+        assert found.measured_zero.quantile(share) == pytest.approx(quantile(measures, share), abs=0.001)
+
+
+@pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
+def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str) -> None:
+    l1, l21, l2, lr = 0.03, 0.4, 0.2, 0.05
+    table, optimizer, before, g = trained(GroupAdagrad, lr=lr, l1=l1, l21=l21, l2=l2, penalty=penalty)
+    content = table.table.export()
+    sigma = (np.sqrt(content["sum"]) + 1e-10) / lr  # no step decays it
+    s = soft(before["u"] + g - sigma * before["weight"], l1)
+    measures = np.linalg.norm(s, axis=1) / (math.sqrt(DIM) * l21)
+    live = (content["weight"] != 0).any(axis=1)
+    assert live.tolist() == (measures > 1).tolist()
+    threshold = threshold_of(optimizer)
+    assert threshold is not None
+    found = read_rows(table.table, 5, threshold)
+    assert found.measured_live.total == live.sum()
+    assert found.near_live == (measures[live] <= 1.1).sum()
+    assert 1 / found.measured_live.low == pytest.approx(measures[live].max(), rel=1e-6)
+    for share in SHARES:
+        assert found.measured_live.quantile(share) == pytest.approx(quantile(1 / measures[live], share), abs=0.001)
+    # k: what x is of what it would be without λ21
+    k = np.linalg.norm((content["weight"] * (sigma + 2 * l2))[live], axis=1) / np.linalg.norm(s[live], axis=1)
+    assert [threshold.kept(float(measure)) for measure in measures[live]] == pytest.approx(k, rel=1e-9)
+
+
+def test_sigma_of_adam_is_that_of_its_next_step_without_a_gradient() -> None:
+    table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
+    content = table.table.export()
+    sigma = sigma_of(optimizer, 12)
+    assert sigma is not None
+    found = sigma([content["exp_avg"], content["exp_avg_sq"]], content["weight"].shape)
+    expected = (np.sqrt(0.999 * content["exp_avg_sq"] / (1 - 0.999**13)) + 1e-8) / 0.05
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert sigma_of(optimizer, None) is None
+    optimizer.param_groups[0]["lr"] = 0.0
+    assert sigma_of(optimizer, 12) is None
+
+
+def test_live_rows_of_the_lasso_are_never_below_the_threshold() -> None:
+    table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l1=0.05, l21=0.4)
+    found = read_rows(table.table, 5, threshold_of(optimizer))
+    assert found.live == found.measured_live.total > 20
+    assert found.measured_live.high <= 1 + 1e-9
+
+
+def test_without_l21_the_largest_element_is_compared_with_l1() -> None:
+    table, optimizer, _, _ = trained(GroupAdagrad, lr=0.05, l1=0.5)
+    threshold = threshold_of(optimizer)
+    assert threshold is not None
+    assert threshold.measure == "max |z| / λ1"
+    found = read_rows(table.table, 5, threshold)
+    content = table.table.export()
+    zero = ~(content["weight"] != 0).any(axis=1)
+    assert found.measured_zero.high == pytest.approx(np.abs(content["u"][zero]).max() / 0.5)
+    assert found.measured_zero.high <= 1 + 1e-9
+    assert found.measured_live.high <= 1 + 1e-9
+    assert found.zero_elements == (content["weight"][~zero] == 0).sum() > 0
+    assert math.isnan(threshold.kept(2.0))
+
+
+def test_nothing_is_said_where_it_is_not_known() -> None:
+    assert Threshold.of(Regularizer(), None) is None
+    assert Threshold.of(Regularizer(l2=1.0), None) is None
+    assert Threshold.of(Regularizer(l21=1.0, norm="metric"), None) is None
+    table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
+    unknown = read_rows(table.table, 5, threshold_of(optimizer, None))
+    assert unknown.measured_zero.total == unknown.zero > 0
+    assert unknown.measured_live.total == 0
+    bare = HashEmbedding(DIM, dtype=torch.float64)
+    bare.assign(torch.arange(9), torch.eye(9, DIM, dtype=torch.float64))
+    found = read_rows(bare.table, 5, threshold_of(optimizer))
+    assert (found.live, found.zero, found.measured_zero.total) == (4, 5, 0)
+
+
+def test_rows_that_were_never_updated_have_no_measure() -> None:
+    table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
+    before = read_rows(table.table, 5, threshold_of(optimizer))
+    table.assign(torch.tensor([1000, 1001]), torch.tensor([[0.0] * DIM, [1.0] * DIM], dtype=torch.float64))
+    after = read_rows(table.table, 5, threshold_of(optimizer))
+    assert (after.zero, after.live) == (before.zero + 1, before.live + 1)
+    assert after.measured_zero.total == before.measured_zero.total
+    assert after.measured_live.total == before.measured_live.total
+    assert after.largest.keys[0] == 1001
+
+
+# The command line
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(threads, "_number", None)
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["sparsegroup", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def click_log(path: Path, rows: int = 2_000) -> Path:
+    lines = ["label,color,size"]
+    lines += [f"{int(i % 7 in (1, 3))},{f'c<{i % 7}>' if i % 7 else ''},{i * 2654435761 % 97}" for i in range(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path, run: Run) -> Path:
+    """A run on a prepared log with a vocabulary."""
+    assert run("prepare", click_log(tmp_path / "log.csv"), "log", "--vocabulary").returncode == 0
+    done = run("train", "log", "--lr", 0.05, "--l21", 2e-3, "--out", "model")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "model"
+
+
+def test_figures_are_those_of_the_run_and_add_up(model: Path, run: Run) -> None:
+    done = run("inspect", "model", "--json", "--top", 8)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    summary = json.loads((model / "summary.json").read_text())
+    assert found["fields"] == summary["fields"]
+    assert found["feature_rate"] == summary["feature_rate"]
+    assert (found["live_rows"], found["samples"], found["kind"]) == (summary["live_rows"], 1_800, "run")
+    assert sum(found["norms"]["counts"]) == summary["live_rows"]
+    assert 0 < found["live_rows"] < found["features_seen"]
+    regularized = found["regularized"]
+    assert regularized["zero_rows"] + found["live_rows"] == sum(rows["rows"] for rows in found["fields"].values())
+    assert regularized["zero"]["rows"] == sum(regularized["zero"]["histogram"]["counts"]) == regularized["zero_rows"]
+    assert regularized["live"]["rows"] == sum(regularized["live"]["histogram"]["counts"]) == found["live_rows"]
+    sizes = found["sizes"]
+    assert sizes["live_vectors"] == 4 * found["dim"] * found["live_rows"]
+    assert sizes["dense_table"] == 4 * found["dim"] * found["features_seen"]
+    files = {path.name: path.stat().st_size for path in model.iterdir() if path.is_file()}
+    assert files.items() <= sizes["files"].items()
+    inside = sum(path.stat().st_size for path in (model / "checkpoints").rglob("*") if path.is_file())
+    assert sizes["files"]["checkpoints/"] == inside
+    assert sizes["network"] == 4 * sizes["network_parameters"] > 0
+    assert set(sizes["table"]["parts"]) == {"weight", "u", "exp_avg", "exp_avg_sq"}
+    kept = [regularized["kept"][share] for share in ("0.05", "0.25", "0.5", "0.75", "0.95")]
+    assert kept == sorted(kept)
+    assert kept[0] >= 0
+
+
+def test_the_largest_features_are_named_by_the_vocabulary(model: Path) -> None:
+    opened = open_trained(model)
+    found = inspect(opened, 8)
+    norms = {
+        int(k): float(np.linalg.norm(x))
+        for keys, rows in opened.model.embedding.items()
+        for k, x in zip(*(keys, rows), strict=True)
+    }
+    assert [feature.norm for feature in found.top] == pytest.approx(sorted(norms.values(), reverse=True)[:8])
+    assert all(feature.norm == pytest.approx(norms[feature.key]) for feature in found.top)
+    colors = {feature.value for feature in found.top if feature.field == "color"}
+    assert {"c<1>", "c<3>"} <= colors  # which the label is a function of
+    (model / "vocabulary.parquet").unlink()
+    assert {feature.value for feature in inspect(open_trained(model), 8).top} == {None}
+
+
+def test_a_checkpoint_is_as_the_run_and_an_export_has_the_live_rows_alone(model: Path, run: Run) -> None:
+    (checkpoint,) = (model / "checkpoints").iterdir()
+    of_run, of_checkpoint = (inspect(open_trained(path)) for path in (model, checkpoint))
+    same = ("model", "samples", "optimizer", "fields", "norms", "top", "regularized")
+    assert all(getattr(of_run, name) == getattr(of_checkpoint, name) for name in same)
+    assert of_checkpoint.kind == "checkpoint"
+    assert run("export", "model", "exported").returncode == 0
+    of_export = inspect(open_trained("exported"))
+    assert of_export.kind == "export"
+    assert (of_export.features_seen, of_export.live_rows) == (of_run.features_seen, of_run.live_rows)
+    assert of_export.norms == of_run.norms
+    assert {name: (rows.seen, rows.live) for name, rows in of_export.fields.items()} == {
+        name: (rows.seen, rows.live) for name, rows in of_run.fields.items()
+    }
+    assert [feature.key for feature in of_export.top] == [feature.key for feature in of_run.top]
+    assert of_export.regularized.measure is None
+    shown = run("inspect", "exported", "--html", "page.html")
+    assert shown.returncode == 0, shown.stderr
+    assert "an export holds no optimizer state" in " ".join(shown.stdout.split())
+
+
+def test_the_terminal_shows_all_parts(model: Path, run: Run) -> None:
+    done = run("inspect", "model", "--top", 3)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "DCN, dimension 8, adam, λ21 = 0.002, lasso, norm s" in done.stdout
+    for part in ("Feature rate", "Norms of the live rows", "Features of the largest norms", "What λ did", "Files"):
+        assert f"\n{part}\n" in done.stdout.replace(" \n", "\n") or part in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert re.search(r"all fields +104 +104 +\d+ +\d+\.\d\d %", done.stdout)
+    assert "zero rows within 10 % of coming back" in done.stdout
+
+
+def test_the_page_loads_nothing_and_is_the_same_for_the_same_model(model: Path, run: Run) -> None:
+    done = run("inspect", "model", "--html", "page.html")
+    assert (done.returncode, done.stdout.endswith("written to page.html\n")) == (0, True)
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert not re.search(r"<script|<link|<img|@import|src=|url\((?!#)", page)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", page)
+    assert "c&lt;1&gt;" in page
+    assert "nan" not in page
+    assert page.count("<svg") == 2
+    found = inspect(open_trained("model"))
+    assert page == render_inspection(found) == render_inspection(found)
+
+
+def test_a_model_without_penalty_is_said_to_have_none(tmp_path: Path, run: Run) -> None:
+    assert run("train", click_log(tmp_path / "log.csv", 600), "--l21", 0, "--out", "plain").returncode == 0
+    done = run("inspect", "plain", "--html", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "nothing is regularized: λ1, λ21 and λ2 are 0" in done.stdout
+    assert "within 10 %" not in done.stdout
+    assert "u" not in json.loads(run("inspect", "plain", "--json").stdout)["sizes"]["table"]["parts"]
+
+
+def test_a_model_all_of_whose_rows_are_zero_is_shown(tmp_path: Path, run: Run) -> None:
+    assert (
+        run("train", click_log(tmp_path / "log.csv", 600), "--l21", 10, "--norm", "metric", "--out", "m").returncode
+        == 0
+    )
+    done = run("inspect", "m", "--html", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "rows made exactly zero" in done.stdout
+    assert "Norms of the live rows" not in done.stdout
+    assert "is told for the norm s only, not for metric" in " ".join(done.stdout.split())
+    assert "No row is live." in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_what_is_no_model_is_named(tmp_path: Path, run: Run) -> None:
+    done = run("inspect", "nothing")
+    assert (done.returncode, done.stderr.startswith("error: nothing")) == (2, True)

@@ -1,0 +1,150 @@
+"""From a log to a server, through the real command line, and the example that scores without this package."""
+
+import csv
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsegroup.data import open_click_log
+from sparsegroup.serving import open_test_rows, open_trained, read_manifest
+from sparsegroup.training import Config
+from sparsegroup.training.scoring import open_to_score, scores
+from test_cli import Run, click_log, run
+from test_real_data import log_at
+
+__all__ = ["run"]  # the fixture
+
+SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
+WITHOUT = """
+import runpy, sys
+sys.modules["torch"] = sys.modules["sparsegroup"] = None  # so that importing them fails
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def scored_alone(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, SCORE, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    with path.open(newline="") as file:
+        return np.array([float(row[name]) for row in csv.DictReader(file)])
+
+
+def by_package(model: Path, log: Path, rows: int) -> np.ndarray:
+    opened = open_trained(model)
+    opened_log = open_to_score(log, **opened.config.data.format_options)
+    return np.concatenate([part.probabilities for part in scores(opened.model, opened_log)])[:rows]
+
+
+def test_train_export_and_score(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    assert run("train", log, "--lr", 0.05, "--l21", 1e-4, "--out", "run").returncode == 0
+    done = run("export", "run", "out", "--test", log, "--program")
+    assert done.returncode == 0, done.stderr
+    for word in ("feature rate", "before", "200 rows of", "onnx", "program", "→", "embeddings.safetensors"):
+        assert word in done.stdout
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.test is not None
+    assert set(manifest.test.scores) == {"training", "export", "onnx", "program"}
+    before, after = manifest.test.scores["training"], manifest.test.scores["onnx"]
+    assert abs(before.auc - after.auc) < 1e-4
+    assert after.max_abs_difference < 1e-5
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert before.auc == pytest.approx(summary["test"]["auc"], abs=1e-6)
+    assert manifest.live_rows == summary["live_rows"]
+    said = scored_alone("out", log, "--out", "scores.csv")
+    assert "2,000 rows, log loss" in said
+    expected = by_package(tmp_path / "run", log, 2_000)
+    assert np.abs(column(tmp_path / "scores.csv", "probability") - expected).max() < 1e-5
+
+
+def test_a_schema_with_numbers_and_lists_scores_the_same_alone(tmp_path: Path, run: Run) -> None:
+    schema = tmp_path / "schema.yaml"
+    schema.write_text("{label: click, categorical: [user, né], multi: {words: '|'}, numeric: [age]}\n")
+    lines = ["click,user,né,words,age"]
+    lines += [f"{int(i % 5 == 0)},u{i % 9},é{i % 3},{'|'.join('abc'[: i % 4])},{i % 7 or ''}" for i in range(900)]
+    log = tmp_path / "log.csv.xz"
+    log.write_bytes(lzma.compress("\n".join([*lines, ""]).encode()))
+    assert run("train", log, "--schema", schema, "--lr", 0.05, "--l21", 1e-5, "--out", "run").returncode == 0
+    done = run("export", "run", "out")
+    assert done.returncode == 0, done.stderr
+    said = scored_alone("out", log, "--out", "scores.csv")
+    assert "900 rows" in said
+    expected = by_package(tmp_path / "run", log, 900)
+    assert np.abs(column(tmp_path / "scores.csv", "probability") - expected).max() < 1e-5
+
+
+def test_real_flights_score_the_same_alone(tmp_path: Path, run: Run) -> None:
+    whole = log_at("nycflights13.csv.xz")
+    with lzma.open(whole, "rt") as file:
+        head = [line for line, _ in zip(file, range(20_001), strict=False)]
+    log = tmp_path / "flights.csv"
+    log.write_text("".join(head))
+    assert run("train", log, "--lr", 0.01, "--l21", 1e-4, "--out", "run").returncode == 0
+    assert run("export", "run", "out", "--dtype", "float32").returncode == 0
+    scored_alone("out", log, "--rows", 5_000, "--out", "scores.csv")
+    found = column(tmp_path / "scores.csv", "probability")
+    assert len(found) == 5_000
+    assert np.abs(found - by_package(tmp_path / "run", log, 5_000)).max() < 1e-5
+
+
+def test_the_next_days_delta_is_applied(tmp_path: Path, run: Run) -> None:
+    log, next_log = click_log(tmp_path / "log.csv"), click_log(tmp_path / "next.csv", 3_000)
+    assert run("train", log, "--lr", 0.05, "--l21", 1e-4, "--out", "run1").returncode == 0
+    assert run("train", next_log, "--continue", "run1", "--out", "run2").returncode == 0
+    assert run("export", "run1", "base", "--no-onnx", "--dtype", "int8").returncode == 0
+    done = run("export", "run2", "delta", "--since", "base", "--test", next_log)
+    assert done.returncode == 0, done.stderr
+    assert "upserts" in done.stdout
+    assert "AUC" in done.stdout
+    assert run("export", "run2", "full", "--dtype", "int8", "--no-onnx").returncode == 0
+    done = run("apply", "base", "delta", "applied", "--no-onnx", "--test", next_log)
+    assert done.returncode == 0, done.stderr
+    for name in ("embeddings.safetensors", "network.safetensors"):
+        assert (tmp_path / "applied" / name).read_bytes() == (tmp_path / "full" / name).read_bytes()
+
+
+def test_what_the_user_can_mend_is_one_line(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    assert run("train", log, "--lr", 0.05, "--out", "run").returncode == 0
+    assert run("export", "run", "out", "--no-onnx").returncode == 0
+    other = tmp_path / "other.csv"
+    other.write_text("label,a,b\n" + "".join(f"{i % 2},{i},{i}\n" for i in range(50)))
+    for arguments, said in (
+        (("export", "run", "out"), "out: is not empty; give another folder, or --overwrite"),
+        (("export", "run", "run", "--overwrite"), "run: holds no export that could be overwritten"),
+        (("export", "nothing", "new"), "nothing: no run"),
+        (("export", "run", "new", "--test", other), "its fields are a, b; the run was trained with color, size"),
+        (("export", "run", "new", "--since", "run"), "run: no export (manifest.json is missing)"),
+        (("export", "run", "new", "--since", "out", "--onnx"), "a delta holds no model"),
+        (("apply", "out", "new"), "BASE DELTA... OUT"),
+        (("apply", "out", "out", "new"), "out: a whole export, no delta"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2, arguments
+        assert done.stderr.startswith("error: ")
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_which_rows_are_the_test_set(tmp_path: Path) -> None:
+    log, other = click_log(tmp_path / "log.csv"), click_log(tmp_path / "other.csv", 500)
+    config = Config.of(log=str(log))
+    own, alien = open_test_rows(log, config), open_test_rows(other, config)
+    assert (own.start, own.stop) == (1_800, 2_000)
+    assert (alien.start, alien.stop) == (0, 500)
+    all_rows = open_test_rows(log, config.replace(test_fraction=0.0))
+    assert (all_rows.start, all_rows.stop) == (0, 2_000)
+    assert len(open_click_log(log)) == 2_000

@@ -1,0 +1,83 @@
+"""The lookup of exported keys: a dictionary, whatever the keys."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving_cases import random_keys
+from sparsegroup.serving.lookup import Lookup
+from sparsegroup.serving.quantize import encode
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+EDGES = [LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST, (1 << 56) - 1, 1 << 56, -(1 << 56), (1 << 56) + 1]
+any_key = st.one_of(
+    st.sampled_from(EDGES),
+    st.integers(LOWEST, HIGHEST),
+    st.integers(-50, 50),
+    st.builds(lambda field, low: (field << 56) + low, st.integers(-128, 127), st.integers(0, 300)),
+    st.integers(HIGHEST - 3000, HIGHEST),
+)
+
+
+def table(keys: torch.Tensor, dtype: str = "float32", dim: int = 3) -> tuple[Lookup, torch.Tensor]:
+    vectors = torch.randn(len(keys), dim, generator=torch.Generator().manual_seed(0))
+    encoded = encode(vectors, dtype)  # type: ignore[arg-type]
+    return Lookup(keys, encoded), encoded.decode()
+
+
+def check(keys: torch.Tensor, asked: torch.Tensor, dtype: str = "float32") -> Lookup:
+    lookup, vectors = table(keys, dtype)
+    expected = dict(zip(keys.tolist(), vectors, strict=True))
+    found = lookup(asked)
+    assert found.dtype == torch.float32
+    assert found.shape == (len(asked), 3)
+    for key, vector in zip(asked.tolist(), found, strict=True):
+        assert torch.equal(vector, expected.get(key, torch.zeros(3))), key
+    return lookup
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sets(any_key, max_size=200), st.lists(any_key, max_size=30))
+def test_any_set_of_keys_is_found_and_no_other(keys: set[int], others: list[int]) -> None:
+    live = torch.tensor(sorted(keys), dtype=torch.int64)
+    check(live, torch.cat([live, torch.tensor([*others, *EDGES], dtype=torch.int64)]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: str) -> None:
+    keys = random_keys(20_000, fields=256)
+    lookup, vectors = table(keys, dtype)
+    assert torch.equal(lookup(keys), vectors)
+    neighbours = torch.cat([keys - 1, keys + 1])
+    neighbours = neighbours[~torch.isin(neighbours, keys)]
+    assert not lookup(neighbours).any()
+    assert lookup.steps <= 2
+    assert lookup.start.nbytes + lookup.first.nbytes <= 1.2 * len(keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        torch.arange(5_000),
+        torch.arange(5_000) + (7 << 56),
+        HIGHEST - 4_999 + torch.arange(5_000),
+        LOWEST + torch.arange(5_000),
+        torch.cat([torch.tensor([LOWEST, 0]), HIGHEST - 4_999 + torch.arange(5_000)]),
+        torch.cat([torch.arange(5_000) - 2_500, (5 << 56) + random_keys(1_000, 1)]),
+    ],
+)
+def test_keys_that_crowd_cost_steps_but_are_found(keys: torch.Tensor) -> None:
+    lookup, vectors = table(keys)
+    assert torch.equal(lookup(keys), vectors)
+    assert not lookup(torch.tensor([123 << 54, -7_777_777, keys[0] + (1 << 40)])).any()
+    assert lookup.steps <= math.ceil(math.log2(len(keys) / 16))
+
+
+def test_an_empty_table_gives_zeros() -> None:
+    for dtype in ("float32", "int8"):
+        lookup, _ = table(torch.empty(0, dtype=torch.int64), dtype)
+        assert not lookup(torch.tensor(EDGES)).any()
+        assert lookup(torch.empty(0, dtype=torch.int64)).shape == (0, 3)

@@ -1,0 +1,139 @@
+"""The serving model, in PyTorch, as a program and in ONNX, against the model as it was trained."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from serving_cases import batch_of, opened_model
+from sparsegroup.data.batches import Batch
+from sparsegroup.serving import ExportError, Opened, ServingModel, Wanted, export
+from sparsegroup.serving import onnx as serving_onnx
+from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.onnx import OnnxModel, save_onnx
+from sparsegroup.serving.program import load_program, save_program, trace
+
+CASES = [
+    ("dcn", False, False, "float32"),
+    ("dcn", True, True, "bfloat16"),
+    ("mlp", False, True, "int8"),
+    ("opnn", True, False, "float16"),
+]
+
+
+def serving(opened: Opened, dtype: str = "float32") -> ServingModel:
+    rows = live_rows(opened.model.embedding, dtype)  # type: ignore[arg-type]
+    return ServingModel(rows, opened.model.network, opened.columns)
+
+
+@torch.no_grad()
+def trained(opened: Opened, batch: Batch, dtype: str = "float32") -> torch.Tensor:
+    """What the trained model gives when its table holds the decoded vectors."""
+    rows = live_rows(opened.model.embedding, dtype)  # type: ignore[arg-type]
+    opened.model.embedding.assign(rows.keys, rows.vectors.decode())
+    probabilities: torch.Tensor = opened.model(batch.keys, batch.numbers, batch.bags).sigmoid()
+    return probabilities
+
+
+@pytest.mark.parametrize("name", ["dcn", "mlp", "opnn"])
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("numbers", [False, True])
+def test_it_gives_what_the_trained_model_gives(name: str, lists: bool, numbers: bool) -> None:
+    opened = opened_model(name, lists=lists, numbers=numbers)
+    model, batch = serving(opened), batch_of(opened, 64)
+    assert torch.allclose(model(*model.arguments(batch)), trained(opened, batch), rtol=0, atol=1e-6)
+
+
+def test_it_leaves_the_trained_model_as_it_is() -> None:
+    opened = opened_model()
+    opened.model.train()
+    serving(opened)
+    assert opened.model.network.training
+    assert all(parameter.requires_grad for parameter in opened.model.network.parameters())
+
+
+@pytest.mark.parametrize(("name", "lists", "numbers", "dtype"), CASES)
+def test_onnx_and_program_give_the_same_for_any_batch(
+    name: str, lists: bool, numbers: bool, dtype: str, tmp_path: Path
+) -> None:
+    opened = opened_model(name, lists=lists, numbers=numbers)
+    model = serving(opened, dtype)
+    traced = trace(model)
+    save_onnx(model, traced, tmp_path / "model.onnx", {"export": "abc"})
+    save_program(traced, tmp_path / "model.pt2")
+    runs, program = OnnxModel(tmp_path / "model.onnx"), load_program(tmp_path / "model.pt2")
+    for size in (1, 2, 37) if lists else (0, 1, 2, 37):
+        batch = batch_of(opened, size)
+        expected = trained(opened, batch, dtype)
+        arguments = model.arguments(batch)
+        assert np.abs(runs(arguments) - expected.numpy()).max(initial=0) <= 1e-6
+        assert torch.allclose(program(*arguments), expected, rtol=0, atol=1e-6)
+    graph = onnx.load(tmp_path / "model.onnx")
+    assert {node.domain for node in graph.graph.node} == {""}
+    assert [entry.domain for entry in graph.opset_import] == [""]
+    assert not graph.functions
+    assert [given.name for given in graph.graph.input] == list(model.inputs)
+    about = {entry.key: entry.value for entry in graph.metadata_props}
+    assert json.loads(about["fields"]) == list(opened.columns.fields)
+    assert (about["hash"], about["export"]) == ("xxh3_64", "abc")
+    root = str(Path(__file__).parents[1]).encode()
+    assert root not in (tmp_path / "model.onnx").read_bytes()  # no paths of this machine
+    assert root not in (tmp_path / "model.pt2").read_bytes()
+
+
+ALONE = """
+import sys
+for name in ("torch", "sparsegroup"):
+    sys.modules[name] = None  # so that importing it fails
+import numpy, onnxruntime
+folder = sys.argv[1]
+session = onnxruntime.InferenceSession(folder + "/model.onnx", providers=["CPUExecutionProvider"])
+inputs = dict(numpy.load(folder + "/inputs.npz"))
+numpy.save(folder + "/found.npy", session.run(["probability"], inputs)[0])
+assert not any(name.split(".")[0] == "torch" for name, module in sys.modules.items() if module is not None)
+"""
+
+
+def test_onnx_runs_where_neither_torch_nor_this_package_can_be_imported(tmp_path: Path) -> None:
+    opened = opened_model(numbers=True)
+    model, batch = serving(opened), batch_of(opened, 16)
+    save_onnx(model, trace(model), tmp_path / "model.onnx", {})
+    arguments = dict(zip(model.inputs, model.arguments(batch), strict=True))
+    np.savez(tmp_path / "inputs.npz", **{name: tensor.numpy() for name, tensor in arguments.items()})
+    subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=True, timeout=60)
+    assert np.abs(np.load(tmp_path / "found.npy") - trained(opened, batch).numpy()).max() <= 1e-6
+
+
+def test_large_weights_lie_beside_the_onnx_file(tmp_path: Path) -> None:
+    opened = opened_model("mlp")
+    model, batch = serving(opened), batch_of(opened, 4)
+    save_onnx(model, trace(model), tmp_path / "model.onnx", {}, external_bytes=1)
+    data = tmp_path / "model.onnx.data"
+    assert data.stat().st_size > model.lookup.vectors.nbytes
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in (tmp_path / "model.onnx", data):
+        path.rename(moved / path.name)
+    found = OnnxModel(moved / "model.onnx")(model.arguments(batch))
+    assert np.abs(found - trained(opened, batch).numpy()).max() <= 1e-6
+
+
+def test_without_the_packages_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert not serving_onnx.has_onnx()
+    with pytest.raises(ExportError, match=r"pip install 'sparsegroup\[onnx\]'"):
+        export(opened_model(), tmp_path / "out", wanted=Wanted(onnx=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_onnx_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(ExportError, match=r"model\.onnx: onnxruntime cannot open it"):
+        OnnxModel(tmp_path / "model.onnx")
+    assert onnxruntime.__version__

@@ -1,0 +1,51 @@
+"""Number formats of exported vectors: how far off, and what cannot be had."""
+
+import pytest
+import torch
+
+from sparsegroup.serving import ExportError
+from sparsegroup.serving.quantize import bytes_per_vector, encode
+
+VECTORS = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 500).unsqueeze(1)
+
+
+def test_float32_is_exact() -> None:
+    assert torch.equal(encode(VECTORS, "float32").decode(), VECTORS)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_half_floats_are_off_by_half_a_last_place(dtype: str, bits: int) -> None:
+    error = (encode(VECTORS, dtype).decode() - VECTORS).abs()  # type: ignore[arg-type]
+    smallest = 2.0**-25 if dtype == "float16" else 0.0  # below float16's normal numbers
+    assert (error <= (VECTORS.abs() * 2.0**-bits).clamp(min=smallest)).all()
+
+
+def test_int8_is_off_by_half_a_step_of_the_row() -> None:
+    encoded = encode(VECTORS, "int8")
+    assert encoded.scale is not None
+    step = VECTORS.abs().amax(1) / 127
+    assert torch.allclose(encoded.scale, step)
+    assert ((encoded.decode() - VECTORS).abs() <= step.unsqueeze(1) * 0.5001).all()
+    assert (encoded.vectors.abs().amax(1) == 127).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_what_is_decoded_encodes_to_the_same_and_zero_stays_zero(dtype: str) -> None:
+    decoded = encode(VECTORS, dtype).decode()  # type: ignore[arg-type]
+    assert torch.allclose(encode(decoded, dtype).decode(), decoded, rtol=1e-6, atol=0)  # type: ignore[arg-type]
+    assert not encode(torch.zeros(2, 6), dtype).decode().any()  # type: ignore[arg-type]
+    assert encode(torch.empty(0, 6), dtype).decode().shape == (0, 6)  # type: ignore[arg-type]
+
+
+def test_float16_has_no_large_numbers_and_no_format_has_nan() -> None:
+    with pytest.raises(ExportError, match=r"float16 has no 70000.*take float32 or int8"):
+        encode(torch.tensor([[1.0, 70_000.0]]), "float16")
+    for value in (float("nan"), float("inf")):
+        for dtype in ("float32", "int8"):
+            with pytest.raises(ExportError, match="not finite"):
+                encode(torch.tensor([[1.0, value]]), dtype)  # type: ignore[arg-type]
+
+
+def test_bytes_per_vector_include_the_scale() -> None:
+    names = ("float32", "float16", "bfloat16", "int8")
+    assert [bytes_per_vector(8, dtype) for dtype in names] == [32, 16, 16, 12]  # type: ignore[arg-type]
