@@ -17,6 +17,7 @@ from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels import threads
 from sparsegroup.training import evaluate, load_model, predict, read_config
+from sparsegroup.training.session import claim_run
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 
@@ -392,3 +393,13 @@ def test_weights_and_fields_of_several_values_are_trained_on_raw_or_prepared(tmp
     assert json.loads((tmp_path / "raw" / "summary.json").read_text())["test"]["auc"] > 0.95
     mixed = run("train", "folder", "--label", "label", "--out", "mixed")
     assert (mixed.returncode, "--label is for raw logs; folder is a folder" in mixed.stderr) == (2, True)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    assert run("train", log).returncode == 0
+    (tmp_path / "runs" / "log" / "summary.json").unlink()
+    with claim_run(tmp_path / "runs" / "log"):
+        done = run("train", "--resume", "runs/log")
+    assert (done.returncode, done.stderr) == (2, "error: runs/log: another process is training this run\n")
+    assert run("train", "--resume", "runs/log").returncode == 0

@@ -12,6 +12,11 @@ from typing import BinaryIO
 
 import xxhash
 
+try:
+    import fcntl
+except ImportError:  # on Windows, where nobody is kept away
+    fcntl = None  # type: ignore[assignment]
+
 _BLOCK = 8 << 20
 
 
@@ -62,6 +67,22 @@ def remove(folder: Path) -> None:
     with suppress(FileNotFoundError):
         rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def claimed(path: Path) -> BinaryIO:
+    """An open file that no other process can claim until this one closes it, or ends, however it does.
+
+    Raises:
+        BlockingIOError: Another process has claimed it.
+    """
+    file = path.open("rb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise
+    return file
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,15 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from sparsegroup import files
+from sparsegroup.checkpoint.chain import chain_of, verified
 from sparsegroup.checkpoint.errors import CheckpointError
 from sparsegroup.checkpoint.manifest import Manifest, read_manifest
 from sparsegroup.checkpoint.state import (
     Loaded,
     Optimizers,
-    chain_of,
     is_tracked,
     load_checkpoint,
     save_checkpoint,
-    verified,
 )
 
 _NAME = "step-{:012d}"
@@ -145,13 +145,11 @@ class Checkpoints:
             shutil.rmtree(left_behind, ignore_errors=True)
 
     def _prune(self) -> None:
+        """Remove what is older than all that is kept; a damaged one stays until then, for someone to look at."""
         parents: dict[str, str | None] = {}
         for path in self.paths():
-            try:
+            with suppress(CheckpointError):
                 manifest = read_manifest(path)
-            except CheckpointError:
-                files.remove(path)
-            else:
                 parents[path.name] = None if manifest.parent is None else manifest.parent[0]
         wanted: set[str] = set()
         for name in sorted(parents)[-self.keep :]:
@@ -159,8 +157,12 @@ class Checkpoints:
             while ancestor is not None and ancestor not in wanted:
                 wanted.add(ancestor)
                 ancestor = parents.get(ancestor)
-        for name in sorted(parents.keys() - wanted, reverse=True):  # what is built on goes last
-            files.remove(self.folder / name)
+        if len(wanted & parents.keys()) < self.keep:
+            return
+        oldest = sorted(parents)[-self.keep]
+        for path in reversed(self.paths()):  # what is built on goes last
+            if path.name not in wanted and path.name < oldest:
+                files.remove(path)
 
     def latest(self) -> Path | None:
         """The newest one whose files are all as they were written; None if there is none.

@@ -1,6 +1,6 @@
 """The whole state of a training, as files of one folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -8,18 +8,25 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sparsegroup import files
+from sparsegroup.checkpoint.chain import DAMAGE, STATE, verified
 from sparsegroup.checkpoint.errors import CheckpointError
-from sparsegroup.checkpoint.manifest import MANIFEST, Manifest, check_files, read_manifest, versions, write_manifest
+from sparsegroup.checkpoint.fit import (
+    check_model,
+    check_optimizers,
+    check_scheduler,
+    check_tables,
+    kind_of,
+    version_notes,
+)
+from sparsegroup.checkpoint.manifest import MANIFEST, Manifest, versions, write_manifest
 from sparsegroup.checkpoint.plain import as_plain, from_plain
 from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
-from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.state import load_state_without_rows, parameters_of, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore, StoredParameter
 from sparsegroup.table import HashEmbedding
@@ -28,8 +35,6 @@ from sparsegroup.table.module import rows_left_out
 from sparsegroup.table.storage import TableFacts, read_table, write_changes, write_table
 from sparsegroup.table.table import Table
 from sparsegroup.tensor_file import FileFacts, write_tensors
-
-STATE = "state.safetensors"
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
@@ -164,18 +169,18 @@ def load_checkpoint(
         if STATE not in manifest.files:
             raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
         content = from_plain(manifest.state, load_file(folder / STATE))
-        _check_tables(folder, manifest, tables)
-        _check_model(folder, content["model"], model)
-        notes = _version_notes(manifest)
+        check_tables(folder, manifest, tables)
+        check_model(folder, content["model"], model)
+        notes = version_notes(manifest)
         if optimizers:
-            notes += _check_optimizers(folder, content, optimizers, settings)
+            notes += check_optimizers(folder, content, optimizers, settings)
         if scheduler is not None:
-            _check_scheduler(folder, content, scheduler)
+            check_scheduler(folder, content, scheduler)
         check_rng_state(content["rng"])
         read = {where: _read(chain, where, table) for where, table in tables.items()}
     except CheckpointError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CheckpointError(f"{folder}: damaged ({error})") from error
     claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
     claimed: set[RowStore] = set()
@@ -202,9 +207,6 @@ def load_checkpoint(
     return Loaded(manifest.step, content["extra"], notes)
 
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, SafetensorError, RuntimeError)
-
-
 @contextmanager
 def _all_or_nothing(folder: Path, optimizers: Sequence[Optimizer], scheduler: LRScheduler | None) -> Iterator[None]:
     """Put optimizers and scheduler back to where they were if they cannot take what is loaded into them."""
@@ -214,7 +216,7 @@ def _all_or_nothing(folder: Path, optimizers: Sequence[Optimizer], scheduler: LR
     states = [one.get_state() for one in generators]
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         for one, content in zip(changed, before, strict=True):
             one.__dict__.clear()
             one.__dict__.update(content)
@@ -228,54 +230,6 @@ def _with_parts(scheduler: LRScheduler | None) -> list[LRScheduler]:
         return []
     parts: Sequence[LRScheduler] = getattr(scheduler, "_schedulers", ())
     return [scheduler, *(one for part in parts for one in _with_parts(part))]
-
-
-def chain_of(folder: Path) -> list[tuple[Path, Manifest]]:
-    """A checkpoint behind those that it changes, from the one with all rows on.
-
-    Raises:
-        CheckpointError: One is missing, or its manifest is damaged.
-    """
-    chain = [(folder, read_manifest(folder))]
-    while (parent := chain[0][1].parent) is not None:
-        name, id = parent
-        before = folder.parent / name
-        try:
-            manifest = read_manifest(before)
-        except CheckpointError as error:
-            raise CheckpointError(f"{folder}: holds changes to {name}, which cannot be read: {error}") from error
-        if manifest.id != id:
-            raise CheckpointError(f"{folder}: holds changes to another {name} than the one beside it")
-        if before in [path for path, _ in chain]:
-            raise CheckpointError(f"{folder}: holds changes to {name}, which holds changes to it")
-        chain.insert(0, (before, manifest))
-    return chain
-
-
-def verified(folder: Path) -> list[tuple[Path, Manifest]]:
-    """`chain_of` a checkpoint, all of whose files are as they were written.
-
-    Raises:
-        CheckpointError: A file is missing or damaged.
-    """
-    chain = chain_of(folder)
-    for path, manifest in chain:
-        check_files(path, manifest)
-    return chain
-
-
-def contents(folder: str | Path) -> tuple[Manifest, Any]:
-    """The manifest of a checkpoint and what was kept as `extra`; its rows are not looked at.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`.
-    """
-    folder = Path(folder)
-    manifest = read_manifest(folder)
-    try:
-        return manifest, from_plain(manifest.state["extra"], load_file(folder / STATE))
-    except _DAMAGE as error:
-        raise CheckpointError(f"{folder}: damaged ({error})") from error
 
 
 def _quoted(where: str) -> str:
@@ -310,13 +264,9 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     generator = getattr(optimizer, "generator", None)
     return {
         **state_without_rows(optimizer),
-        "kind": _kind(optimizer),
+        "kind": kind_of(optimizer),
         "generator": None if generator is None else generator.get_state(),
     }
-
-
-def _kind(optimizer: Optimizer) -> str:
-    return optimizer.rule.name if isinstance(optimizer, GroupOptimizer) else type(optimizer).__name__
 
 
 def _read(chain: Sequence[tuple[Path, Manifest]], where: str, table: Table) -> Table:
@@ -327,75 +277,3 @@ def _read(chain: Sequence[tuple[Path, Manifest]], where: str, table: Table) -> T
         if place == where
     ]
     return read_table(table.config, parts)
-
-
-def _check_tables(folder: Path, manifest: Manifest, tables: Mapping[str, Table]) -> None:
-    saved = dict(manifest.tables.values())
-    if saved.keys() != tables.keys():
-        raise CheckpointError(
-            f"{folder}: another model's: it has the tables {', '.join(map(repr, sorted(saved))) or 'none'}, "
-            f"the model {', '.join(map(repr, sorted(tables))) or 'none'}"
-        )
-    for where, facts in saved.items():
-        if mismatch := facts.mismatch(tables[where].config):
-            raise CheckpointError(f"{folder}: another model's: the table {where!r} has {mismatch}")
-        if facts.rows > tables[where].config.max_rows:
-            raise CheckpointError(
-                f"{folder}: {facts.rows:,} rows are more than max_rows={tables[where].config.max_rows:,} of the model"
-            )
-
-
-def _check_scheduler(folder: Path, content: Any, own: LRScheduler) -> None:
-    saved, ours = content["scheduler_kind"], type(own).__name__
-    if saved != ours:
-        what = "no learning-rate scheduler" if saved is None else f"the state of a {saved}"
-        raise CheckpointError(f"{folder}: holds {what}, and a {ours} is to be loaded")
-
-
-def _check_model(folder: Path, saved: Mapping[str, Any], model: nn.Module) -> None:
-    with rows_left_out():
-        own = model.state_dict()
-    for name in sorted(saved.keys() | own.keys()):
-        ours, theirs = (_shape(content[name]) if name in content else "nothing" for content in (own, saved))
-        if ours != theirs:
-            raise CheckpointError(f"{folder}: another model's: {name} is {theirs} there, {ours} in the model")
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-
-
-def _check_optimizers(folder: Path, content: Any, own: Sequence[Optimizer], settings: str) -> list[str]:
-    saved = content["optimizers"]
-    theirs, ours = [state["kind"] for state in saved], [_kind(one) for one in own]
-    if theirs != ours:
-        raise CheckpointError(
-            f"{folder}: was written with the optimizer {', '.join(theirs) or 'none'}, this one is {', '.join(ours)}: "
-            "u and the moments of one mean nothing to the other. Load it without an optimizer: the weights are kept, "
-            "and the new optimizer starts afresh"
-        )
-    by_scheduler = ("lr", "momentum", "betas") if content["scheduler"] is not None else ()
-    passed_over = {"params", *by_scheduler}
-    notes = [
-        f"{name} is {value!r} in the checkpoint and {group.get(name)!r} here: {_taken(settings)}"
-        for state, one in zip(saved, own, strict=True)
-        for before, group in zip(state["param_groups"], one.param_groups, strict=False)
-        for name, value in before.items()
-        if name not in passed_over and not isinstance(value, Tensor) and name in group and group[name] != value
-    ]
-    return list(dict.fromkeys(notes))
-
-
-def _taken(settings: str) -> str:
-    return "the checkpoint's is taken" if settings == "saved" else "that is taken; u and the moments are kept"
-
-
-def _version_notes(manifest: Manifest) -> list[str]:
-    now = versions()
-    return [
-        f"it was written with {name} {was}, this is {now[name]}: the same bits are not promised"
-        for name, was in manifest.versions.items()
-        if name in now and now[name] != was
-    ]

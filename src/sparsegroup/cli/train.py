@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.checkpoint.state import verified
+from sparsegroup.checkpoint import CheckpointError
+from sparsegroup.checkpoint.chain import verified
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
 from sparsegroup.cli.progress import reading_bar, training_bar
 from sparsegroup.data import ClickLog, PreparedLog, RawLog, open_click_log, synthetic_log
@@ -19,10 +20,11 @@ from sparsegroup.data.reader import OnBadRow
 from sparsegroup.data.synthetic import SyntheticConfig
 from sparsegroup.prox import Norm, Penalty
 from sparsegroup.settings import assignment, checked, with_values
-from sparsegroup.training import Config, Session, Summary, load_run
+from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import SHORT, OptimizerName, read_config
 from sparsegroup.training.run_dir import (
+    BEGUN,
     CONFIG,
     FINISHED,
     REPORT,
@@ -33,7 +35,7 @@ from sparsegroup.training.run_dir import (
     last_checkpoint,
     replace_run,
 )
-from sparsegroup.training.session import begun_in
+from sparsegroup.training.session import begun_in, claim_run
 
 _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.seed")
 """What a run cannot change when it goes on."""
@@ -235,6 +237,8 @@ def train_command(
     if continue_ is not None and folder.resolve() == continue_.resolve():
         raise UsageError(f"{folder} is the run to go on with; give another --out, or use --resume if it was cut off")
     taken = not is_free(folder)
+    if taken and (folder / FINISHED).is_dir():
+        raise UsageError(f"{folder} holds a run that was cut off; `sparsegroup train --resume {folder}` completes it")
     if taken and overwrite and not (folder / CONFIG).is_file():
         raise UsageError(f"{folder} holds no run that could be overwritten; give another --out")
     if taken and not overwrite:
@@ -244,6 +248,8 @@ def train_command(
     run = None if continue_ is None else load_run(continue_, config)
     data = _open(config, threads)
     if taken:  # the old run stays until the new one is complete
+        if (folder / UNFINISHED / BEGUN).is_file():
+            claim_run(folder / UNFINISHED).close()
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     session = Session.begin(folder / UNFINISHED if taken else folder, config, data, run)
     _introduce(session)
@@ -251,12 +257,7 @@ def train_command(
 
 
 def _resume(folder: Path, threads: int) -> None:
-    for name in (FINISHED, UNFINISHED):  # of a run that was to replace another
-        if (folder / name / CONFIG).is_file() or (folder / name / SUMMARY).is_file():
-            place = folder / name
-            break
-    else:
-        place = folder
+    place = _place_of(folder)
     if place.name != FINISHED and not _is_complete(place):
         config, _ = begun_in(place)
         session = Session.resume(place, _open(config, threads))
@@ -268,10 +269,21 @@ def _resume(folder: Path, threads: int) -> None:
     console.print(f"{folder}: the run is complete", highlight=False, soft_wrap=True, markup=False)
 
 
+def _place_of(folder: Path) -> Path:
+    """Where the run is that was begun last in a folder: one that is to replace another lies in it."""
+    if (folder / FINISHED).is_dir():
+        return folder / FINISHED
+    return folder / UNFINISHED if (folder / UNFINISHED / CONFIG).is_file() else folder
+
+
 def _is_complete(folder: Path) -> bool:
+    """Whether a run came to its end, and the model it ended with is still good; if not, it can be trained again."""
     if not (folder / SUMMARY).is_file():
         return False
-    verified(last_checkpoint(folder))
+    try:
+        verified(last_checkpoint(folder))
+    except (CheckpointError, RunError):
+        return False
     return True
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
+from sparsegroup.checkpoint.chain import contents
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
-from sparsegroup.checkpoint.state import contents
 from sparsegroup.serving.manifest import MANIFEST, Manifest
 from sparsegroup.serving.stored import read_export
 from sparsegroup.settings import checked

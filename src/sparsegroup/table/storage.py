@@ -7,7 +7,7 @@ that all rows are nothing but the changes since the table was empty. Rows keep t
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ from sparsegroup.tensor_file import NAMES, FileFacts, TensorWriter
 
 Int64s = npt.NDArray[np.int64]
 
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = 8 << 20
 """Of rows, or of keys, that are in memory at a time beside the table; more where the table is large."""
+
+_BYTES_TO_SORT = 40
+"""Of a changed row, while the keys are brought into the order of the rows."""
 
 _KEYS_PER_BUCKET = 4
 
@@ -130,16 +133,39 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
     Raises:
         OSError: The disk is full, say.
     """
-    keys, numbers = table.index.entries_of(changes.mask(table.num_rows))
-    order = np.argsort(numbers)
-    keys, numbers = keys[order], numbers[order]
-    dropped = changes.removed
-    with _writer(table, path, len(keys), dropped) as file:
-        file.write(keys)
+    mask, dropped = changes.mask(table.num_rows), changes.removed
+    count = int(np.count_nonzero(mask))
+    spans = list(_spans(mask, max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // _BYTES_TO_SORT))
+    with _writer(table, path, count, dropped) as file:
+        for first, last in spans:
+            file.write(_keys_within(table, mask, first, last))
         file.write(dropped)
-        for piece in _pieces(len(keys), table.rows):
-            file.write(table.rows.read_whole(numbers[piece]))
-    return file.facts, TableFacts.of(table, len(keys))
+        for first, last in spans:
+            numbers = first + np.flatnonzero(mask[first:last])
+            for piece in _pieces(len(numbers), table.rows):
+                file.write(table.rows.read_whole(numbers[piece]))
+    return file.facts, TableFacts.of(table, count)
+
+
+def _keys_within(table: Table, mask: npt.NDArray[np.bool_], first: int, last: int) -> Int64s:
+    """The keys of those rows first, …, last - 1 that are in the mask, in the order of the rows."""
+    inside = np.zeros_like(mask)
+    inside[first:last] = mask[first:last]
+    keys, numbers = table.index.entries_of(inside)
+    return keys[np.argsort(numbers)]
+
+
+def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover the mask, of `at_most` rows in it each, or of as few more as can be."""
+    first = found = 0
+    step = max(1, min(at_most, 1 << 16))
+    for begin in range(0, len(mask), step):
+        here = int(np.count_nonzero(mask[begin : begin + step]))
+        if found and found + here > at_most:
+            yield first, begin
+            first, found = begin, 0
+        found += here
+    yield first, len(mask)
 
 
 def _writer(table: Table, path: Path, count: int, dropped: npt.NDArray[Any]) -> TensorWriter:

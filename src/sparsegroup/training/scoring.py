@@ -68,7 +68,7 @@ def open_to_score(
     on_progress: Callable[[int], None] | None = None,
     **options: Unpack[FormatOptions],
 ) -> LogToScore:
-    """A log to score, as `open_click_log` opens one to train on; but it needs no time, no order, no test set, and no label.
+    """A log to score, as `open_click_log` opens one to train on; but it needs no time, order, test set or label.
 
     Raises:
         ClickLogError: It cannot be read.

@@ -1,18 +1,21 @@
 """A training run in its folder: begun, gone on with after another run, or resumed where it was cut off."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.data.batches import Log
+from sparsegroup.files import claimed
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.one_pass import EVALUATED, window_of
 from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.run_dir import (
+    BEGUN,
     CHECKPOINTS,
     CONFIG,
     Begun,
@@ -61,6 +64,7 @@ class Session:
         self.notes: list[str] = []
         self._last = perf_counter()
         self._saved_at: int | None = None
+        self._claim: BinaryIO | None = None
 
     @classmethod
     def begin(cls, folder: Path, config: Config, log: Log, run: Run | None = None) -> "Session":
@@ -75,6 +79,7 @@ class Session:
         session = cls(folder, config, log, model, optimizer, Begun.now(log, run))
         session._follow(run)
         begin_run(folder, config, log, session.trainer.history, session.begun)
+        session._claim = claim_run(folder)
         return session
 
     @classmethod
@@ -86,10 +91,12 @@ class Session:
             log: The one that it was begun on.
 
         Raises:
-            RunError: There is no such run, the log has changed, or the run that it went on with is not there any more.
+            RunError: There is no such run, another process trains it, the log has changed, or the run that it went on
+                with is not there any more.
             CheckpointError: The checkpoint is another model's.
         """
         config, begun = begun_in(folder)
+        claim = claim_run(folder)
         read_columns(folder).check(log)
         begun.check(log)
         checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -100,6 +107,7 @@ class Session:
                 raise RunError(f"{run.folder}: has changed since {folder} went on with it; begin that one again")
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
+        session._claim = claim
         session._follow(run)
         session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
         if latest is not None:
@@ -134,7 +142,12 @@ class Session:
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
         """
+        with self._claim or nullcontext():
+            return self._train(on_batch, on_progress)
 
+    def _train(
+        self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[Progress], None] | None
+    ) -> Summary:
         def note(point: Progress) -> None:
             append(self.folder, point)
             if on_progress is not None:
@@ -193,6 +206,18 @@ class Session:
         path = self.checkpoints.save(self.step, self.model, self.optimizer, extra=extra, whole=whole)
         self._last, self._saved_at = perf_counter(), self.step
         return path
+
+
+def claim_run(folder: Path) -> BinaryIO:
+    """Keep other processes away from a run, until what is returned is closed.
+
+    Raises:
+        RunError: Another process trains it.
+    """
+    try:
+        return claimed(folder / BEGUN)
+    except BlockingIOError as error:
+        raise RunError(f"{folder}: another process is training this run") from error
 
 
 def begun_in(folder: Path) -> tuple[Config, Begun]:

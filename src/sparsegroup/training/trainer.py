@@ -115,9 +115,9 @@ class Trainer:
         self.table.train()
 
         def note() -> None:
-            if point := self._settle():
-                if on_progress is not None:
-                    on_progress(point)
+            point = self._settle()
+            if point is not None and on_progress is not None:
+                on_progress(point)
 
         batches = map(as_batch, stream)
         batch = next(batches, None)

@@ -1,0 +1,409 @@
+"""Whatever the files of a checkpoint hold, loading it ends well or with an error that names it, and changes nothing."""
+
+import json
+import pickle
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
+from sparsegroup import files
+from sparsegroup.checkpoint import CheckpointError, Checkpoints
+from sparsegroup.checkpoint import manifest as manifests
+
+MANIFEST, STATE, TABLE = "checkpoint.json", "state.safetensors", "table-users.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def no_pickle(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clicks().load(last(chain))  # numba caches compiled kernels as pickles: they are to be there
+    clicks().tables[0].table.index.with_buckets(2_000)
+
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("a pickle is read")
+
+    for module, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load"), (np, "load")]:
+        monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of all rows and two of changes."""
+    training = clicks()
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("chain"), keep=3)
+    training.step(torch.arange(40))
+    for step in (1, 2, 3):
+        checkpoints.save(step, training.model, training.optimizers, extra={"at": step})
+        training.step()
+        assert training.tables[0].shrink() + training.tables[1].shrink() or step > 1
+    parents = [manifests.read_manifest(path).parent for path in checkpoints.paths()]
+    assert [parent is None for parent in parents] == [True, False, False]
+    return checkpoints.folder
+
+
+@pytest.fixture
+def folder(chain: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(chain, tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def victim() -> Training:
+    """That the checkpoints could be loaded into, trained otherwise."""
+    training = clicks()
+    training.draw.manual_seed(1)
+    for _ in range(3):
+        training.step()
+    return training
+
+
+def last(folder: Path) -> Path:
+    return Checkpoints(folder).paths()[-1]
+
+
+def all_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def is_refused(folder: Path, training: Training, damaged: Path) -> None:
+    """The last checkpoint is not loaded, and the error says which file is wrong; the last good one still is found."""
+    with unchanged(training), pytest.raises(CheckpointError) as refused:
+        training.load(last(folder))
+    assert damaged.name in str(refused.value)
+    assert damaged.parent.name in str(refused.value)
+    checkpoints = Checkpoints(folder)
+    good = checkpoints.latest()
+    expected = [path for path in checkpoints.paths() if path.name < damaged.parent.name]
+    assert good == (expected[-1] if expected else None)
+    assert len(checkpoints.skipped) == len(checkpoints.paths()) - len(expected)
+
+
+def test_truncated_files(folder: Path, victim: Training) -> None:
+    draw = random.Random(0)
+    for path in all_files(folder):
+        content = path.read_bytes()
+        for length in {0, 1, 7, 8, 9, len(content) // 2, len(content) - 1, *draw.sample(range(len(content)), 4)}:
+            if content[length:].isspace():  # after the JSON
+                continue
+            path.write_bytes(content[:length])
+            is_refused(folder, victim, path)
+        path.write_bytes(content)
+
+
+def test_files_with_something_more(folder: Path, victim: Training) -> None:
+    for path in all_files(folder):
+        content = path.read_bytes()
+        for more in (b"\0", b"x", b"\n}", content):
+            path.write_bytes(content + more)
+            is_refused(folder, victim, path)
+        path.write_bytes(content)
+
+
+def flip_bits(folder: Path, training: Training, times: int, seed: int) -> None:
+    draw = random.Random(seed)
+    expected = fresh_facts(last(folder))
+    for number in range(times):
+        path = all_files(folder)[number % len(all_files(folder))]
+        content = bytearray(path.read_bytes())
+        whole = bytes(content)
+        for _ in range(draw.choice([1, 1, 1, 2, 20])):
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        path.write_bytes(content)
+        try:
+            found = fresh_facts(last(folder))
+        except CheckpointError:
+            is_refused(folder, training, path)
+        else:  # 1e-08 and 1E-08 are the same in JSON
+            assert path.name == MANIFEST
+            assert found == expected
+        path.write_bytes(whole)
+
+
+def test_flipped_bits(folder: Path, victim: Training) -> None:
+    flip_bits(folder, victim, 200, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_thousands_of_flipped_bits(folder: Path, victim: Training, seed: int) -> None:
+    flip_bits(folder, victim, 2_000, seed)
+
+
+def test_missing_and_exchanged_files(folder: Path, victim: Training, tmp_path: Path) -> None:
+    for path in all_files(folder):
+        content = path.read_bytes()
+        path.unlink()
+        with unchanged(victim), pytest.raises(CheckpointError, match=path.parent.name):
+            victim.load(last(folder))
+        path.mkdir()
+        with unchanged(victim), pytest.raises(CheckpointError, match=path.parent.name):
+            victim.load(last(folder))
+        path.rmdir()
+        path.symlink_to(tmp_path / "nowhere")
+        with unchanged(victim), pytest.raises(CheckpointError, match=path.parent.name):
+            victim.load(last(folder))
+        path.unlink()
+        path.write_bytes(pickle.dumps({"weight": [1.0]}))
+        is_refused(folder, victim, path)
+        for other in all_files(folder):
+            if other != path and other.read_bytes() != content and other.name != MANIFEST:
+                path.write_bytes(other.read_bytes())
+                is_refused(folder, victim, path)
+        path.write_bytes(content)
+    victim.load(last(folder))
+
+
+def test_checkpoints_in_the_place_of_others(folder: Path, victim: Training) -> None:
+    one, two, three = Checkpoints(folder).paths()
+    for taken, put in [(one, two), (one, three), (two, one), (two, three)]:
+        kept = taken.rename(folder / "kept")
+        shutil.copytree(put, taken)
+        with unchanged(victim), pytest.raises(CheckpointError, match=three.name):
+            victim.load(three)
+        shutil.rmtree(taken)
+        kept.rename(taken)
+    shutil.rmtree(one)
+    with unchanged(victim), pytest.raises(CheckpointError, match=rf"{three.name}: .*{one.name}.*is missing"):
+        victim.load(three)
+
+
+def test_another_format(folder: Path, victim: Training) -> None:
+    path = last(folder) / MANIFEST
+    for other in (0, 2, "1", None, [1], 1.5):
+        forge(last(folder), lambda content, other=other: content.update(format=other))
+        with unchanged(victim), pytest.raises(CheckpointError, match=r"format .*; this version of sparsegroup reads 1"):
+            victim.load(last(folder))
+        is_refused(folder, victim, path)
+
+
+def forge(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what the manifest says, and its checksum with it."""
+    path = checkpoint / MANIFEST
+    content = json.loads(path.read_text())
+    del content["id"]
+    change(content)
+    path.write_text(json.dumps({**content, "id": manifests._id(content)}))
+
+
+def forge_tensors(checkpoint: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the tensors of a file, and its checksum with them."""
+    path = checkpoint / name
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    facts = {"bytes": path.stat().st_size, "xxh3_64": files.checksum(path)}
+    forge(checkpoint, lambda content: content["files"].update({name: facts}))
+
+
+def of_table(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content["tables"][TABLE][1].update(changes)
+
+
+def rename_file(content: dict[str, Any], new: str) -> None:
+    content["files"][new] = content["files"].pop(TABLE)
+    content["tables"][new] = content["tables"].pop(TABLE)
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "step": lambda content: content.update(step="x"),
+    "negative step": lambda content: content.update(step=-1),
+    "versions": lambda content: content.update(versions=[1]),
+    "version": lambda content: content["versions"].update(torch=2),
+    "parent": lambda content: content.update(parent=3),
+    "half a parent": lambda content: content.update(parent=["step-000000000002"]),
+    "parent outside": lambda content: content.update(parent=["../../x", "0" * 16]),
+    "absolute parent": lambda content: content.update(parent=["/etc", "0" * 16]),
+    "parent of no name": lambda content: content.update(parent=["", "0" * 16]),
+    "files": lambda content: content.update(files=[]),
+    "no files": lambda content: content.update(files={}),
+    "a file outside": lambda content: rename_file(content, "../../x"),
+    "an absolute file": lambda content: rename_file(content, "/dev/zero"),
+    "a file with a NUL": lambda content: rename_file(content, "a\0b"),
+    "a file of no name": lambda content: rename_file(content, ""),
+    "the folder as a file": lambda content: rename_file(content, "."),
+    "tables": lambda content: content.update(tables=7),
+    "no tables": lambda content: content.update(tables={}),
+    "a table without a file": lambda content: content["files"].pop(TABLE),
+    "a size": lambda content: content["files"][TABLE].update(bytes="many"),
+    "more facts": lambda content: content["files"][TABLE].update(more=1),
+    "another table": lambda content: content["tables"][TABLE].__setitem__(0, "others"),
+    "a table twice": lambda content: content["tables"][TABLE].__setitem__(0, "deep.of/items.0"),
+    "table of no name": lambda content: content["tables"][TABLE].__setitem__(0, None),
+    "dim": of_table(dim=4),
+    "dtype": of_table(dtype="float64"),
+    "no dtype": of_table(dtype=None),
+    "table's seed": of_table(seed=1),
+    "no parts": of_table(parts={}),
+    "other parts": of_table(parts={"a": 0.0, "b": 0.0, "c": 0.0, "d": 0.0, "e": 0.0}),
+    "parts of words": of_table(parts={"u": "x", "exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "parts in a list": of_table(parts=["u"]),
+    "infinite parts": of_table(parts={"u": float("inf"), "exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "many rows": of_table(rows=1 << 60),
+    "few rows": of_table(rows=0),
+    "negative rows": of_table(rows=-1),
+    "half a row": of_table(rows=1.5),
+    "many written": of_table(written=1 << 60),
+    "no buckets": of_table(buckets=0),
+    "seen": of_table(seen=-1),
+    "seen less than rows": of_table(seen=1),
+    "skipped": of_table(skipped_rows="x"),
+    "state": lambda content: content.update(state=None),
+    "no model": lambda content: content["state"].pop("model"),
+    "model": lambda content: content["state"].update(model=[]),
+    "no optimizers": lambda content: content["state"].update(optimizers=[]),
+    "optimizers": lambda content: content["state"].update(optimizers=3),
+    "an optimizer": lambda content: content["state"]["optimizers"].__setitem__(0, 3),
+    "no kind": lambda content: content["state"]["optimizers"][0].pop("kind"),
+    "no groups": lambda content: content["state"]["optimizers"][0].pop("param_groups"),
+    "groups": lambda content: content["state"]["optimizers"][0].update(param_groups=[{}]),
+    "a group's lr": lambda content: content["state"]["optimizers"][0]["param_groups"][0].update(lr="x"),
+    "a group's params": lambda content: content["state"]["optimizers"][0]["param_groups"][0].update(params=[1]),
+    "optimizer's state": lambda content: content["state"]["optimizers"][0].update(state=[]),
+    "empty entries": lambda content: content["state"]["optimizers"][0].update(
+        state={"__items__": [[number, {}] for number in range(6)]}
+    ),
+    "no rng": lambda content: content["state"].pop("rng"),
+    "numpy's rng": lambda content: content["state"]["rng"].update(numpy=[1]),
+    "python's rng": lambda content: content["state"]["rng"].update(python=None),
+    "torch's rng": lambda content: content["state"]["rng"].update(torch=3),
+    "a missing tensor": lambda content: content["state"]["rng"].update(torch={"__tensor__": "x"}),
+    "a tensor of no name": lambda content: content["state"]["rng"].update(torch={"__tensor__": []}),
+    "no number": lambda content: content["state"].update(scheduler={"__number__": "x"}),
+    "no pairs": lambda content: content["state"].update(extra={"__items__": [[1]]}),
+    "no tuple": lambda content: content["state"].update(extra={"__tuple__": 3}),
+    "a key that is none": lambda content: content["state"].update(extra={"__items__": [[{}, 1]]}),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_manifest(folder: Path, victim: Training, name: str) -> None:
+    forge(last(folder), FORGED[name])
+    with unchanged(victim), pytest.raises(CheckpointError, match=last(folder).name):
+        victim.load(last(folder))
+
+
+def test_an_index_out_of_proportion_is_not_made(folder: Path, victim: Training) -> None:
+    forge(last(folder), of_table(buckets=1 << 60))
+    victim.load(last(folder))
+    assert victim.tables[0].memory().total < 1 << 24
+
+
+FORGED_TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "no keys": (TABLE, lambda tensors: tensors.pop("keys")),
+    "no rows": (TABLE, lambda tensors: tensors.pop("rows")),
+    "no dropped": (TABLE, lambda tensors: tensors.pop("dropped")),
+    "keys of another dtype": (TABLE, lambda t: t.update(keys=t["keys"].astype(np.float64))),
+    "keys of another shape": (TABLE, lambda t: t.update(keys=t["keys"][:, None])),
+    "keys without a shape": (TABLE, lambda t: t.update(keys=np.array(1))),
+    "fewer keys": (TABLE, lambda t: t.update(keys=t["keys"][:-1])),
+    "a key twice": (TABLE, lambda t: t.update(keys=np.where(np.arange(len(t["keys"])) == 1, t["keys"][0], t["keys"]))),
+    "fewer rows": (TABLE, lambda t: t.update(rows=t["rows"][:-1])),
+    "rows of another dtype": (TABLE, lambda t: t.update(rows=t["rows"].astype(np.float64))),
+    "rows of another shape": (TABLE, lambda t: t.update(rows=t["rows"][:, :2])),
+    "flat rows": (TABLE, lambda t: t.update(rows=t["rows"].reshape(-1))),
+    "dropped of another dtype": (TABLE, lambda t: t.update(dropped=t["dropped"].astype(np.float32))),
+    "dropped of another shape": (TABLE, lambda t: t.update(dropped=t["dropped"].reshape(1, -1))),
+    "rows are dropped": (TABLE, lambda t: t.update(dropped=np.arange(-40, 40))),
+    "no tensors": (STATE, lambda tensors: tensors.clear()),
+    "a weight of another shape": (STATE, lambda t: t.update({"state.model.network.0.weight": np.zeros((1, 1))})),
+    "a weight of another dtype": (STATE, lambda t: t.update({"state.model.network.0.weight": np.zeros((4, 9))})),
+    "u of another shape": (STATE, lambda t: t.update({"state.optimizers.0.state.2.exp_avg": np.zeros(2)})),
+    "random numbers": (STATE, lambda t: t.update({"state.rng.torch": np.zeros(3, np.uint8)})),
+}
+
+
+@pytest.mark.parametrize("name", FORGED_TENSORS)
+def test_forged_tensors(folder: Path, victim: Training, name: str) -> None:
+    file, change = FORGED_TENSORS[name]
+    forge_tensors(last(folder), file, change)
+    with unchanged(victim), pytest.raises(CheckpointError, match=last(folder).name):
+        victim.load(last(folder))
+
+
+def test_changes_that_change_one_another(folder: Path, victim: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "_id", lambda content: "0" * 16)  # as if someone had found such checksums
+    for path, parent in zip(Checkpoints(folder).paths(), (3, 1, 2), strict=True):
+        forge(path, lambda content, parent=parent: content.update(parent=[f"step-{parent:012d}", "0" * 16]))
+    for path in Checkpoints(folder).paths():
+        with unchanged(victim), pytest.raises(CheckpointError, match=path.name):
+            victim.load(path)
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something is in JSON; of long lists the first few items."""
+    inner: Any = (
+        content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    )
+    for name, item in inner:
+        if isinstance(name, str) or name < 3:
+            yield (*path, name)
+            yield from places(item, (*path, name))
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    1e300,
+    1 << 80,
+    "",
+    "x",
+    "../x",
+    [],
+    [1],
+    [[1, 2]],
+    {},
+    {"a": 1},
+    {"__items__": [[1, 2]]},
+]
+ODD += [{"__tensor__": "state.rng.torch"}, {"__number__": "nan"}, {"__tuple__": [1]}, {"__counter__": {}}]
+
+
+def replace_at_random(folder: Path, training: Training, seed: int, share: float) -> int:
+    """Replace things in the last manifest, one at a time; what is loaded all the same is no more than other values."""
+    draw = random.Random(seed)
+    path = last(folder) / MANIFEST
+    whole = path.read_bytes()
+    content = json.loads(whole)
+    tried = 0
+    for place in places(content):
+        for value in ODD:
+            if place[0] in ("id", "format") or draw.random() > share:
+                continue
+
+            def change(content: Any, place: tuple[Any, ...] = place, value: Any = value) -> None:
+                for name in place[:-1]:
+                    content = content[name]
+                content[place[-1]] = value
+
+            forge(last(folder), change)
+            before = bits(training.facts())
+            tried += 1
+            error = None
+            try:
+                training.load(last(folder))
+            except Exception as raised:
+                error = raised
+            if error is not None:
+                assert isinstance(error, CheckpointError), f"{place} = {value!r}: {error!r}"
+                assert last(folder).name in str(error)
+                assert bits(training.facts()) == before, f"{place} = {value!r}: {error!r}"
+            path.write_bytes(whole)
+    return tried
+
+
+def test_odd_values_at_random_places(folder: Path, victim: Training) -> None:
+    assert replace_at_random(folder, victim, 0, 0.03) > 50
+
+
+@pytest.mark.slow
+def test_odd_values_everywhere(folder: Path, victim: Training) -> None:
+    assert replace_at_random(folder, victim, 0, 1.0) > 2_000

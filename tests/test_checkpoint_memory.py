@@ -1,0 +1,99 @@
+"""Saving takes less than a tenth of the table's memory beside it, and loading little more than the table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import json, sys, threading
+import torch
+from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+
+torch.set_num_threads(1)
+rows, folder, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+def resident(name):
+    fields = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(fields[name].split()[0]) * 1024
+
+def private_peak(do):  # the kernel keeps no peak of it
+    highest, done = [0], threading.Event()
+    def watch():
+        while not done.wait(0.002):
+            highest[0] = max(highest[0], resident("RssAnon"))
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    do()
+    done.set()
+    watcher.join()
+    return highest[0]
+
+def forget_the_peak():
+    open("/proc/self/clear_refs", "w").write("5")
+
+def made():
+    table = HashEmbedding(8, huge_pages=False)
+    return table, GroupAdam(table.parameters(), l21=1e-3)
+
+def train(table, optimizer, first, last):
+    for begin in range(first, last, 50_000):
+        keys = torch.arange(begin, min(begin + 50_000, last)) * 2654435761
+        table(keys).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+small, its = made()
+train(small, its, 0, 100)
+checkpoints = Checkpoints(f"{folder}-{what}")
+for step in (1, 2):
+    checkpoints.save(step, small, its)
+    train(small, its, 0, 10)
+load_checkpoint(checkpoints.latest(), *made())
+
+table, optimizer = made()
+checkpoints = Checkpoints(folder)
+if what != "load":
+    train(table, optimizer, 0, rows)
+if what == "changes":
+    checkpoints.save(1, table, optimizer)
+    train(table, optimizer, 0, rows // 2)
+before = resident("VmRSS")
+forget_the_peak()
+if what == "load":
+    path = checkpoints.latest()
+    before = resident("RssAnon")
+    peak = private_peak(lambda: load_checkpoint(path, table, optimizer))
+else:
+    checkpoints.save(2, table, optimizer)
+    peak = resident("VmHWM")
+print(json.dumps({"extra": peak - before, "table": table.memory().total}))
+"""
+
+
+def measured(what: str, rows: int, folder: Path) -> dict[str, int]:
+    command = [sys.executable, "-c", PROGRAM, str(rows), str(folder), what]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, int] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_the_memory_beside_the_table(tmp_path: Path) -> None:
+    saved = measured("save", 1_500_000, tmp_path / "one")
+    assert saved["table"] > 200e6
+    assert saved["extra"] < 0.1 * saved["table"]
+    loaded = measured("load", 1_500_000, tmp_path / "one")
+    assert loaded["table"] == saved["table"]
+    assert loaded["extra"] < 1.1 * saved["table"]  # apart from the file, which is mapped: the system may drop that
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("rows", [1_500_000, 6_000_000])
+def test_the_memory_beside_the_table_when_changes_are_written(tmp_path: Path, rows: int) -> None:
+    saved = measured("changes", rows, tmp_path / "one")
+    assert saved["extra"] < 0.1 * saved["table"]
