@@ -174,11 +174,15 @@ def insert(key: Any, row: Any, hashed: Any, state: Any, pages: Any) -> bool:
 
 
 def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
+    """The number of keys inserted; -1 - i if key i is there already."""
     now = measure(state)
     for i in range(len(keys)):
         if i + AHEAD < len(keys):
             prefetch(bucket_address(home(hash_of(keys[i + AHEAD]), now), pages))
-        if not insert(keys[i], rows[i], hash_of(keys[i]), state, pages):
+        hashed = hash_of(keys[i])
+        if find(keys[i], hashed, now, pages) != ABSENT:
+            return -1 - i
+        if not insert(keys[i], rows[i], hashed, state, pages):
             return i
     return len(keys)
 
@@ -335,8 +339,14 @@ class Index:
             self.extend()
 
     def insert(self, keys: Int64s, rows: Int64s) -> None:
-        """Add keys that are not there yet. `reserve` first."""
+        """Add keys that are not there yet. `reserve` first.
+
+        Raises:
+            ValueError: One is there; those before it are added.
+        """
         while (done := _insert_kernel(keys, rows, self.state, self.pages)) < len(keys):
+            if done < 0:
+                raise ValueError(f"key {keys[-1 - done]} appears twice")
             self.extend()
             keys, rows = keys[done:], rows[done:]
 

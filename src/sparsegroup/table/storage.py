@@ -7,15 +7,18 @@ that all rows are nothing but the changes since the table was empty. Rows keep t
 
 import ctypes
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
+from sparsegroup.kernels import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.records import TableConfig
@@ -227,15 +230,47 @@ def _apply(table: Table, path: Path, facts: TableFacts) -> None:
         if facts.rows > table.num_rows + count:
             raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {table.num_rows:,}")
         table.rows.reserve(facts.rows)
-        for piece in _pieces(count, table.rows):
-            some = keys[piece]
-            if len(np.unique(some)) != len(some):
-                raise ValueError(f"{path}: a key appears twice")
-            numbers = np.full(len(some), ABSENT) if was_empty else table.index.find(some)
-            new = numbers == ABSENT
-            numbers[new] = np.arange(table.num_rows, table.num_rows + int(new.sum()))
-            table.index.reserve(table.num_rows + int(new.sum()))
-            table.index.insert(some[new], numbers[new])
-            table.rows.write_whole(numbers, rows[piece].reshape(len(some), -1))
+        with _Helped() as write:
+            for piece in _pieces(count, table.rows):
+                some = keys[piece]
+                numbers = np.full(len(some), ABSENT) if was_empty else table.index.find(some)
+                new = numbers == ABSENT
+                numbers[new] = np.arange(table.num_rows, table.num_rows + int(new.sum()))
+                table.index.reserve(table.num_rows + int(new.sum()))
+                try:
+                    table.index.insert(some[new], numbers[new])
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from error
+                write(table.rows.write_whole, numbers, rows[piece].reshape(len(some), -1))
     if table.num_rows != facts.rows:
         raise ValueError(f"{path}: {table.num_rows:,} rows, the manifest says {facts.rows:,}")
+
+
+class _Helped:
+    """Calls that may come in any order, of which another thread takes one where there is one and it has none.
+
+    Writing to memory that has never been written takes the system longer than anything else here.
+    """
+
+    def __init__(self) -> None:
+        self._helper = ThreadPoolExecutor(1, "sparsegroup-read") if threads.get_num_threads() > 1 else None
+        self._taken: Future[None] | None = None
+
+    def __call__(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self._helper is None or (self._taken is not None and not self._taken.done()):
+            function(*arguments)
+            return
+        if self._taken is not None:
+            self._taken.result()
+        self._taken = self._helper.submit(function, *arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._helper is not None:
+            self._helper.shutdown()
+        if self._taken is not None and error is None:
+            self._taken.result()
