@@ -4,47 +4,19 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from command import Run
 from run_folders import state_of
-from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
-from sparsegroup.kernels import threads
 from sparsegroup.training import evaluate, load_model, predict, read_config
 from sparsegroup.training.session import claim_run
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command's own entry point, in this process: importing torch anew for each call would take seconds."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(threads, "_number", None)  # what a command sets goes with it
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["sparsegroup", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def click_log(path: Path, rows: int = 2_000) -> Path:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from command import Run
 from sparsegroup.data.prepared import PreparedLog
-from test_cli import Run, click_log, run
-
-__all__ = ["run"]  # the fixture
+from test_cli import click_log
 
 
 def test_prepare_takes_a_log_and_says_what_it_holds(tmp_path: Path, run: Run) -> None:

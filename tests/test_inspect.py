@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.cli import main
-from sparsegroup.kernels import threads
 from sparsegroup.kernels.eager import Regularizer
 from sparsegroup.serving.inspection import inspect
 from sparsegroup.serving.inspection_bins import Bins, as_shown, magnitudes, shares
@@ -219,30 +216,6 @@ def test_rows_that_were_never_updated_have_no_measure() -> None:
 
 
 # The command line
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(threads, "_number", None)
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["sparsegroup", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def click_log(path: Path, rows: int = 2_000) -> Path:

@@ -6,8 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sparsegroup.cli import main
+from command import Run, call
 from sparsegroup.data import PreparedLog, open_click_log
-from sparsegroup.kernels import threads
 from sparsegroup.training import evaluate, load_model, predict
 from sparsegroup.training.scoring import Tally, open_to_score, scores
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 ROWS = 9_000  # two batches of evaluation and a part of one
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
 
 
 def label(row: int) -> int:
@@ -52,14 +39,6 @@ def write(path: Path, content: list[str]) -> Path:
     return path
 
 
-def command(arguments: tuple[object, ...], patch: pytest.MonkeyPatch) -> int:
-    patch.setattr(threads, "_number", None)
-    patch.setattr(sys, "argv", ["sparsegroup", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a log, raw and prepared, and a run on each."""
@@ -67,24 +46,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "log.csv", lines(ROWS))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert (
-            command(("train", "log.csv", "--label", "clicked", "--lr", 0.05, "--l21", 1e-4, "--out", "run"), patch) == 0
-        )
-        assert command(("prepare", "log.csv", "prepared", "--label", "clicked"), patch) == 0
+        label = ("--label", "clicked")
+        assert call(patch, "train", "log.csv", *label, "--lr", 0.05, "--l21", 1e-4, "--out", "run") == 0
+        assert call(patch, "prepare", "log.csv", "prepared", *label) == 0
     return folder
-
-
-@pytest.fixture
-def run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command, in an empty folder beside `place`."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Done:
-        with monkeypatch.context() as patch:
-            code = command(arguments, patch)
-        return Done(code, *capsys.readouterr())
-
-    return run
 
 
 def expected(place: Path) -> Any:
@@ -198,7 +163,7 @@ def test_wrong_arguments_are_named_and_nothing_is_written(
     write(place / "s.yaml", ["label: clicked", "categorical: [color, size]"])
     monkeypatch.chdir(place)
     before = set(place.rglob("*"))
-    assert command(("predict", *arguments), monkeypatch) == 2
+    assert call(monkeypatch, "predict", *arguments) == 2
     out, err = capsys.readouterr()
     assert (out, message in err, "Traceback" in err) == ("", True, False), err
     assert set(place.rglob("*")) == before

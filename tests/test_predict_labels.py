@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from test_predict import Run, lines, place, run, write  # noqa: F401
+from command import Run
+from test_predict import lines, place, write
+
+__all__ = ["place"]  # the fixture
 
 
-def test_a_log_without_labels_is_scored(place: Path, run: Run) -> None:  # noqa: F811
+def test_a_log_without_labels_is_scored(place: Path, run: Run) -> None:
     content = [line.split(",", 1)[1] for line in lines(60)]
     log = write(Path("log.csv"), content)
     with_labels = write(Path("labels.csv"), lines(60))
@@ -21,7 +24,7 @@ def test_a_log_without_labels_is_scored(place: Path, run: Run) -> None:  # noqa:
 
 
 @pytest.mark.parametrize("name", ["criteo", "buckets", "avazu", "schema"])
-def test_public_logs_without_labels(name: str, run: Run) -> None:  # noqa: F811
+def test_public_logs_without_labels(name: str, run: Run) -> None:
     rows, options = 300, list[str]()
     if name == "avazu":
         sites = ["site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"]

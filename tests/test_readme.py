@@ -74,3 +74,19 @@ def test_the_readme_shows_the_measured_speed() -> None:
     for name, digits in (("sparse_adam", 2), ("dense_adam", 0)):
         line = f"| {epoch[f'samples_per_s_{name}']:,.0f} | ratio {epoch[f'speedup_vs_{name}']:.{digits}f} |"
         assert line in README
+
+
+def test_the_readme_shows_the_measured_serving() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "serving.json").read_text())
+    for name in ("sparse", "int8", "full", "dense_ids"):
+        single = [f"{figures[f'{name}_batch_1_{quantile}_ms']:.3f}" for quantile in ("p50", "p99")]
+        many = [f"{figures[f'{name}_batch_512_{quantile}_ms']:.2f}" for quantile in ("p50", "p99")]
+        speed, load = figures[f"{name}_batch_512_samples_per_s"], figures[f"{name}_load_ms"]
+        assert f"| {' | '.join([*single, *many])} | {speed:,.0f} | {load:,.0f} |" in README
+    text = " ".join(README.split())
+    for name in ("write", "read"):
+        speed, ratio = figures[f"checkpoint_{name}_gb_per_s"], figures[f"checkpoint_{name}_over_copy"]
+        assert f"at {speed:.2f} GB/s, {ratio:.2f} of" in text
+    for kind in ("float32", "int8"):
+        assert f"{100 * figures[f'{kind}_embeddings_bytes_over_dense']:.2f} %" in text
+    assert f"trains again after {figures['resume_seconds']:.1f} s" in text

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from command import Run
 from run_folders import state_of
-from test_cli import Run, run
-
-__all__ = ["run"]  # the fixture
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 OPTIONS = ["--l21", "1e-5", "--lr"]

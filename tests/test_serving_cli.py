@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command import Run
 from sparsegroup.data import open_click_log
 from sparsegroup.serving import open_test_rows, open_trained, read_manifest
 from sparsegroup.training import Config
 from sparsegroup.training.scoring import open_to_score, scores
-from test_cli import Run, click_log, run
+from test_cli import click_log
 from test_real_data import log_at
-
-__all__ = ["run"]  # the fixture
 
 SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
 WITHOUT = """

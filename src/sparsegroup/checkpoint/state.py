@@ -69,7 +69,7 @@ def save_checkpoint(
 
     It holds the model with the rows of its tables (vectors, u and moments), the optimizers' state and settings, the
     scheduler's, the random number generators' (torch's, NumPy's, Python's), the versions, and `extra`. The rows are
-    written from where they are, in pieces: beside the table it takes 5 % of its memory, at least 16 MiB.
+    written from where they are, in pieces: beside the table it takes 5 % of its memory, at least 8 MiB.
 
     Args:
         folder: New.

@@ -13,6 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.cli.options import (
+    AVAZU_HOUR,
+    CRITEO_NUMBERS,
+    DATASET,
+    EXCLUDE,
+    LABEL,
+    MAX_BAD,
+    ON_BAD_ROW,
+    SCHEMA,
+    log_option,
+)
 from sparsegroup.data.choose import DatasetName
 from sparsegroup.data.errors import ClickLogError
 from sparsegroup.data.formats import AvazuHour, CriteoNumbers
@@ -35,6 +46,7 @@ from sparsegroup.training.scoring import (
     write_scores,
 )
 
+_MODELS = "the model's"
 _OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
 
 
@@ -48,52 +60,14 @@ def predict_command(
         Path | None,
         typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
     ] = None,
-    dataset: Annotated[
-        DatasetName | None,
-        typer.Option(rich_help_panel="Log", help="Format of a raw log.", show_default="the model's"),
-    ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel="Log",
-            help="YAML file that says what a raw log's columns are.",
-            show_default="the model's",
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Log", help="Label column, of a raw log with a header.", show_default="the model's"
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel="Log",
-            help="A column that is no feature, of a raw log with a header (repeatable).",
-            show_default="the model's",
-        ),
-    ] = None,
-    criteo_numbers: Annotated[
-        CriteoNumbers | None,
-        typer.Option(rich_help_panel="Log", help="What becomes of Criteo's integers.", show_default="the model's"),
-    ] = None,
-    avazu_hour: Annotated[
-        AvazuHour | None,
-        typer.Option(rich_help_panel="Log", help="What becomes of Avazu's hour.", show_default="the model's"),
-    ] = None,
-    on_bad_row: Annotated[
-        OnBadRow | None,
-        typer.Option(
-            rich_help_panel="Log", help="Stop at a bad row, or leave it out and count it.", show_default="error"
-        ),
-    ] = None,
-    max_bad: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Log", help="Share of bad rows above which to stop all the same.", show_default="0.1%"
-        ),
-    ] = None,
+    dataset: Annotated[DatasetName | None, log_option(DATASET, _MODELS)] = None,
+    schema: Annotated[Path | None, log_option(SCHEMA, _MODELS)] = None,
+    label: Annotated[str | None, log_option(LABEL, _MODELS)] = None,
+    exclude: Annotated[list[str] | None, log_option(EXCLUDE, _MODELS)] = None,
+    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, _MODELS)] = None,
+    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, _MODELS)] = None,
+    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
+    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
     threads: Threads = THREADS,
 ) -> None:
     """Score all rows of a log: row (its place in the log, from 0), probability and label.

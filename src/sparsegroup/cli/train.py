@@ -12,6 +12,17 @@ from rich.table import Table
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.checkpoint.chain import verified
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
+from sparsegroup.cli.options import (
+    AVAZU_HOUR,
+    CRITEO_NUMBERS,
+    DATASET,
+    EXCLUDE,
+    LABEL,
+    MAX_BAD,
+    ON_BAD_ROW,
+    SCHEMA,
+    log_option,
+)
 from sparsegroup.cli.progress import reading_bar, training_bar
 from sparsegroup.data import ClickLog, PreparedLog, RawLog, open_click_log, synthetic_log
 from sparsegroup.data.choose import DatasetName
@@ -80,64 +91,22 @@ def train_command(
             "--resume", metavar="RUN", help="Go on with a run that was cut off, to the same result.", show_default=False
         ),
     ] = None,
-    test: Annotated[
-        Path | None,
-        typer.Option(rich_help_panel="Log", help="A raw log of its own for the test set.", show_default=False),
-    ] = None,
-    dataset: Annotated[
-        DatasetName | None,
-        typer.Option(rich_help_panel="Log", help="Format of a raw log.", show_default="told from its first line"),
-    ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel="Log", help="YAML file that says what a raw log's columns are.", show_default=False
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Log", help="Label column, of a raw log with a header.", show_default="label or click"
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel="Log",
-            help="A column that is no feature, of a raw log with a header (repeatable).",
-            show_default=False,
-        ),
-    ] = None,
+    test: Annotated[Path | None, log_option("A raw log of its own for the test set.")] = None,
+    dataset: Annotated[DatasetName | None, log_option(DATASET, "told from its first line")] = None,
+    schema: Annotated[Path | None, log_option(SCHEMA)] = None,
+    label: Annotated[str | None, log_option(LABEL, "label or click")] = None,
+    exclude: Annotated[list[str] | None, log_option(EXCLUDE)] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel="Log",
-            help="Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.",
-            show_default="0.1",
+        log_option(
+            "Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.", "0.1"
         ),
     ] = None,
-    criteo_numbers: Annotated[
-        CriteoNumbers | None,
-        typer.Option(rich_help_panel="Log", help="What becomes of Criteo's integers.", show_default="log"),
-    ] = None,
-    avazu_hour: Annotated[
-        AvazuHour | None, typer.Option(rich_help_panel="Log", help="What becomes of Avazu's hour.", show_default="hour")
-    ] = None,
-    on_bad_row: Annotated[
-        OnBadRow | None,
-        typer.Option(
-            rich_help_panel="Log", help="Stop at a bad row, or leave it out and count it.", show_default="error"
-        ),
-    ] = None,
-    max_bad: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Log", help="Share of bad rows above which to stop all the same.", show_default="0.1%"
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(rich_help_panel="Log", help="Size of the synthetic log.", show_default="200000")
-    ] = None,
+    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")] = None,
+    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")] = None,
+    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
+    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
+    rows: Annotated[int | None, log_option("Size of the synthetic log.", "200000")] = None,
     model: Annotated[
         ModelName | None, typer.Option(rich_help_panel="Model", help="Network over the embeddings.", show_default="dcn")
     ] = None,

@@ -1,0 +1,25 @@
+"""Options that several commands have: how to read a raw log."""
+
+from typing import Any
+
+import typer
+
+
+def log_option(help: str, default: str | bool = False) -> Any:
+    """An option that says how to read a raw log.
+
+    Args:
+        help: What it says.
+        default: In words; False where there is none.
+    """
+    return typer.Option(rich_help_panel="Log", help=help, show_default=default)
+
+
+DATASET = "Format of a raw log."
+SCHEMA = "YAML file that says what a raw log's columns are."
+LABEL = "Label column, of a raw log with a header."
+EXCLUDE = "A column that is no feature, of a raw log with a header (repeatable)."
+CRITEO_NUMBERS = "What becomes of Criteo's integers."
+AVAZU_HOUR = "What becomes of Avazu's hour."
+ON_BAD_ROW = "Stop at a bad row, or leave it out and count it."
+MAX_BAD = "Share of bad rows above which to stop all the same."

@@ -1,0 +1,29 @@
+"""The command line's own entry point, called in this process: importing torch anew each time would take seconds."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from sparsegroup.cli import main
+from sparsegroup.kernels import threads
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+def call(patch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit status of `sparsegroup` with these arguments."""
+    patch.setattr(threads, "_number", None)  # what a command sets goes with the patch
+    patch.setattr(sys, "argv", ["sparsegroup", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
