@@ -165,6 +165,8 @@ def load_state_without_rows(
     parameters = parameters_of(optimizer)
     stored = {index for index, parameter in enumerate(parameters) if isinstance(parameter, StoredParameter)}
     state = content["state"]
+    if strange := [key for key in state if type(key) is not int or not 0 <= key < len(parameters)]:
+        raise ValueError(f"there is state of parameter {strange[0]!r}; the optimizer has {len(parameters)}")
     dense = {index: entry for index, entry in state.items() if index not in stored}
     optimizer.load_state_dict({"param_groups": content["param_groups"], "state": dense})
     for index in stored & state.keys():
