@@ -1,6 +1,7 @@
 """The user's paths through the real command line."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -375,3 +376,38 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, run: Run) -> 
         done = run("train", "--resume", "runs/log")
     assert (done.returncode, done.stderr) == (2, "error: runs/log: another process is training this run\n")
     assert run("train", "--resume", "runs/log").returncode == 0
+
+
+def test_resume_wants_the_settings_it_was_begun_with_and_no_others(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    assert run("train", log).returncode == 0
+    (tmp_path / "runs" / "log" / "summary.json").unlink()
+    given = run("train", "--resume", "runs/log", "--l21", 0, "--checkpoint-minutes", 0)
+    assert given.returncode == 2
+    assert "--resume takes everything from the run, and no l21, checkpoint-minutes" in given.stderr
+    config = tmp_path / "runs" / "log" / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("batch_size: 512", "batch_size: 100"))
+    edited = run("train", "--resume", "runs/log")
+    assert (edited.returncode, edited.stderr) == (
+        2,
+        "error: runs/log/config.yaml: training.batch_size is 100, the run was begun with 512; put it back, or begin "
+        "another run\n",
+    )
+    config.write_text(text)
+    assert run("train", "--resume", "runs/log").returncode == 0
+
+
+def test_two_runs_cannot_begin_in_one_folder(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    (tmp_path / "run").mkdir()
+    with claim_run(tmp_path / "run"):
+        done = run("train", log, "--out", "run")
+    assert (done.returncode, done.stderr) == (2, "error: run: another process is training this run\n")
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_an_encoding_without_lambda_is_no_reason_to_fail(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([COMMAND, "train", "--help"], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from scipy import stats
 
+from command import Run
 from experiment_cases import BASE as TINY
 from experiment_cases import counted, dataset_of, live_keys, pruned_by_hand, records, tiny_log, trained
 from sparsegroup.data import ClickLog, PreparedLog
@@ -30,9 +31,7 @@ from sparsegroup.experiments.section import Section
 from sparsegroup.experiments.statistics import Interval, bootstrap_difference, verdict
 from sparsegroup.experiments.versus import WIDEST_GAP
 from sparsegroup.training import Config, predict, read_config
-from test_cli import Run, click_log, run
-
-__all__ = ["run"]  # the fixture
+from test_cli import click_log
 
 BASE = TINY.replace(batch_size=270)
 TRAIN_ROWS, VALIDATED_FROM = 2_700, 2_430

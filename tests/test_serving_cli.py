@@ -147,3 +147,26 @@ def test_which_rows_are_the_test_set(tmp_path: Path) -> None:
     all_rows = open_test_rows(log, config.replace(test_fraction=0.0))
     assert (all_rows.start, all_rows.stop) == (0, 2_000)
     assert len(open_click_log(log)) == 2_000
+
+
+def test_what_an_export_may_not_take_the_place_of(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", log, "--lr", 0.05, "--l21", 1e-4, "--out", "run").returncode == 0
+    assert run("export", "run", "first", "--no-onnx").returncode == 0
+    assert run("export", "run", "second", "--since", "first").returncode == 0
+    around = run("export", "run", "first", "--since", "second", "--overwrite")
+    assert (around.returncode, "cannot take the place of an export that it builds on" in around.stderr) == (2, True)
+    itself = run("export", "first", "first", "--dtype", "int8", "--overwrite", "--no-onnx")
+    assert (itself.returncode, "cannot take the place of what it is made of" in itself.stderr) == (2, True)
+    (tmp_path / "first" / "NOTES.md").write_text("mine")
+    foreign = run("export", "run", "first", "--overwrite", "--no-onnx")
+    assert (foreign.returncode, "first: holds NOTES.md, which is no part of an export" in foreign.stderr) == (2, True)
+
+
+def test_a_test_set_needs_labels(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", log, "--lr", 0.05, "--out", "run").returncode == 0
+    (tmp_path / "other.csv").write_text("id,ts,color,size\n1,1,c1,2\n")
+    done = run("export", "run", "out", "--no-onnx", "--test", "other.csv")
+    assert (done.returncode, done.stderr) == (2, "error: other.csv: has no labels, which a test set needs\n")
+    assert run("predict", "run", "other.csv").returncode == 0

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import xxhash
 
@@ -69,20 +69,37 @@ def remove(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def claimed(path: Path) -> BinaryIO:
-    """An open file that no other process can claim until this one closes it, or ends, however it does.
+class Claim:
+    """A folder that no other process can claim until this one closes it, or ends, however it does.
 
     Raises:
         BlockingIOError: Another process has claimed it.
     """
-    file = path.open("rb")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise
-    return file
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        if fcntl is not None:
+            self._descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let others claim it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated
 
 import torch
@@ -58,6 +59,9 @@ class UsageError(Exception):
 
 def main(run: Callable[[], None] = app) -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):  # an encoding that has no λ is no reason to fail
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         run()
     except (CheckpointError, ClickLogError, RunError, SettingsError, UsageError) as error:

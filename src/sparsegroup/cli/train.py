@@ -35,7 +35,6 @@ from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import SHORT, OptimizerName, read_config
 from sparsegroup.training.run_dir import (
-    BEGUN,
     CONFIG,
     FINISHED,
     REPORT,
@@ -180,10 +179,11 @@ def train_command(
     options = dict(locals())
     use_threads(threads)
     if resume is not None:
-        given = [name for name, value in options.items() if value and name not in ("resume", "threads")]
-        if given:
+        given = [name for name, value in options.items() if value is not None and value is not False]
+        if others := [name.strip("_").replace("_", "-") for name in given if name not in ("resume", "threads")]:
             raise UsageError(
-                "--resume takes everything from the run; to change settings, use --continue when it is done"
+                f"--resume takes everything from the run, and no {', '.join(others)}; to change settings, use "
+                "--continue when it is done"
             )
         _resume(resume, threads)
         return
@@ -217,7 +217,7 @@ def train_command(
     run = None if continue_ is None else load_run(continue_, config)
     data = _open(config, threads)
     if taken:  # the old run stays until the new one is complete
-        if (folder / UNFINISHED / BEGUN).is_file():
+        if (folder / UNFINISHED).is_dir():
             claim_run(folder / UNFINISHED).close()
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     session = Session.begin(folder / UNFINISHED if taken else folder, config, data, run)

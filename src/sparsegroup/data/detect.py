@@ -108,7 +108,7 @@ def from_header(
     known = header if needs_label else [*header, "click"]
     if found := avazu() if is_avazu(known) else ipinyou() if is_ipinyou(known) else None:
         return fixed_format(found, label, exclude, test_fraction)
-    if unknown := [name for name in exclude if name not in header]:
+    if needs_label and (unknown := [name for name in exclude if name not in header]):
         raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {columns}")
     given = label is not None
     label = label if given else next((name for name in LABELS if name in header), None)

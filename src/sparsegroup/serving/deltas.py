@@ -22,7 +22,7 @@ from sparsegroup.serving.manifest import (
 from sparsegroup.serving.opened import Opened
 from sparsegroup.serving.parts import parts_of
 from sparsegroup.serving.quantize import Dtype
-from sparsegroup.serving.stored import apply, read_export
+from sparsegroup.serving.stored import apply, leads_through, read_export
 from sparsegroup.serving.vocabulary import save_vocabulary
 from sparsegroup.serving.writing import Parts, Wanted, make_and_test, save_network, write_export
 from sparsegroup.training.run_dir import VOCABULARY
@@ -54,8 +54,8 @@ def export_delta(
     check_free(out, overwrite)
     wanted.check(opened.columns)
     base = read_export(since)
-    if out.resolve() == since.resolve():
-        raise ExportError(f"{out}: a delta cannot take the place of the export that it follows")
+    if leads_through(since, out):
+        raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
     parts = parts_of(opened, base.manifest.dtype)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sparsegroup.serving.errors import ExportError
 from sparsegroup.serving.folder import check_free
 from sparsegroup.serving.manifest import Manifest
 from sparsegroup.serving.opened import Opened
@@ -29,5 +30,7 @@ def export(
     """
     wanted = wanted or Wanted()
     check_free(Path(out), overwrite)
+    if Path(out).resolve() == opened.path.resolve():
+        raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     wanted.check(opened.columns)
     return write_export(parts_of(opened, dtype), Path(out), wanted, overwrite=overwrite)

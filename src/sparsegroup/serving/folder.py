@@ -8,7 +8,14 @@ from pathlib import Path
 
 from sparsegroup.files import checksum, sync
 from sparsegroup.serving.errors import ExportError
-from sparsegroup.serving.manifest import MANIFEST, FileInfo
+from sparsegroup.serving.manifest import EMBEDDINGS, MANIFEST, NETWORK, ONNX, PROGRAM, TOMBSTONES, UPSERTS, FileInfo
+from sparsegroup.training.run_dir import VOCABULARY
+
+OWN = {
+    *(MANIFEST, EMBEDDINGS, NETWORK, UPSERTS, TOMBSTONES, VOCABULARY, PROGRAM),
+    *(ONNX, f"{ONNX}.data"),
+}
+"""Files of an export or delta."""
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -21,6 +28,9 @@ def check_free(out: Path, overwrite: bool) -> None:
         return
     if overwrite and not (out / MANIFEST).is_file():
         raise ExportError(f"{out}: holds no export that could be overwritten; give another folder")
+    foreign = sorted({path.name for path in out.iterdir()} - OWN) if overwrite else []
+    if foreign:
+        raise ExportError(f"{out}: holds {foreign[0]}, which is no part of an export; move it, or give another folder")
     if not overwrite:
         raise ExportError(f"{out}: is not empty; give another folder, or --overwrite")
 
@@ -32,6 +42,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         ExportError: As `check_free`.
     """
+    out = out.absolute()
     check_free(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished, old = (out.with_name(f".{out.name}.{what}-{os.getpid()}") for what in ("new", "old"))

@@ -71,7 +71,20 @@ def read_export(folder: str | Path) -> Export:
     Raises:
         ExportError: No export; a damaged file, by name; a delta whose base is another than it was made for.
     """
-    chain = [Path(folder)]
+    chain, manifests = _chain_of(Path(folder))
+    export = _read_whole(chain[-1], manifests[-1])
+    for delta in reversed(chain[:-1]):
+        export = apply(export, delta)
+    return export
+
+
+def leads_through(folder: Path, other: Path) -> bool:
+    """Whether an export, or what a delta builds on, lies in the folder `other`."""
+    return any(path.resolve() == other.resolve() for path in _chain_of(folder)[0])
+
+
+def _chain_of(folder: Path) -> tuple[list[Path], list[Manifest]]:
+    chain = [folder]
     manifests = [read_manifest(chain[0])]
     while (follows := manifests[-1].follows) is not None:
         if len(chain) > _LONGEST_CHAIN:
@@ -82,10 +95,7 @@ def read_export(folder: str | Path) -> Export:
             raise ExportError(f"{chain[-1]}: follows export {follows.id}, but in {before} there is {manifest.id}")
         chain.append(before)
         manifests.append(manifest)
-    export = _read_whole(chain[-1], manifests[-1])
-    for delta in reversed(chain[:-1]):
-        export = apply(export, delta)
-    return export
+    return chain, manifests
 
 
 def _read_whole(folder: Path, manifest: Manifest) -> Export:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsegroup.data.batches import Bags, Batch, Log
 from sparsegroup.data.opening import open_click_log
 from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.raw import RawLog
 from sparsegroup.serving.errors import ExportError
 from sparsegroup.serving.manifest import Scores, Test
 from sparsegroup.training import Config
@@ -59,6 +60,7 @@ def open_test_rows(
 
     Raises:
         ClickLogError, OSError: It cannot be read.
+        ExportError: It has no labels.
         ValueError: The settings do not go with it.
     """
     data = config.data
@@ -75,6 +77,8 @@ def open_test_rows(
         test = None if data.test is None else Path(data.test)
         return _of(open_click_log(path, test, **how))
     opened = open_to_score(path, **how)
+    if isinstance(opened.log, RawLog) and not opened.log.format.labelled:
+        raise ExportError(f"{path}: has no labels, which a test set needs")
     return TestRows(opened.log, 0, len(opened.log))
 
 

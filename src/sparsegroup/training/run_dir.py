@@ -206,7 +206,7 @@ def begin_run(folder: Path, config: Config, log: Log, history: Sequence[Progress
     _write_json(folder / COLUMNS, asdict(Columns.of(log)))
     write_history(folder, history)
     text = config.as_yaml()
-    write_atomically(folder / CONFIG, lambda path: path.write_text(text))
+    write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def is_free(folder: Path) -> bool:

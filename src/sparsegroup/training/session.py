@@ -4,18 +4,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, BinaryIO
+from typing import Any
 
 from sparsegroup.checkpoint import Checkpoints
+from sparsegroup.checkpoint.chain import contents
 from sparsegroup.data.batches import Log
-from sparsegroup.files import claimed
+from sparsegroup.files import Claim
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.one_pass import EVALUATED, window_of
 from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.run_dir import (
-    BEGUN,
     CHECKPOINTS,
     CONFIG,
     Begun,
@@ -25,6 +25,7 @@ from sparsegroup.training.run_dir import (
     begin_run,
     checkpoint_extra,
     finish_run,
+    is_free,
     load_run,
     read_begun,
     read_columns,
@@ -64,22 +65,26 @@ class Session:
         self.notes: list[str] = []
         self._last = perf_counter()
         self._saved_at: int | None = None
-        self._claim: BinaryIO | None = None
+        self._claim: Claim | None = None
 
     @classmethod
     def begin(cls, folder: Path, config: Config, log: Log, run: Run | None = None) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
         Raises:
-            RunError: The log has other columns than the run.
+            RunError: The log has other columns than the run, or the folder is not free, or another process claims it.
         """
         if run is not None:
             run.columns.check(log)
+        folder.mkdir(parents=True, exist_ok=True)
+        claim = claim_run(folder)
+        if not is_free(folder):
+            raise RunError(f"{folder}: another run has begun there meanwhile")
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, Begun.now(log, run))
+        session._claim = claim
         session._follow(run)
         begin_run(folder, config, log, session.trainer.history, session.begun)
-        session._claim = claim_run(folder)
         return session
 
     @classmethod
@@ -91,8 +96,8 @@ class Session:
             log: The one that it was begun on.
 
         Raises:
-            RunError: There is no such run, another process trains it, the log has changed, or the run that it went on
-                with is not there any more.
+            RunError: There is no such run, another process trains it, the log or the settings have changed, or the run
+                that it went on with is not there any more.
             CheckpointError: The checkpoint is another model's.
         """
         config, begun = begun_in(folder)
@@ -105,6 +110,8 @@ class Session:
             run = load_run(begun.continued_from, config)
             if run.checkpoint_id != begun.continued_id:
                 raise RunError(f"{run.folder}: has changed since {folder} went on with it; begin that one again")
+        if latest is not None:
+            _check_settings(folder, config, contents(latest)[1])
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
         session._claim = claim
@@ -208,14 +215,26 @@ class Session:
         return path
 
 
-def claim_run(folder: Path) -> BinaryIO:
+def _check_settings(folder: Path, config: Config, extra: Any) -> None:
+    """Whether a run still has the settings that it was begun with; where its log lies may change, and checkpoints."""
+    now = config.as_dict()
+    for section in ("model", "optimizer", "training"):
+        for name, before in extra["config"][section].items():
+            if now[section].get(name) != before:
+                raise RunError(
+                    f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, the run was begun with "
+                    f"{before!r}; put it back, or begin another run"
+                )
+
+
+def claim_run(folder: Path) -> Claim:
     """Keep other processes away from a run, until what is returned is closed.
 
     Raises:
         RunError: Another process trains it.
     """
     try:
-        return claimed(folder / BEGUN)
+        return Claim(folder)
     except BlockingIOError as error:
         raise RunError(f"{folder}: another process is training this run") from error
 
