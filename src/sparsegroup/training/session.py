@@ -1,7 +1,7 @@
 """A training run in its folder: begun, gone on with after another run, or resumed where it was cut off."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -77,14 +77,14 @@ class Session:
         if run is not None:
             run.columns.check(log)
         folder.mkdir(parents=True, exist_ok=True)
-        claim = claim_run(folder)
-        if not is_free(folder):
-            raise RunError(f"{folder}: another run has begun there meanwhile")
-        model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
-        session = cls(folder, config, log, model, optimizer, Begun.now(log, run))
-        session._claim = claim
-        session._follow(run)
-        begin_run(folder, config, log, session.trainer.history, session.begun)
+        with _claimed(folder) as claim:
+            if not is_free(folder):
+                raise RunError(f"{folder}: another run has begun there meanwhile")
+            model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
+            session = cls(folder, config, log, model, optimizer, Begun.now(log, run))
+            session._claim = claim
+            session._follow(run)
+            begin_run(folder, config, log, session.trainer.history, session.begun)
         return session
 
     @classmethod
@@ -101,7 +101,13 @@ class Session:
             CheckpointError: The checkpoint is another model's.
         """
         config, begun = begun_in(folder)
-        claim = claim_run(folder)
+        with _claimed(folder) as claim:
+            session = cls._resumed(folder, config, begun, log)
+            session._claim = claim
+        return session
+
+    @classmethod
+    def _resumed(cls, folder: Path, config: Config, begun: Begun, log: Log) -> "Session":
         read_columns(folder).check(log)
         begun.check(log)
         checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -114,7 +120,6 @@ class Session:
             _check_settings(folder, config, contents(latest)[1])
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
-        session._claim = claim
         session._follow(run)
         session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
         if latest is not None:
@@ -237,6 +242,17 @@ def claim_run(folder: Path) -> Claim:
         return Claim(folder)
     except BlockingIOError as error:
         raise RunError(f"{folder}: another process is training this run") from error
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[Claim]:
+    """A claim that lasts unless what follows fails."""
+    claim = claim_run(folder)
+    try:
+        yield claim
+    except BaseException:
+        claim.close()
+        raise
 
 
 def begun_in(folder: Path) -> tuple[Config, Begun]:
