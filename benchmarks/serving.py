@@ -29,7 +29,7 @@ from sparsegroup.serving import Opened, Wanted, export
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel
 from sparsegroup.serving.program import quiet
 from sparsegroup.training import ClickModel, Config
-from sparsegroup.training.run_dir import Columns
+from sparsegroup.training.columns import Columns
 from table_step import CARDINALITIES, Clicks, key
 
 FIELDS, NUMBERS, DIM = 26, 13, 8

@@ -7,7 +7,7 @@ import torch
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.serving import Opened
 from sparsegroup.training import Config
-from sparsegroup.training.run_dir import Columns
+from sparsegroup.training.columns import Columns
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")

@@ -13,7 +13,7 @@ from sparsegroup.serving.errors import ExportError
 from sparsegroup.serving.quantize import Dtype
 from sparsegroup.settings import Settings, SettingsError, checked
 from sparsegroup.training import Config
-from sparsegroup.training.run_dir import Columns
+from sparsegroup.training.columns import Columns
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"

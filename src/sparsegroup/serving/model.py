@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sparsegroup.data.batches import Batch
 from sparsegroup.serving.embeddings import Embeddings
 from sparsegroup.serving.lookup import Lookup
-from sparsegroup.training.run_dir import Columns
+from sparsegroup.training.columns import Columns
 
 
 class ServingModel(nn.Module):

@@ -11,7 +11,8 @@ from sparsegroup.serving.manifest import MANIFEST, Manifest
 from sparsegroup.serving.stored import read_export
 from sparsegroup.settings import checked
 from sparsegroup.training import ClickModel, Config
-from sparsegroup.training.run_dir import VOCABULARY, Columns, RunError, config_of, last_checkpoint
+from sparsegroup.training.columns import Columns, RunError
+from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
 
 Kind = Literal["run", "checkpoint", "export"]
 

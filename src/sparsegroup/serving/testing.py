@@ -17,9 +17,9 @@ from sparsegroup.data.raw import RawLog
 from sparsegroup.serving.errors import ExportError
 from sparsegroup.serving.manifest import Scores, Test
 from sparsegroup.training import Config
+from sparsegroup.training.columns import Columns
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.one_pass import EVALUATED
-from sparsegroup.training.run_dir import Columns
 from sparsegroup.training.scoring import open_to_score
 
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]

@@ -20,7 +20,8 @@ from sparsegroup.serving.program import load_program, save_program, trace
 from sparsegroup.serving.testing import MadeUpRows, Scorer, TestRows, as_test, check_agreement, compare
 from sparsegroup.serving.vocabulary import save_vocabulary
 from sparsegroup.training import ClickModel
-from sparsegroup.training.run_dir import VOCABULARY, Columns
+from sparsegroup.training.columns import Columns
+from sparsegroup.training.run_dir import VOCABULARY
 
 
 @dataclass(frozen=True)

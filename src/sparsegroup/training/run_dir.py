@@ -7,7 +7,6 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from sparsegroup import files
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.manifest import read_manifest
 from sparsegroup.data.batches import Log
-from sparsegroup.data.keys import HASH
 from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.raw import RawLog
 from sparsegroup.files import write_atomically
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.table import FieldCount
+from sparsegroup.training.begun import Begun
 from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.columns import Columns, RunError
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.metrics import Metrics
 from sparsegroup.training.plots import plot_progress
@@ -46,108 +45,6 @@ FINISHED = ".finished"
 """Its name while it does so."""
 
 _FILES = (BEGUN, COLUMNS, METRICS, VOCABULARY, REPORT, PLOT)
-
-
-class RunError(ValueError):
-    """A folder that holds no run, or a run that does not fit what is asked of it."""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What a model expects of its logs.
-
-    Attributes:
-        fields: Categorical fields, in the order of their numbers in the keys.
-        lists: Those of them with several values.
-        numbers: Numeric ones.
-        hash: What keys are made with.
-    """
-
-    fields: tuple[str, ...]
-    lists: tuple[str, ...]
-    numbers: tuple[str, ...]
-    hash: str = HASH
-
-    @classmethod
-    def of(cls, log: Log) -> "Columns":
-        """Those of a log."""
-        return cls(
-            tuple(log.fields),
-            tuple(log.lists),
-            tuple(log.numbers),
-            log.manifest.hash if isinstance(log, PreparedLog) else HASH,
-        )
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Columns":
-        """Them from what `asdict` gave.
-
-        Raises:
-            KeyError, TypeError: They are not.
-        """
-        fields, lists, numbers = (tuple(content[name]) for name in ("fields", "lists", "numbers"))
-        return cls(fields, lists, numbers, content["hash"])
-
-    def check(self, log: Log) -> None:
-        """Whether a model trained on these can go on with `log`.
-
-        Raises:
-            RunError: It has other columns, or keys made otherwise.
-        """
-        other = Columns.of(log)
-        for name in ("fields", "lists", "numbers", "hash"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
-                raise RunError(f"{log.name}: its {name} are {_shown(theirs)}; the run was trained with {_shown(ours)}")
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What is known of a run when it begins.
-
-    Attributes:
-        started: Date and time, ISO 8601.
-        rows, train_rows: Of its log.
-        source: Sizes of the log's files and a hash of its format, where it has any.
-        continued_from: The run that it goes on with, or None.
-        continued_id: Of the checkpoint that it goes on from.
-    """
-
-    started: str
-    rows: int
-    train_rows: int
-    source: Mapping[str, Any] | None = None
-    continued_from: str | None = None
-    continued_id: str | None = None
-
-    @classmethod
-    def now(cls, log: Log, run: "Run | None" = None) -> "Begun":
-        """Of a run on `log` that goes on with `run`, if one is given."""
-        return cls(
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            len(log),
-            log.train_rows,
-            _source(log),
-            None if run is None else str(run.folder),
-            None if run is None else run.checkpoint_id,
-        )
-
-    def check(self, log: Log) -> None:
-        """Whether `log` is still what it was.
-
-        Raises:
-            RunError: It is not.
-        """
-        if (len(log), log.train_rows, _source(log)) != (self.rows, self.train_rows, self.source):
-            raise RunError(f"{log.name}: has changed since the run began; what is left of it cannot be told")
-
-
-def _source(log: Log) -> dict[str, Any] | None:
-    source = log.source if isinstance(log, RawLog) else log.manifest.source if isinstance(log, PreparedLog) else None
-    if source is None or "files" not in source:
-        return None
-    files = [[name, size] for name, size, *_ in source["files"]]  # a copy has another time
-    return {"files": files, "format": source.get("format")}
 
 
 @dataclass(frozen=True)
@@ -414,10 +311,6 @@ def _summary(content: dict[str, Any]) -> Summary:
 
 def _number(value: Any) -> Any:
     return math.nan if value is None else value
-
-
-def _shown(value: object) -> str:
-    return ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _finite(value: object) -> object:

@@ -11,17 +11,16 @@ from sparsegroup.checkpoint.chain import contents
 from sparsegroup.data.batches import Log
 from sparsegroup.files import Claim
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.training.begun import Begun
 from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.columns import Columns, RunError
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.one_pass import EVALUATED, window_of
 from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
     CONFIG,
-    Begun,
-    Columns,
     Run,
-    RunError,
     begin_run,
     checkpoint_extra,
     finish_run,
@@ -81,7 +80,8 @@ class Session:
             if not is_free(folder):
                 raise RunError(f"{folder}: another run has begun there meanwhile")
             model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
-            session = cls(folder, config, log, model, optimizer, Begun.now(log, run))
+            origin = () if run is None else (str(run.folder), run.checkpoint_id)
+            session = cls(folder, config, log, model, optimizer, Begun.now(log, *origin))
             session._claim = claim
             session._follow(run)
             begin_run(folder, config, log, session.trainer.history, session.begun)

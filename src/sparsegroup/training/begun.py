@@ -1,0 +1,60 @@
+"""What is known of a run when it begins, to tell later whether its log is still the same."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sparsegroup.data.batches import Log
+from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.raw import RawLog
+from sparsegroup.training.columns import RunError
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is known of a run when it begins.
+
+    Attributes:
+        started: Date and time, ISO 8601.
+        rows, train_rows: Of its log.
+        source: Sizes of the log's files and a hash of its format, where it has any.
+        continued_from: The run that it goes on with, or None.
+        continued_id: Of the checkpoint that it goes on from.
+    """
+
+    started: str
+    rows: int
+    train_rows: int
+    source: Mapping[str, Any] | None = None
+    continued_from: str | None = None
+    continued_id: str | None = None
+
+    @classmethod
+    def now(cls, log: Log, continued_from: str | None = None, continued_id: str | None = None) -> "Begun":
+        """Of a run on `log`, which may go on with another."""
+        return cls(
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            len(log),
+            log.train_rows,
+            _source(log),
+            continued_from,
+            continued_id,
+        )
+
+    def check(self, log: Log) -> None:
+        """Whether `log` is still what it was.
+
+        Raises:
+            RunError: It is not.
+        """
+        if (len(log), log.train_rows, _source(log)) != (self.rows, self.train_rows, self.source):
+            raise RunError(f"{log.name}: has changed since the run began; what is left of it cannot be told")
+
+
+def _source(log: Log) -> dict[str, Any] | None:
+    source = log.source if isinstance(log, RawLog) else log.manifest.source if isinstance(log, PreparedLog) else None
+    if source is None or "files" not in source:
+        return None
+    files = [[name, size] for name, size, *_ in source["files"]]  # a copy has another time
+    return {"files": files, "format": source.get("format")}

@@ -1,0 +1,66 @@
+"""What a model expects of its logs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsegroup.data.batches import Log
+from sparsegroup.data.keys import HASH
+from sparsegroup.data.prepared import PreparedLog
+
+
+class RunError(ValueError):
+    """A folder that holds no run, or a run that does not fit what is asked of it."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a model expects of its logs.
+
+    Attributes:
+        fields: Categorical fields, in the order of their numbers in the keys.
+        lists: Those of them with several values.
+        numbers: Numeric ones.
+        hash: What keys are made with.
+    """
+
+    fields: tuple[str, ...]
+    lists: tuple[str, ...]
+    numbers: tuple[str, ...]
+    hash: str = HASH
+
+    @classmethod
+    def of(cls, log: Log) -> "Columns":
+        """Those of a log."""
+        return cls(
+            tuple(log.fields),
+            tuple(log.lists),
+            tuple(log.numbers),
+            log.manifest.hash if isinstance(log, PreparedLog) else HASH,
+        )
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Columns":
+        """Them from what `asdict` gave.
+
+        Raises:
+            KeyError, TypeError: They are not.
+        """
+        fields, lists, numbers = (tuple(content[name]) for name in ("fields", "lists", "numbers"))
+        return cls(fields, lists, numbers, content["hash"])
+
+    def check(self, log: Log) -> None:
+        """Whether a model trained on these can go on with `log`.
+
+        Raises:
+            RunError: It has other columns, or keys made otherwise.
+        """
+        other = Columns.of(log)
+        for name in ("fields", "lists", "numbers", "hash"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise RunError(f"{log.name}: its {name} are {_shown(theirs)}; the run was trained with {_shown(ours)}")
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
