@@ -19,10 +19,11 @@ from torch import Tensor
 from sparsegroup import prox
 from sparsegroup.groups import Along
 from sparsegroup.kernels import eager
+from sparsegroup.kernels.settings import Regularizer
 from sparsegroup.rules import ADAM
 
 Step = Callable[..., tuple[Tensor, Tensor]]
-REGULARIZER = eager.Regularizer(l1=0.01, l21=0.05, l2=1e-4)
+REGULARIZER = Regularizer(l1=0.01, l21=0.05, l2=1e-4)
 LR, PERIOD = 0.01, 500
 SCHEDULES: dict[str, Callable[[int], float]] = {
     "constant": lambda t: LR,
@@ -32,7 +33,7 @@ SCHEDULES: dict[str, Callable[[int], float]] = {
 }
 
 
-def textbook(x: Tensor, u: Tensor, m: Tensor, sigma: Tensor, r: eager.Regularizer, groups: Along, dtype: torch.dtype):
+def textbook(x: Tensor, u: Tensor, m: Tensor, sigma: Tensor, r: Regularizer, groups: Along, dtype: torch.dtype):
     zero = torch.zeros((), dtype=x.dtype)
     z = u + m - sigma * x
     s = prox.soft_threshold(z, r.l1, zero)

@@ -22,6 +22,7 @@ from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdagrad, GroupAdaHessian, GroupAdam, GroupFTRL, GroupMomentum, GroupOptimizer, GroupSGD
 from sparsegroup.groups import GroupSpec, grouping
 from sparsegroup.kernels import eager
+from sparsegroup.kernels.settings import Regularizer
 
 CLASSES = (*(member.optimizer for member in FAMILY.values()), GroupRMSprop)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -63,7 +64,7 @@ def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter
     after = tensors_of(optimizer, parameter)
     for name, value in initial.items():
         after.setdefault(name, torch.full_like(parameter.detach(), value, dtype=dtype))
-    regularizer = eager.Regularizer(**{name: group[name] for name in eager.Regularizer.__annotations__})
+    regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
     if regularizer.active or dtype != parameter.dtype or rule.sigma_0 is not None:
         after.setdefault("u", torch.zeros_like(parameter.detach(), dtype=dtype))
 

@@ -13,7 +13,7 @@ import torch
 
 from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.kernels.settings import Regularizer
 from sparsegroup.serving.inspection import inspect
 from sparsegroup.serving.inspection_bins import Bins, as_shown, magnitudes, shares
 from sparsegroup.serving.inspection_page import render_inspection

@@ -66,15 +66,20 @@ class ByIndex:
 
     Args:
         shape: Shape of the tensor, at least 1-d.
-        ids: `[shape[0]]` int64 on the tensor's device, each ≥ 0; memory is in proportion to the largest.
+        ids: `[shape[0]]` int64 on the tensor's device, in [0, count).
+        count: Of groups; some may be empty.
     """
 
     shape: torch.Size
     ids: Tensor
+    count: int
 
     def _per_group(self, per_row: Tensor) -> Tensor:
-        count = int(self.ids.max()) + 1 if self.ids.numel() else 0
-        return per_row.new_zeros(count).index_add_(0, self.ids, per_row)
+        return per_row.new_zeros(self.count).index_add_(0, self.ids, per_row)
+
+    def sums(self, per_row: Tensor) -> Tensor:
+        """Σ over its group for each row: `[rows]` → `[rows]`."""
+        return self._per_group(per_row)[self.ids]
 
     def _to_rows(self, per_group: Tensor) -> Tensor:
         return per_group[self.ids].view(-1, *[1] * (len(self.shape) - 1))
@@ -139,7 +144,7 @@ def grouping(spec: GroupSpec, shape: torch.Size, device: torch.device) -> Groupi
     A 0-d tensor is one group; the rows of a 1-d tensor are its elements.
     """
     if isinstance(spec, Tensor):
-        return ByIndex(shape, _compact(spec.to(device)))
+        return ByIndex(shape, *_compact(spec.to(device)))
     if not shape or spec == "all":
         return Along(shape, None)
     if isinstance(spec, int):
@@ -159,9 +164,10 @@ def contiguous_groups(spec: GroupSpec, shape: torch.Size) -> tuple[int, int] | N
     return (shape[dim + 1 :].numel(), shape[dim])
 
 
-def _compact(ids: Tensor) -> Tensor:
-    """The same groups with ids not much larger than their number: ids may be hashes."""
-    if ids.numel() and int(ids.max()) >= 4 * ids.numel():
-        _, compact = torch.unique(ids, return_inverse=True)
-        return compact  # type: ignore[no-any-return]
-    return ids
+def _compact(ids: Tensor) -> tuple[Tensor, int]:
+    """The same groups with ids not much larger than their number (they may be hashes), and 1 + the largest."""
+    count = int(ids.max()) + 1 if ids.numel() else 0
+    if count > 4 * ids.numel():
+        distinct, compact = torch.unique(ids, return_inverse=True)
+        return compact, len(distinct)
+    return ids, count

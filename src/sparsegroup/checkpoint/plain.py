@@ -12,13 +12,17 @@ from torch import Tensor
 from sparsegroup.checkpoint.errors import CheckpointError
 
 TENSOR, TUPLE, ITEMS, NUMBER, COUNTER = "__tensor__", "__tuple__", "__items__", "__number__", "__counter__"
+DTYPE = "__dtype__"
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
 
 
 def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """`value` as JSON has it; its tensors go into `tensors`, under names that say where they were.
 
     Args:
-        value: Numbers, texts, None, tensors, NumPy arrays and numbers, and lists, tuples and mappings of them.
+        value: Numbers, texts, None, tensors, dtypes, NumPy arrays and numbers, and lists, tuples and mappings of them.
         tensors: Is added to.
         name: Of the value, for messages and tensors' names.
 
@@ -34,6 +38,8 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         return {TENSOR: name}
     if isinstance(value, np.generic):
         return as_plain(value.item(), tensors, name)
+    if isinstance(value, torch.dtype):
+        return {DTYPE: str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):
         items = [as_plain(item, tensors, f"{name}.{index}") for index, item in enumerate(value)]
         return items if isinstance(value, list) else {TUPLE: items}
@@ -57,7 +63,7 @@ def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What `as_plain` was given; arrays come back as tensors.
 
     Raises:
-        KeyError: A tensor is missing.
+        KeyError: A tensor is missing, or a dtype is unknown.
     """
     if isinstance(content, list):
         return [from_plain(item, tensors) for item in content]
@@ -67,6 +73,8 @@ def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[content[TENSOR]]
     if NUMBER in content:
         return float(content[NUMBER])
+    if DTYPE in content:
+        return _DTYPES[content[DTYPE]]
     if TUPLE in content:
         return tuple(from_plain(item, tensors) for item in content[TUPLE])
     if COUNTER in content:

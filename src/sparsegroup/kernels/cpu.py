@@ -13,7 +13,7 @@ from numba.core.errors import NumbaError
 
 from sparsegroup import prox
 from sparsegroup.kernels import block, jit, threads
-from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -28,23 +28,6 @@ SMALLEST_PIECE, LARGEST_PIECE, PIECES = 1 << 12, 1 << 18, 64
 """Elements that a thread takes at a time: a share of the work, within bounds."""
 
 _LINE = 64
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the groups of a launch share.
-
-    Attributes:
-        regularizer: λ1, λ21, λ2, norm and penalty.
-        initial: Of the rule's states, in their order.
-        sigma_0: From `rule.host_sigma_0`, for a rule that has it.
-        frozen: The learning rate is 0: only the states advance.
-    """
-
-    regularizer: Regularizer
-    initial: tuple[float, ...]
-    sigma_0: float | None
-    frozen: bool
 
 
 @dataclass(frozen=True)
@@ -211,7 +194,7 @@ def advance_tensors(
     """
     widths, work = tensors.widths, tensors.work
     alone = len(work) == 1 or int(widths @ tensors.counts) < 2 * GRAIN
-    taus = np.sqrt(widths) * _tau(settings.regularizer)
+    taus = np.sqrt(widths) * settings.regularizer.tau
     arguments = (work, tensors.counts, tensors.base, gradients, widths, *_NO_ROWS)
     _launch(rule, carries_u, dtype, arguments, taus.astype(dtype), scalars, settings, alone)
 
@@ -248,7 +231,7 @@ def advance_rows(
     work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
     where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows)
     arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
-    taus = np.array([math.sqrt(width) * _tau(settings.regularizer)], dtype)
+    taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
     return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone=len(rows) * width < GRAIN)
 
 
@@ -267,18 +250,12 @@ def _pieces_of_rows(width: int, most: int) -> Int64s:
     return pieces(np.array([width]), np.array([most]))
 
 
-def _tau(regularizer: Regularizer) -> float:
-    return regularizer.l21 * prox.TAU_SCALE[regularizer.norm]
-
-
 @lru_cache(64)
 def _constants(settings: Settings, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     r = settings.regularizer
-    ratio = r.mcp_gamma / (r.mcp_gamma - 1)
-    keep = 1.0 if r.l1 == 0 else 0.0
     return (
         np.array(settings.initial, dtype),
-        np.array([r.l1, 2 * r.l2, ratio, keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
+        np.array([r.l1, 2 * r.l2, r.mcp_ratio, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
         _NORMS[r.norm] if r.l21 > 0 else block.NO_NORM,
         _PENALTIES[r.penalty],
         settings.frozen,

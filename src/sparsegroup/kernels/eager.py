@@ -9,24 +9,8 @@ from torch import Tensor
 
 from sparsegroup import prox
 from sparsegroup.groups import Grouping
+from sparsegroup.kernels.settings import Regularizer
 from sparsegroup.rules import Rule
-
-
-@dataclass(frozen=True)
-class Regularizer:
-    """λ1, λ21, λ2 ≥ 0 and the shape of the group threshold, as the optimizers' arguments of the same names."""
-
-    l1: float = 0.0
-    l21: float = 0.0
-    l2: float = 0.0
-    norm: prox.Norm = "s"
-    penalty: prox.Penalty = "lasso"
-    mcp_gamma: float = 3.0
-
-    @property
-    def active(self) -> bool:
-        """Whether any λ is positive."""
-        return self.l1 > 0 or self.l21 > 0 or self.l2 > 0
 
 
 @dataclass(frozen=True)
@@ -126,12 +110,9 @@ def regularized_step(
     q = zero
     if regularizer.l21 > 0:
         norm = groups.norm(prox.WEIGH[regularizer.norm](s, c, zero))
-        tau = torch.as_tensor(
-            groups.sqrt_size * (regularizer.l21 * prox.TAU_SCALE[regularizer.norm]), dtype=x.dtype, device=x.device
-        )
-        mcp_ratio = regularizer.mcp_gamma / (regularizer.mcp_gamma - 1)
-        q = prox.SHRINKAGE[regularizer.penalty](norm, tau, mcp_ratio, zero, one)
-    keep = one if regularizer.l1 == 0 else zero
+        tau = torch.as_tensor(groups.sqrt_size * regularizer.tau, dtype=x.dtype, device=x.device)
+        q = prox.SHRINKAGE[regularizer.penalty](norm, tau, regularizer.mcp_ratio, zero, one)
+    keep = one if regularizer.keep else zero
     y = prox.closed_form(x, s, q, c, keep, zero, one)
     exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)
     stored = exact.to(dtype)

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from sparsegroup.optim.arguments import Options
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.execution import Update
+from sparsegroup.optim.group_step import Update
 from sparsegroup.optim.hutchinson import block_average, hessian_diagonals
 from sparsegroup.rules import ADAHESSIAN
 

@@ -5,9 +5,12 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.prox import SHRINKAGE, WEIGH, Norm, Penalty
 
 
@@ -22,6 +25,7 @@ class Options(TypedDict, total=False):
     penalty: Penalty
     mcp_gamma: float
     maximize: bool
+    state_dtype: torch.dtype | None
     foreach: bool | None
     fused: bool | None
     capturable: bool
@@ -37,17 +41,17 @@ DEFAULTS: Mapping[str, Any] = {
     "penalty": "lasso",
     "mcp_gamma": 3.0,
     "maximize": False,
+    "state_dtype": None,
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
 }
 
-EXECUTION: Mapping[str, str] = {
-    "foreach": "all parameters take the same path",
-    "fused": "all parameters take the same path",
-    "capturable": "a step reads the learning rate and the step count on the host",
-    "differentiable": "the step runs without autograd",
-}
-"""torch's arguments on how, not what, to compute: accepted at their default, and of no meaning in a loaded state."""
+EXECUTION = ("foreach", "fused", "capturable", "differentiable")
+"""torch's arguments on how, not what, to compute: of no meaning in a loaded state."""
 
 REFUSED: Mapping[str, str] = {
+    "differentiable": "the step runs without autograd",
     "amsgrad": "use GroupAMSGrad",
     "decoupled_weight_decay": "decoupled weight decay is no gradient; use l2, or weight_decay",
     "dampening": "only dampening=0 is supported",
@@ -69,7 +73,7 @@ def known_options(
         TypeError: An unknown argument.
     """
     for name, value in options.items():
-        if name in REFUSED or name in EXECUTION:
+        if name in REFUSED:
             refuse(name, value, f"{optimizer}{where}")
         elif name not in known:
             raise TypeError(f"{optimizer} got an unexpected argument {name!r}{where}")
@@ -79,7 +83,7 @@ def known_options(
 def refuse(name: str, value: Any, where: str) -> None:
     """Raise ValueError unless `value` leaves the unsupported argument `name` at its default."""
     if value not in _HARMLESS.get(name, (None, False, 0)):
-        raise ValueError(f"{name}={value!r} is not supported by {where}: {({**REFUSED, **EXECUTION})[name]}")
+        raise ValueError(f"{name}={value!r} is not supported by {where}: {REFUSED[name]}")
 
 
 def _at_least_0(value: float) -> bool:
@@ -120,6 +124,8 @@ def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
                 raise TypeError(f"{name} must be a number, got a tensor ({where})")
             if value.numel() != 1 or value.is_complex():
                 raise ValueError(f"lr must be one real number, got {value!r} ({where})")
+            if group["capturable"]:
+                continue  # reading it would wait for the device
         elif isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r} ({where})")
         if not valid(float(value)):
@@ -129,5 +135,40 @@ def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
     for name, choices in (("norm", WEIGH), ("penalty", SHRINKAGE)):
         if not isinstance(group[name], str) or group[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {group[name]!r} ({where})")
+    _check_execution(group, where)
     if group.get("nesterov") and not group["momentum"]:
         raise ValueError(f"nesterov=True needs momentum > 0 ({where})")
+
+
+def _check_execution(group: Mapping[str, Any], where: str) -> None:
+    for name in ("foreach", "fused"):
+        if group[name] not in (None, False, True):
+            raise TypeError(f"{name} must be True, False or None, got {group[name]!r} ({where})")
+    if not isinstance(group["capturable"], bool):
+        raise TypeError(f"capturable must be True or False, got {group['capturable']!r} ({where})")
+    if group["fused"] and group["foreach"]:
+        raise ValueError(f"fused=True and foreach=True exclude each other ({where})")
+    if group["state_dtype"] not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"state_dtype must be None, torch.float32 or torch.bfloat16, got {group['state_dtype']!r} ({where})"
+        )
+
+
+def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
+    """Raise unless what `group` asks of execution can be had for `parameter`; `where` names it.
+
+    Raises:
+        RuntimeError: `fused=True` on a GPU without Triton.
+        ValueError: `capturable` elsewhere than on a GPU, or for rows that come and go.
+    """
+    if group["fused"] and parameter.device.type == "cuda" and not runtime.has_triton():
+        raise RuntimeError(f"fused=True needs Triton on a GPU, which is not installed: pip install triton ({where})")
+    if not group["capturable"]:
+        return
+    if isinstance(parameter, StoredParameter):
+        raise ValueError(
+            f"capturable=True cannot be for a HashEmbedding, whose rows differ from step to step ({where}); give it a "
+            "param group of its own"
+        )
+    if parameter.device.type == "cpu" and not runtime.serves(parameter.device):
+        raise ValueError(f"capturable=True needs parameters on a GPU, got one on {parameter.device} ({where})")

@@ -11,8 +11,10 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels import finite
-from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
-from sparsegroup.optim.execution import Execution, Update, compute_dtype
+from sparsegroup.optim.arguments import DEFAULTS, Options, check_device, check_hyperparameters, known_options
+from sparsegroup.optim.execution import Execution
+from sparsegroup.optim.group_step import Update
+from sparsegroup.optim.places import compute_dtype, is_for_device
 from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.rules import Rule
@@ -20,7 +22,7 @@ from sparsegroup.rules import Rule
 ParamGroup: TypeAlias = dict[str, Any]
 
 _COMPUTED = (torch.float32, torch.float64)
-_PLAIN = (bool, int, float, str, tuple)
+_PLAIN = (bool, int, float, str, tuple, torch.dtype)
 
 
 class GroupOptimizer(Optimizer):
@@ -53,7 +55,15 @@ class GroupOptimizer(Optimizer):
             unshrunk.
         mcp_gamma: γ > 1 of "mcp" (default 3).
         maximize: Maximize the objective (default False).
-        foreach, fused, capturable, differentiable: torch's; accepted at their defaults, otherwise refused.
+        state_dtype: dtype of u and the rule's state: None (default; float64 for float64 parameters, float32 for all
+            others), torch.float32, or torch.bfloat16, which is rounded stochastically and takes half the memory. On the
+            CPU other state than the default is stepped by PyTorch's own operations.
+        fused: None (default): compiled kernels wherever they can be, Triton's on a GPU, Numba's on the CPU. True: the
+            same, but an error where the GPU's are missing. False: PyTorch's own operations.
+        foreach: True: PyTorch's own operations. There is one way to do that, tensor after tensor.
+        capturable: True: a step on a GPU may be captured in a CUDA graph; the step count, and the learning rate where
+            it is a tensor, stay on the device. Costs some small launches per param group where it is not captured.
+        differentiable: torch's; accepted at its default, otherwise refused.
 
     Raises:
         ValueError: A hyperparameter out of range, a group index that does not fit, a complex or sparse parameter.
@@ -114,6 +124,7 @@ class GroupOptimizer(Optimizer):
                     f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({here})"
                 )
             check_groups(group["groups"], parameter.shape, here)
+            check_device(parameter, group, here)
 
     def state_dict(self) -> StateDict:
         """The state, as any torch optimizer gives it.
@@ -149,16 +160,20 @@ class GroupOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
         for parameter, entry in self.state.items():
             if not isinstance(parameter, Tensor):
                 continue  # an entry of no parameter: torch carries those along
+            group = groups[parameter]
             if isinstance(parameter, StoredParameter):
-                group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
-                restore_state(parameter, entry, self.rule.initial_state(group))
+                if "step" in entry:
+                    entry["step"] = entry["step"].cpu()
+                restore_state(parameter, entry, self.rule.initial_state(group), group["state_dtype"])
                 continue
             for name, value in entry.items():
                 if isinstance(value, Shielded):
-                    entry[name] = value.unshield(parameter)
+                    dtype = group["state_dtype"] or compute_dtype(parameter.dtype)
+                    entry[name] = value.unshield(parameter, dtype)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients, or with `set_to_none=False` make them zero."""
@@ -189,6 +204,7 @@ class GroupOptimizer(Optimizer):
             ValueError: A hyperparameter that is out of range by now, or a sparse gradient where it cannot be taken
                 (`groups` other than rows, `weight_decay`); nothing is changed.
         """
+        self._check_capture()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -200,6 +216,13 @@ class GroupOptimizer(Optimizer):
             self._execution.carry_out(updates[0].group, updates, self.state)
         return loss
 
+    def _check_capture(self) -> None:
+        started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if started and torch.cuda.is_current_stream_capturing():
+            for index, group in enumerate(self.param_groups):
+                if not group["capturable"]:
+                    raise RuntimeError(f"only a step with capturable=True can be captured (param group {index})")
+
     @property
     def _execution(self) -> Execution:
         execution: Execution = self.__dict__.setdefault("_executes", Execution(self.rule))
@@ -207,6 +230,7 @@ class GroupOptimizer(Optimizer):
 
     def _plan(self) -> list[Update]:
         """All of a step that can fail, before anything is changed."""
+        self._execution.check()
         updates = []
         for index, group in enumerate(self.param_groups):
             self._recheck_group(group, f"param group {index}")
@@ -228,7 +252,7 @@ class GroupOptimizer(Optimizer):
 
     def _recheck_group(self, group: ParamGroup, where: str) -> None:
         """`_check_group` at each step, without what cannot have changed since the last."""
-        options = [tuple(option) if isinstance(option, list) else option for option in _options(group)]
+        options = [_unchanging(name, group) for name in group if name != "params"]
         if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
             self._check_group(group, where)
             return
@@ -239,8 +263,14 @@ class GroupOptimizer(Optimizer):
             checked[where] = signature
 
 
-def _options(group: ParamGroup) -> list[Any]:
-    return [value for name, value in group.items() if name != "params"]
+def _unchanging(name: str, group: ParamGroup) -> Any:
+    """An option as it can be compared with what it was; of a tensor that the host need not read, which it is."""
+    option = group[name]
+    if isinstance(option, list):
+        return tuple(option)
+    if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
+        return id(option), option.data_ptr(), option._version if name == "groups" else None
+    return option
 
 
 def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
@@ -249,9 +279,10 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     assert gradient is not None
     if isinstance(parameter, StoredParameter):
         return _read_stored(parameter, gradient, group, where)
-    gradient = gradient.detach()
+    second_order, gradient = gradient.requires_grad, gradient.detach()
     dtype = compute_dtype(parameter.dtype)
-    rows = None
+    rows, repeats = None, False
+    for_device = is_for_device(parameter, group)
     if gradient.layout == torch.sparse_coo:
         if not is_rows(group["groups"]):
             raise ValueError(f"sparse gradients need groups='rows', got {group['groups']!r} ({where})")
@@ -261,17 +292,22 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
             raise ValueError(
                 f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({where}); use l2"
             )
-        _check_rows(gradient._indices()[0], parameter.shape[0], where)
-        gradient = gradient.to(dtype).coalesce()
-        rows, gradient = gradient.indices()[0], gradient.values()
+        if for_device and not second_order:  # the kernel adds up and checks: nothing is waited for
+            repeats = not gradient.is_coalesced()
+            rows, gradient = gradient._indices()[0], gradient._values()
+        else:
+            _check_rows(gradient._indices()[0], parameter.shape[0], where)
+            gradient = gradient.to(dtype).coalesce()
+            rows, gradient = gradient.indices()[0], gradient.values()
     elif gradient.layout != torch.strided:
         raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({where})")
-    gradient = gradient.to(dtype)
+    if not for_device:
+        gradient = gradient.to(dtype)
     if group["maximize"]:
         gradient = -gradient
     if group.get("weight_decay"):
-        gradient = gradient.add(parameter.to(dtype), alpha=group["weight_decay"])
-    return Update(parameter, group, rows, gradient)
+        gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
+    return Update(parameter, group, rows, gradient, repeats=repeats)
 
 
 def _check_rows(rows: Tensor, count: int, where: str) -> None:
@@ -294,7 +330,9 @@ def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup
     if gradient.layout != torch.sparse_coo:
         raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
     # A Hessian comes in the order of the coalesced gradient; other gradients of one lookup are distinct as they are.
-    if gradient.requires_grad or not store.are_distinct(gradient._indices()[0]):
+    store.check()
+    takes_as_it_is = store.sums_and_guards or store.are_distinct(gradient._indices()[0])
+    if gradient.requires_grad or not takes_as_it_is:
         _check_rows(gradient._indices()[0], store.num_rows, where)
         gradient = gradient.coalesce()
     gradient = gradient.detach()
@@ -312,7 +350,7 @@ def _guarded(updates: list[Update]) -> list[Update]:
     """
     bad = {}
     for index, update in enumerate(updates):
-        if isinstance(update.parameter, StoredParameter):
+        if isinstance(update.parameter, StoredParameter) and not update.parameter.store.sums_and_guards:
             good = _finite_rows(update.gradient)
             if update.hessian is not None and (curved := _finite_rows(update.hessian)) is not None:
                 good = curved if good is None else good & curved

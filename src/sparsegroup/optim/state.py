@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsegroup.optim.arguments import EXECUTION, REFUSED, refuse
-from sparsegroup.optim.execution import compute_dtype
 from sparsegroup.optim.stored import Claim, StoredParameter
 from sparsegroup.rules import Rule
 
@@ -20,10 +19,9 @@ class Shielded:
 
     tensor: Tensor
 
-    def unshield(self, parameter: Tensor) -> Tensor:
-        """The tensor as state of `parameter`: on its device, in its compute dtype, laid out like it."""
-        like = torch.empty_like(parameter, dtype=compute_dtype(parameter.dtype))
-        return like.copy_(self.tensor)
+    def unshield(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor as state of `parameter`: on its device, in `dtype`, laid out like it."""
+        return torch.empty_like(parameter, dtype=dtype).copy_(self.tensor)
 
 
 def adapt_state_dict(
@@ -56,7 +54,7 @@ def adapt_state_dict(
 
     for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
         where = f"{optimizer}, loaded param group {index}"
-        for name in REFUSED.keys() & saved.keys():
+        for name in (REFUSED.keys() & saved.keys()) - set(EXECUTION):
             own_name = name == "amsgrad" and "max_exp_avg_sq" in rule.state
             without_effect = name == "decoupled_weight_decay" and not saved.get("weight_decay")  # AdamW
             if not own_name and not without_effect:
@@ -115,19 +113,22 @@ def export_state(parameter: StoredParameter, entry: Mapping[str, Any]) -> dict[s
     }
 
 
-def restore_state(parameter: StoredParameter, entry: dict[str, Any], initial: Mapping[str, float]) -> None:
+def restore_state(
+    parameter: StoredParameter, entry: dict[str, Any], initial: Mapping[str, float], state_dtype: torch.dtype | None
+) -> None:
     """Bring a loaded `entry` back into the store. An entry that holds its claim is there already (a copied optimizer).
 
     Args:
         parameter: The parameter.
         entry: Its state; changed.
         initial: The rule's state of a row that no gradient has touched.
+        state_dtype: Of the param group.
     """
     if not entry or "claim" in entry:
         return
     tensors = {name: value.tensor for name, value in entry.items() if isinstance(value, Shielded)}
     claim = Claim()
-    parameter.store.lay_out(claim, {**({"u": 0.0} if "u" in tensors else {}), **initial})
+    parameter.store.lay_out(claim, {**({"u": 0.0} if "u" in tensors else {}), **initial}, state_dtype)
     parameter.store.restore({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
     for name in tensors:
         del entry[name]

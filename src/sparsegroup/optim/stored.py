@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.cpu import Settings
-from sparsegroup.kernels.views import TORCH_DTYPES
+from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.settings import Settings
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -41,12 +41,38 @@ class RowStore(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
     @property
+    def weight_dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
     def skips_nonfinite(self) -> bool: ...
+    @property
+    def sums_and_guards(self) -> bool:
+        """Whether `step` itself adds up the gradients of repeated rows and leaves out what is not finite."""
+
+    @property
+    def keeps_rounding(self) -> bool:
+        """Whether the weights are rounded, so that u is wanted without a regularizer, too."""
+
     @property
     def state_names(self) -> tuple[str, ...]: ...
 
-    def lay_out(self, claim: Claim, initial: Mapping[str, float]) -> None:
-        """Give the rows the parts `initial` beside the weights; another claim ends, and its state with it."""
+    def check(self) -> None:
+        """Raise what a step before has reported by now.
+
+        Raises:
+            FloatingPointError: Rows had a gradient that is not finite, and are not to be skipped.
+        """
+
+    def check_rule(self, rule: Rule, carries_u: bool) -> None:
+        """Raise RuntimeError where the rows cannot be stepped by `rule`."""
+
+    def lay_out(self, claim: Claim, initial: Mapping[str, float], state_dtype: torch.dtype | None) -> None:
+        """Give the rows the parts `initial` beside the weights; another claim ends, and its state with it.
+
+        Raises:
+            ValueError: The store cannot keep its state in `state_dtype`.
+        """
 
     def are_distinct(self, rows: Tensor) -> bool:
         """Whether `rows` is known to hold each row once."""
@@ -54,8 +80,8 @@ class RowStore(Protocol):
     def describe(self, rows: Int64s) -> str:
         """The rows in the user's terms, for messages."""
 
-    def step(self, rule: Rule, rows: Int64s, gradients: Sequence[Floats], scalars: Floats, settings: Settings) -> None:
-        """The optimizer's step over distinct rows."""
+    def step(self, rule: Rule, rows: Tensor, gradients: Sequence[Tensor], numbers: Numbers, settings: Settings) -> None:
+        """The optimizer's step over rows `[n]`, distinct unless the store `sums_and_guards`."""
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys `[n]` and vectors `[n, dim]` of the live rows."""
@@ -83,8 +109,8 @@ class StoredParameter(Tensor):
         parameter: Self = Tensor._make_wrapper_subclass(
             cls,
             (HEIGHT, store.dim),
-            dtype=TORCH_DTYPES[store.dtype],
-            device=torch.device("cpu"),
+            dtype=store.weight_dtype,
+            device=store.device,
             requires_grad=requires_grad,
         )
         parameter.store = store

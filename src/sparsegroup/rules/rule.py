@@ -26,7 +26,8 @@ class Rule:
     Args:
         name: Lower-case name, used in messages.
         scalars: `scalars(*, lr, …) -> tuple[float, …]`. Its keyword names say which hyperparameters the rule
-            reads; `t` is the 1-based step. `lr` is never 0 here.
+            reads; `t` is the 1-based step. `lr` is never 0 here. With `capturable=True`, `t` is a float64 tensor on the
+            GPU, and `lr` may be one: so arithmetic only, and no functions of `math` of these two.
         update: `update(g, *state, *scalars) -> (m, sigma, *state)`, element-wise, with + - × ÷, `xp.sqrt`,
             `xp.where`, `xp.maximum` of two arrays, and no numeric literals. A second-order rule gets
             `update(g, hessian, *state, *scalars)`.
@@ -44,12 +45,12 @@ class Rule:
     second_order: bool = False
     sigma_0: Callable[..., float] | None = None
 
-    def host_scalars(self, hyperparameters: Mapping[str, Any], t: int, lr: float) -> tuple[float, ...]:
-        """`scalars` for step `t` at learning rate `lr`."""
+    def host_scalars(self, hyperparameters: Mapping[str, Any], t: Any, lr: Any) -> tuple[Any, ...]:
+        """`scalars` for step `t` at learning rate `lr`; float64 tensors of either give tensors."""
         return self.scalars(**_pick(self.scalars, {**hyperparameters, "t": t, "lr": lr}))
 
-    def host_sigma_0(self, hyperparameters: Mapping[str, Any], lr: float) -> float:
-        """`sigma_0` at learning rate `lr`."""
+    def host_sigma_0(self, hyperparameters: Mapping[str, Any], lr: Any) -> Any:
+        """`sigma_0` at learning rate `lr`, a number or a tensor."""
         assert self.sigma_0 is not None
         return self.sigma_0(**_pick(self.sigma_0, {**hyperparameters, "lr": lr}))
 

@@ -1,13 +1,12 @@
 """SGD with the paper's step size α / √t (Table 1)."""
 
-import math
 from typing import Any
 
 from sparsegroup.rules.rule import Rule
 
 
 def scalars(t: int, lr: float) -> tuple[float, ...]:
-    return (math.sqrt(t) / lr,)
+    return (t**0.5 / lr,)
 
 
 def update(g: Any, inverse_lr: Any) -> tuple[Any, ...]:

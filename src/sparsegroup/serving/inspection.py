@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from sparsegroup.data.keys import fields_of
-from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.kernels.settings import Regularizer
 from sparsegroup.serving.inspection_bins import Bins, Histogram, as_shown
 from sparsegroup.serving.inspection_rows import Largest, Seen, read_rows
 from sparsegroup.serving.inspection_threshold import Threshold, sigma_of, table_group

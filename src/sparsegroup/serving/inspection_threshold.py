@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup import prox
-from sparsegroup.kernels.eager import Regularizer
+from sparsegroup.kernels.settings import Regularizer
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.optim.execution import VANISHING_LR
+from sparsegroup.optim.group_step import VANISHING_LR
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.rules import Rule, bind
 

@@ -239,10 +239,26 @@ def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
             theirs[e] += ours[e]
 
 
+def _sort_runs(inverse: Any, order: Any, starts: Any) -> None:
+    """The keys sorted by `inverse`, equal ones in their order, and where each run of equal ones begins and ends."""
+    starts[:] = 0
+    for i in range(len(inverse)):
+        starts[inverse[i] + 1] += 1
+    for k in range(1, len(starts)):
+        starts[k] += starts[k - 1]
+    for i in range(len(inverse)):
+        order[starts[inverse[i]]] = i
+        starts[inverse[i]] += 1
+    for k in range(len(starts) - 1, 0, -1):
+        starts[k] = starts[k - 1]
+    starts[0] = 0
+
+
 look_up = kernel(_look_up, "the table's lookup")
 insert_rows = kernel(_insert, "the table's lookup (insert)")
 expand = kernel(_expand, "the table's lookup (vectors)")
 add_up = kernel(_add_up, "the table's gradient")
+sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
 
 class Scratch:

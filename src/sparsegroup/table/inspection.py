@@ -32,8 +32,8 @@ def count_fields(index: Index, alive: npt.NDArray[np.bool_], dropped: Int64s, bi
 
 def memory_of(index: Index, rows: Rows, dropped: int) -> TableMemory:
     """Bytes of a table whose dropped keys take `dropped`."""
-    part = index.num_keys * rows.dim * rows.dtype.itemsize
-    return TableMemory(index.bytes, rows.bytes(index.num_keys), dropped, dict.fromkeys(rows.parts, part))
+    parts = {part: index.num_keys * rows.dim * rows.itemsize(part) for part in rows.parts}
+    return TableMemory(index.bytes, rows.bytes(index.num_keys), dropped, parts)
 
 
 def _fields(keys: Int64s, bits: int) -> Int64s:

@@ -13,10 +13,11 @@ from sparsegroup.table.records import Located
 from sparsegroup.table.table import Table
 
 
-def for_autograd(weight: StoredParameter, table: Table, located: Located, vectors: Tensor) -> Tensor:
+def for_autograd(weight: StoredParameter, table: Table, located: Any, vectors: Tensor) -> Tensor:
     """The vectors of a lookup, `[keys, dim]`, with a graph if `weight` and autograd want one."""
     if torch.is_grad_enabled() and weight.requires_grad:
-        result: Tensor = _Lookup.apply(weight, table, located, [vectors])  # type: ignore[no-untyped-call]
+        lookup = _Lookup if isinstance(located, Located) else _DeviceLookup
+        result: Tensor = lookup.apply(weight, table, located, [vectors])  # type: ignore[no-untyped-call]
         return result
     return vectors
 
@@ -43,6 +44,28 @@ class _Lookup(Function):
             table.know_distinct(located)
         size = (HEIGHT, values.shape[1])
         return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, check_invariants=False), None, None, None
+
+
+class _DeviceLookup(Function):
+    """The lookup in a device's rows: the gradient is that of each key, to be added up by the step's kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: StoredParameter, table: Table, located: Any, vectors: list[Tensor]) -> Tensor:
+        ctx.table, ctx.located = table, located
+        return vectors[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        table, located = ctx.table, ctx.located
+        table.check_generation(located)
+        rows, gradient = located.runs.rows, gradient.contiguous()  # or autograd would copy both
+        if located.has_absent:
+            present = rows != ABSENT
+            rows, gradient = rows[present], gradient[present]
+        else:
+            table.know_distinct(located)
+        size = (HEIGHT, gradient.shape[1])
+        return torch.sparse_coo_tensor(rows.unsqueeze(0), gradient, size, check_invariants=False), None, None, None
 
 
 class _AddUp(Function):

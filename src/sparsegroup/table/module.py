@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.kernels.views import NUMPY_DTYPES
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.views import NUMPY_DTYPES, TORCH_DTYPES
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
+from sparsegroup.table.kinds import new_table
 from sparsegroup.table.lookup import for_autograd
 from sparsegroup.table.records import Ahead, FieldCount, TableConfig, TableMemory
 from sparsegroup.table.start import Init
@@ -47,8 +49,8 @@ class HashEmbedding(nn.Module):
         nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
             anything is changed, or "skip" the row and count it in `skipped_rows`.
         huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
-        device: Only the CPU for now.
-        dtype: torch.float32 (default) or torch.float64.
+        device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
+        dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
 
     Raises:
         ValueError, TypeError: An argument out of range.
@@ -102,10 +104,11 @@ class HashEmbedding(nn.Module):
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in NUMPY_DTYPES:
-            raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-        if device is not None and torch.device(device).type != "cpu":
-            raise ValueError(f"device must be the CPU, got {device}")
+        place = _device(device)
+        on_device = place.type != "cpu" or runtime.serves(place)
+        known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
+        if dtype not in known:
+            raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
         config = TableConfig(
             dim=dim,
             std=float(std),
@@ -115,9 +118,12 @@ class HashEmbedding(nn.Module):
             field_bits=field_bits,
             skips_nonfinite=nonfinite == "skip",
             huge_pages=bool(huge_pages),
-            dtype=NUMPY_DTYPES[dtype],
+            dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
+            weight_dtype=dtype,
+            device=place,
+            on_device=on_device,
         )
-        self.table = Table(config)
+        self.table = new_table(config)
         self.register_parameter("weight", StoredParameter(self.table))
         self._ahead: Ahead | None = None
 
@@ -125,10 +131,11 @@ class HashEmbedding(nn.Module):
         """The vectors of `keys`.
 
         Args:
-            keys: int64 of any shape, any value.
+            keys: int64 of any shape, any value, on the CPU. A table on a GPU takes keys on a GPU too, and waits for
+                them: its index is on the host.
 
         Returns:
-            `[*keys.shape, dim]`.
+            `[*keys.shape, dim]`, where the rows are.
 
         Raises:
             TypeError: Keys of another dtype.
@@ -136,7 +143,7 @@ class HashEmbedding(nn.Module):
             RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
             MemoryError: The system has no more (nothing is inserted).
         """
-        array, ahead = _as_array(keys), self._ahead
+        array, ahead = self._as_array(keys), self._ahead
         if ahead is not None and ahead.is_for(array, self.training):
             self._ahead = None
             located, vectors = self.table.fetch(ahead)
@@ -159,7 +166,19 @@ class HashEmbedding(nn.Module):
             TypeError, ValueError: As `forward`.
             RuntimeError: In training mode in a forked process; no thread can be started.
         """
-        self._ahead = self.table.look_ahead(_as_array(keys), insert=self.training)
+        self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.training)
+
+    def _as_array(self, keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if not isinstance(keys, Tensor):
+            raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}")
+        if keys.dtype != torch.int64:
+            raise TypeError(f"keys must be int64, got {keys.dtype}")
+        if keys.device.type != "cpu":
+            if not self.table.config.on_device or keys.device.type != "cuda":
+                raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
+            keys = keys.cpu()
+        flat: np.ndarray[Any, np.dtype[np.int64]] = keys.numpy().reshape(-1)
+        return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
 
     @property
     def dim(self) -> int:
@@ -202,11 +221,11 @@ class HashEmbedding(nn.Module):
 
     def contains(self, keys: Tensor) -> Tensor:
         """Which of `keys`, int64 of any shape, have a row: bool of the same shape."""
-        return torch.from_numpy(self.table.find(_as_array(keys)) >= 0).view(keys.shape)
+        return torch.from_numpy(self.table.find(self._as_array(keys)) >= 0).view(keys.shape)
 
     def lookup(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted."""
-        return self.table.look_up(_as_array(keys), insert=False)[1].view(*keys.shape, self.dim)
+        return self.table.look_up(self._as_array(keys), insert=False)[1].view(*keys.shape, self.dim)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:
@@ -224,15 +243,16 @@ class HashEmbedding(nn.Module):
         """
         if vectors.shape != (*keys.shape, self.dim):
             raise ValueError(f"vectors must have shape {[*keys.shape, self.dim]}, got {list(vectors.shape)}")
-        array = _as_array(keys)
+        array = self._as_array(keys)
         if len(np.unique(array)) != len(array):
             raise ValueError("keys must be distinct")
-        values = vectors.detach().to(self.weight.dtype).reshape(-1, self.dim).contiguous().numpy()
-        self.table.write_weights(array, values)
+        values = vectors.detach().to("cpu", TORCH_DTYPES[self.table.dtype]).reshape(-1, self.dim).contiguous()
+        self.table.write_weights(array, values.numpy())
 
     def initial(self, keys: Tensor) -> Tensor:
         """The vectors that `keys` start from, `[*keys.shape, dim]`."""
-        return torch.from_numpy(self.table.start(_as_array(keys))).view(*keys.shape, self.dim)
+        starts = torch.from_numpy(self.table.start(self._as_array(keys)))
+        return starts.to(self.table.device, self.weight.dtype).view(*keys.shape, self.dim)
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in no particular order.
@@ -281,12 +301,12 @@ class HashEmbedding(nn.Module):
         return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        sample = torch.empty(0, dtype=self.weight.dtype)
+        sample = torch.empty(0, dtype=self.weight.dtype, device=self.table.device)
         moved = function(sample)
         if moved.dtype != sample.dtype or moved.device != sample.device:
             raise ValueError(
-                f"a HashEmbedding stays where and what it is, {sample.dtype} on the CPU; "
-                f"it cannot become {moved.dtype} on {moved.device}"
+                f"a HashEmbedding stays where and what it is, {sample.dtype} on {sample.device}; it cannot become "
+                f"{moved.dtype} on {moved.device}. Make it there: HashEmbedding(..., device=..., dtype=...)"
             )
         return self
 
@@ -327,7 +347,7 @@ class HashEmbedding(nn.Module):
         elif len(keys) > self.table.config.max_rows:
             error_msgs.append(f"{prefix}keys: {len(keys):,} rows are more than max_rows={self.table.config.max_rows:,}")
         else:
-            values = weight.to(self.weight.dtype).numpy()
+            values = weight.to(TORCH_DTYPES[self.table.dtype]).numpy()
             self.table.replace(np.ascontiguousarray(keys.numpy()), values, dropped.numpy())
 
 
@@ -373,7 +393,7 @@ class HashEmbeddingBag(HashEmbedding):
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do
                 not fit; nothing is inserted.
         """
-        _as_array(keys)
+        self._as_array(keys)
         if per_sample_weights is not None:
             if self.mode != "sum":
                 raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")
@@ -392,13 +412,13 @@ class HashEmbeddingBag(HashEmbedding):
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         rows = super().forward(keys.reshape(-1))
         if per_sample_weights is not None:
-            rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
+            rows = rows * per_sample_weights.reshape(-1, 1).to(rows)
         if keys.ndim == 2:
             total = rows.view(*keys.shape, self.dim).sum(1)
         else:
-            bags = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+            bags = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(rows.device)
             total = rows.new_zeros(len(sizes), self.dim).index_add(0, bags, rows)
-        return total if self.mode == "sum" else total / sizes.clamp(min=1).unsqueeze(1)
+        return total if self.mode == "sum" else total / sizes.clamp(min=1).unsqueeze(1).to(total.device)
 
     def _bag_sizes(self, count: int, offsets: Tensor | None) -> Tensor:
         if offsets is None:
@@ -416,15 +436,18 @@ class HashEmbeddingBag(HashEmbedding):
         return sizes
 
 
-def _as_array(keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if not isinstance(keys, Tensor):
-        raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}")
-    if keys.dtype != torch.int64:
-        raise TypeError(f"keys must be int64, got {keys.dtype}")
-    if keys.device.type != "cpu":
-        raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
-    flat: np.ndarray[Any, np.dtype[np.int64]] = keys.numpy().reshape(-1)
-    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+def _device(device: torch.device | str | None) -> torch.device:
+    """As torch has it: the default device for None, and the current one of several."""
+    place = torch.get_default_device() if device is None else torch.device(device)
+    if place.type == "cpu":
+        return torch.device("cpu")
+    if place.type != "cuda":
+        raise ValueError(f"device must be the CPU or a GPU ('cuda'), got {place}")
+    if not runtime.has_triton():
+        raise RuntimeError(f"a HashEmbedding on {place} needs Triton, which is not installed: pip install triton")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch finds no GPU here (torch.cuda.is_available() is False)")
+    return place if place.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 def _check_int(name: str, value: object, lowest: int, highest: int) -> None:

@@ -28,6 +28,11 @@ class TableConfig:
     skips_nonfinite: bool
     huge_pages: bool
     dtype: np.dtype[Any]
+    """Of vectors on the host."""
+    weight_dtype: torch.dtype
+    device: torch.device
+    on_device: bool
+    """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,23 @@ class Located:
     def rows(self) -> Int64s:
         """`rows_tensor` as an array."""
         return array_of(self.rows_tensor)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Memory for new rows, as `batch.insert_rows` takes it.
+
+    Attributes:
+        addresses: `[p]` int64, of pages.
+        shift: log2 of the rows of a page.
+        row_bytes: Bytes of a row.
+        initial: What the parts after the weights begin with.
+    """
+
+    addresses: Int64s
+    shift: int
+    row_bytes: int
+    initial: tuple[float, ...]
 
 
 class Places:

@@ -1,5 +1,6 @@
 """Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches few cache lines."""
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -86,11 +87,20 @@ class Rows:
         """Set all parts of some rows to `values`, `[n, parts · dim]`."""
         _write(rows, *self._place(WEIGHT), np.ascontiguousarray(values, self.dtype), self.dtype.type(0))
 
-    def blocks(self, count: int) -> Iterator[tuple[int, int]]:
-        """Where the first `count` rows lie one after the other, in order: address and bytes."""
+    def itemsize(self, part: str) -> int:
+        """Bytes of a number of a part."""
+        return int(self.dtype.itemsize)
+
+    def set_initial(self, initial: Mapping[str, float], count: int) -> None:
+        """Have other values of the same parts in new rows; the first `count` rows are not new."""
+        self.initial = dict(initial)
+
+    def blocks(self, count: int) -> Iterator[Any]:
+        """The first `count` rows in order, `[rows, parts, dim]`, as memory that can be written to a file."""
         step = 1 << self.shift
         for page, first in enumerate(range(0, count, step)):
-            yield int(self.pages.addresses[page]), min(step, count - first) * self.row_bytes
+            size = min(step, count - first) * self.row_bytes
+            yield (ctypes.c_char * size).from_address(int(self.pages.addresses[page]))
 
     def fill(self, part: str, count: int, value: float) -> None:
         """Set a part of the first `count` rows to one value."""

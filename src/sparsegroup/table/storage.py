@@ -5,7 +5,6 @@ the optimizer's state, in the order of `parts`. Reading it drops the rows of the
 that all rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
 """
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from safetensors import safe_open
 from sparsegroup.kernels import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.kinds import new_table
 from sparsegroup.table.records import TableConfig
 from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.table import Table
@@ -125,8 +125,8 @@ def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
         for first in range(0, count, at_a_time):
             file.write(table.index.keys_of_rows(first, min(first + at_a_time, count)))
         file.write(table.dropped)
-        for address, size in rows.blocks(count):
-            file.write((ctypes.c_char * size).from_address(address))
+        for block in rows.blocks(count):
+            file.write(block)
     return file.facts, TableFacts.of(table, count)
 
 
@@ -198,9 +198,9 @@ def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) ->
         MemoryError: The system has no more.
     """
     first, last = chain[0][1], chain[-1][1]
-    table = Table(config)
+    table = new_table(config)
     table.index = Index(config.huge_pages, first.sensible_buckets)
-    table.rows = Rows(config.dim, config.dtype, config.huge_pages, first.parts)
+    table.rows = table.rows.relaid(first.parts, 0)
     for path, facts in chain:
         _apply(table, path, facts)
     if table.index.buckets != last.sensible_buckets:

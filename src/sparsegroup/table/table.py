@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels import cpu, threads
+from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.settings import Settings
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
@@ -22,14 +24,14 @@ from sparsegroup.table.changes import Changes
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.inspection import count_fields, memory_of
 from sparsegroup.table.pending import Pending, free_at_fork
-from sparsegroup.table.records import Ahead, FieldCount, Located, Places, TableConfig, TableMemory
+from sparsegroup.table.records import Ahead, FieldCount, Located, Places, Space, TableConfig, TableMemory
 from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.start import INITS, mixed_seed, start_rows
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
-_CHUNK = 1 << 18
+CHUNK = 1 << 18
 """Keys that are looked up at a time: an index that must grow does so between them."""
 
 _GRAIN = 1 << 12
@@ -65,11 +67,14 @@ class Table:
         self._scratch = batch.Scratch(0, config.dim, config.dtype)
         self.changes: Changes | None = None
         self.index = Index(self.config.huge_pages)
-        self.rows = Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
+        self.rows = self._no_rows()
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._num_seen = 0
         self._num_live = 0
         free_at_fork(self)
+
+    def _no_rows(self) -> Rows:
+        return Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
 
     @property
     def num_rows(self) -> int:
@@ -101,7 +106,7 @@ class Table:
         with self.lock, self.pending:
             if insert:
                 self._check_process("insert keys")
-            if len(keys) <= _CHUNK:
+            if len(keys) <= CHUNK:
                 return self._look_up(keys, insert)
             return self._look_up_many(keys, insert)
 
@@ -121,7 +126,7 @@ class Table:
 
     def _share(self, places: Places, out: Tensor | None, *, finds: bool, alone: bool = False) -> int:
         """Find the rows, or fetch the vectors into `out`, or both; the number of distinct keys without a row."""
-        n, index, rows = len(places.keys), self.index, self.rows
+        n, index = len(places.keys), self.index
         if len(self._scratch.distinct) < n:
             self._scratch = batch.Scratch(n, self.config.dim, self.config.dtype)
         scratch = self._scratch
@@ -138,21 +143,23 @@ class Table:
             array_of(places.rows),
             index.state,
             index.pages,
-            rows.pages.addresses.ctypes.data,
-            rows.shift,
-            rows.row_bytes,
+            *self._rows_in_memory(),
             scratch.vectors,
             scratch.vectors if out is None else array_of(out),
             self.config.dtype.type(0),
             alone=alone or n < _GRAIN,
         )
 
+    def _rows_in_memory(self) -> tuple[int, int, int]:
+        """For the lookup's kernel: address of the pages' addresses, log2 of the rows of a page, bytes of a row."""
+        return self.rows.pages.addresses.ctypes.data, self.rows.shift, self.rows.row_bytes
+
     def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
         distinct, inverse = batch.distinct_of_many(keys)
         if insert:
             new = int((self.index.find(distinct) == ABSENT).sum())
             self._check_room(new)
-        chunks = [distinct[i : i + _CHUNK] for i in range(0, len(distinct), _CHUNK)]
+        chunks = [distinct[i : i + CHUNK] for i in range(0, len(distinct), CHUNK)]
         located, vectors = zip(*(self._look_up(chunk, insert) for chunk in chunks), strict=True)
         rows = torch.cat([part.rows_tensor for part in located])
         has_absent = any(part.has_absent for part in located)
@@ -165,7 +172,7 @@ class Table:
         Whoever looks at the table meanwhile finds that done. Nothing is done for so few keys that it would not pay, or
         more than are looked up at a time.
         """
-        if not _GRAIN <= len(keys) <= _CHUNK or threads.get_num_threads() == 1:
+        if not _GRAIN <= len(keys) <= CHUNK or threads.get_num_threads() == 1:
             return None
         if insert:
             self._check_process("insert keys")
@@ -207,10 +214,10 @@ class Table:
         found = int(places.count[0])
         rows, scratch = array_of(places.rows)[:found], self._scratch
         distinct, hashes = scratch.distinct[:found], scratch.hashes[:found]
-        before, store, index = self.num_rows, self.rows, self.index
+        before, index = self.num_rows, self.index
         self._check_room(absent)
         index.reserve(before + absent)
-        store.reserve(before + absent)
+        space = self._reserve(before, absent)
         while (inserted := index.num_keys - before) < absent:
             self._num_live += batch.insert_rows(
                 distinct,
@@ -218,14 +225,14 @@ class Table:
                 rows,
                 index.state,
                 index.pages,
-                store.pages.addresses,
-                store.shift,
-                store.row_bytes,
+                space.addresses,
+                space.shift,
+                space.row_bytes,
                 before + inserted,
                 self._seed,
                 INITS.index(self.config.init),
                 self.config.std,
-                np.array([0.0, *store.initial.values()], self.config.dtype),
+                np.array([0.0, *space.initial], self.config.dtype),
                 scratch.vectors,
             )
             if index.num_keys < before + absent:
@@ -234,6 +241,12 @@ class Table:
         self._num_seen += absent
         if len(self.dropped):
             self._num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
+
+    def _reserve(self, first: int, count: int) -> Space:
+        """Memory for `count` new rows from `first` on."""
+        rows = self.rows
+        rows.reserve(first + count)
+        return Space(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
 
     def _check_room(self, new: int) -> None:
         if self.num_rows + new > self.config.max_rows:
@@ -271,11 +284,18 @@ class Table:
 
     # What an optimizer does
 
-    def lay_out(self, claim: Claim, initial: Mapping[str, float]) -> None:
+    def lay_out(self, claim: Claim, initial: Mapping[str, float], state_dtype: torch.dtype | None) -> None:
         """Give the rows the parts `initial` beside their weights; parts that they have already are kept.
 
         Another optimizer's claim ends, and with it the state that it kept in the rows.
+
+        Raises:
+            ValueError: `state_dtype` is not the weights'.
         """
+        if state_dtype not in (None, self.weight_dtype):
+            raise ValueError(
+                f"state_dtype={state_dtype} needs a HashEmbedding on a GPU; on the CPU its state is {self.weight_dtype}"
+            )
         with self.lock, self.pending:
             if self.claim is not claim:
                 self.changes = None
@@ -284,7 +304,7 @@ class Table:
             if tuple(self.rows.initial) != tuple(initial):
                 self.changes = None
                 self.rows = self.rows.relaid(initial, self.num_rows)
-            self.rows.initial = dict(initial)
+            self.rows.set_initial(initial, self.num_rows)
 
     @property
     def dim(self) -> int:
@@ -295,6 +315,26 @@ class Table:
     def dtype(self) -> np.dtype[Any]:
         """Of the vectors."""
         return self.config.dtype
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of the vectors, as torch names it."""
+        return self.config.weight_dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+        return self.config.device
+
+    @property
+    def sums_and_guards(self) -> bool:
+        """A step wants distinct rows and finite gradients."""
+        return False
+
+    @property
+    def keeps_rounding(self) -> bool:
+        """The weights are as precise as the arithmetic."""
+        return False
 
     @property
     def skips_nonfinite(self) -> bool:
@@ -324,21 +364,22 @@ class Table:
         """The parts of a row beside its weights."""
         return tuple(self.rows.initial)
 
-    def step(
-        self,
-        rule: Rule,
-        rows: Int64s,
-        gradients: Sequence[Floats],
-        scalars: Floats,
-        settings: cpu.Settings,
-    ) -> None:
+    def check(self) -> None:
+        """Nothing is left to be reported: a step on the host has raised before it changed anything."""
+
+    def check_rule(self, rule: Rule, carries_u: bool) -> None:
+        """Raise RuntimeError if `rule` cannot be compiled."""
+        if not cpu.is_ready(rule, carries_u, self.config.dtype):
+            raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
+
+    def step(self, rule: Rule, rows: Tensor, gradients: Sequence[Tensor], numbers: Numbers, settings: Settings) -> None:
         """The optimizer's step over distinct `rows` `[n]`.
 
         Args:
             rule: The base optimizer.
-            rows: Distinct.
+            rows: int64, distinct.
             gradients: `[n, dim]` each: the gradient, and the Hessian's diagonal for a second-order rule.
-            scalars: `[1, s]`, of the store's dtype.
+            numbers: What depends on the step.
             settings: λ and what else the step needs.
         """
         with self.lock:  # rows that a pending lookup may add are none of these
@@ -347,19 +388,21 @@ class Table:
                 return
             carries_u = "u" in self.rows.initial
             parts = (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
+            numbers_of_rows = array_of(rows.contiguous())
             if self.changes is not None:
-                self.changes.mark(rows)
-            addresses = [gradient.ctypes.data for gradient in gradients] + [0]
+                self.changes.mark(numbers_of_rows)
+            contiguous = [gradient.contiguous() for gradient in gradients]
+            addresses = [gradient.data_ptr() for gradient in contiguous] + [0]
             self._num_live += cpu.advance_rows(
                 rule,
                 carries_u,
                 self.config.dtype,
-                rows,
+                numbers_of_rows,
                 cpu.Pages(self.rows.pages.addresses, self.rows.shift),
                 self.rows.layout(parts),
                 np.array([addresses[:2]], np.int64),
                 self.config.dim,
-                scalars,
+                np.array([numbers.scalars], self.config.dtype),
                 settings,
             )
 
@@ -378,7 +421,7 @@ class Table:
             if self.changes is not None:
                 self.changes.mark(rows)
             self.rows.write(WEIGHT, rows, weights)
-            self._num_live = int(self.rows.live(0, self.num_rows).sum())
+            self._set_live(int(self.rows.live(0, self.num_rows).sum()))
 
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
@@ -387,12 +430,12 @@ class Table:
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
-        for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, _CHUNK)):
+        for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, CHUNK)):
             live = (vectors != 0).any(axis=1)
             for first in range(0, int(live.sum()), batch_size):
                 yield keys[live][first : first + batch_size], vectors[live][first : first + batch_size]
 
-    def scan_rows(self, parts: Sequence[str], batch_size: int = _CHUNK) -> Iterator[tuple[Int64s, list[Floats]]]:
+    def scan_rows(self, parts: Sequence[str], batch_size: int = CHUNK) -> Iterator[tuple[Int64s, list[Floats]]]:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
 
         Raises:
@@ -460,17 +503,22 @@ class Table:
         """Set the counts that rows read from elsewhere come with, and count the live ones."""
         with self.lock, self.pending:
             self._num_seen, self.skipped_rows = seen, skipped_rows
-            self._num_live = sum(
-                int(self.rows.live(first, min(first + _CHUNK, self.num_rows)).sum())
-                for first in range(0, self.num_rows, _CHUNK)
+            live = (
+                int(self.rows.live(first, min(first + CHUNK, self.num_rows)).sum())
+                for first in range(0, self.num_rows, CHUNK)
             )
+            self._set_live(sum(live))
+
+    def _set_live(self, count: int) -> None:
+        self._num_live = count
 
     def become(self, other: "Table", claim: Claim | None) -> None:
         """Take over what another table of the same config holds, which is not to be used any more."""
         with self.lock, self.pending:
             self._check_process("load a table")
             self.index, self.rows, self.dropped = other.index, other.rows, other.dropped
-            self._num_seen, self._num_live, self.skipped_rows = other.num_seen, other.num_live, other.skipped_rows
+            self._num_seen, self.skipped_rows = other.num_seen, other.skipped_rows
+            self._set_live(other.num_live)
             self.changes, self.claim = None, claim
             self.generation += 1
 
@@ -528,7 +576,7 @@ class Table:
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Table.__init__(self, state["config"])
+        type(self).__init__(self, state["config"])
         parts = state["rows"]
         self.rows = self.rows.relaid(state["initial"], 0)
         self.replace(parts["keys"], parts[WEIGHT], state["dropped"].view(np.int64))

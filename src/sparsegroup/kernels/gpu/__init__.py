@@ -1,0 +1,1 @@
+"""The step and the lookup in Triton, for tensors in a GPU's memory."""

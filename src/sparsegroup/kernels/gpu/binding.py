@@ -1,0 +1,146 @@
+"""Triton's compiled functions, made from plain Python source whose globals are replaced: a rule is written once.
+
+Triton reads the text of a function and the globals that it names. So a function is bound by giving its text, without
+annotations, to Python anew with other globals. Parameters in capitals become constants of the compiler.
+"""
+
+import ast
+import hashlib
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from sparsegroup import prox
+from sparsegroup.kernels import rounding
+from sparsegroup.kernels.gpu import namespace, rows, tensors, tile
+from sparsegroup.rules import Rule
+
+_NOT_SPECIALIZED = ("count", "seed", "height", "chunks")
+"""Numbers that change from step to step: a kernel is not compiled anew for those that 16 divides."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepKernels:
+    """The step's kernels, of one rule, norm and penalty: see the functions of the same names."""
+
+    dense: Any
+    dense_many: Any
+    measure: Any
+    apply: Any
+    tensor_rows: Any
+    table_rows: Any
+
+
+@dataclass(frozen=True, eq=False)
+class RowKernels:
+    """The kernels that know no rule: see the functions of the same names."""
+
+    sum_chunks: Any
+    gather: Any
+    scatter: Any
+
+
+@cache
+def step_kernels(rule: Rule, carries_u: bool, norm: prox.Norm | None, penalty: prox.Penalty) -> StepKernels:
+    """Kernels for a rule; `norm` is None where λ21 = 0.
+
+    Raises:
+        OSError: The source of `rule.update` cannot be found, as of a function typed into a prompt.
+    """
+    names: dict[str, Any] = {
+        "SECOND_ORDER": tl.constexpr(rule.second_order),
+        "HAS_START": tl.constexpr(rule.sigma_0 is not None),
+        "CARRIES_U": tl.constexpr(carries_u),
+        "HAS_NORM": tl.constexpr(norm is not None),
+        "STATES": tl.constexpr(len(rule.state)),
+        "UNROLL": tl.constexpr(rows.UNROLL),
+        "update": _bound(rule.update, {"xp": _namespace()}),
+        "weigh": _bound(prox.WEIGH[norm or "s"], {"xp": _namespace()}),
+        "shrinkage": _bound(prox.SHRINKAGE[penalty], {"xp": _namespace()}),
+    }
+    for function in (
+        prox.soft_threshold,
+        prox.clip,
+        prox.closed_form,
+        prox.solution,
+        prox.next_residual,
+        prox.base_step,
+        rounding.random_bits,
+        rounding.rounded_bits,
+        rounding.nearest_bits,
+    ):
+        names[function.__name__] = _bound(function, {"xp": _namespace()})
+    _bind_all(tile, names)
+    _bind_all(rows, names)
+    _bind_all(tensors, names)
+    return StepKernels(**{name: names[name] for name in StepKernels.__annotations__})
+
+
+@cache
+def row_kernels() -> RowKernels:
+    """Kernels for any rule."""
+    names: dict[str, Any] = {
+        "UNROLL": tl.constexpr(rows.UNROLL),
+        "nearest_bits": _bound(rounding.nearest_bits, {"xp": _namespace()}),
+    }
+    for function in (tile.as_stored, tile.at_address):
+        names[function.__name__] = _bound(function, names)
+    return RowKernels(**{name: _bound(getattr(rows, name), names) for name in RowKernels.__annotations__})
+
+
+@cache
+def _namespace() -> SimpleNamespace:
+    module: Any = ModuleType("sparsegroup.kernels.gpu.namespace")  # Triton wants a module
+    for name in ("sqrt", "where", "maximum"):
+        setattr(module, name, _bound(getattr(namespace, name), {}))
+    return module  # type: ignore[no-any-return]
+
+
+def _bind_all(module: ModuleType, names: dict[str, Any]) -> None:
+    """Add the functions that `module` defines to `names`, each bound to those before."""
+    for name, function in vars(module).items():
+        own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+        if own and function.__name__ == name:
+            names[name] = _bound(function, names)
+
+
+class _Unannotated(ast.NodeTransformer):
+    """Takes annotations away, but that of constants."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = ast.parse("tl.constexpr", mode="eval").body if node.arg.isupper() else None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        assert node.value is not None
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def _bound(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+    """`function` for Triton, with some of its globals replaced."""
+    assert isinstance(function, FunctionType)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    if ast.get_docstring(definition) is not None and len(definition.body) > 1:
+        del definition.body[0]
+    text = ast.unparse(_Unannotated().visit(tree))
+    scope = {**function.__globals__, **names, "tl": tl}
+    where = f"<{function.__module__}.{function.__name__} {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[where] = (len(text), None, text.splitlines(keepends=True), where)
+    exec(compile(text, where, "exec"), scope)
+    unspecialized = [a.arg for a in definition.args.args if a.arg in _NOT_SPECIALIZED]
+    return triton.jit(scope[definition.name], do_not_specialize=unspecialized)

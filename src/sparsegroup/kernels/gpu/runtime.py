@@ -1,0 +1,53 @@
+"""Whether and where the Triton kernels can run. This module needs no Triton."""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+_rehearsing = False
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed; it comes with torch for CUDA on Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def serves(device: torch.device) -> bool:
+    """Whether the kernels run for tensors on `device`. Where only Triton is missing, a warning says so, once."""
+    if device.type == "cuda":
+        return has_triton() or _told_that_triton_is_missing()
+    return _rehearsing and device.type == "cpu"
+
+
+@cache
+def _told_that_triton_is_missing() -> bool:
+    warnings.warn(
+        "Triton is not installed: on the GPU, steps are PyTorch's own operations one after the other, several times "
+        "slower than one kernel. Install it with: pip install triton",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """While it lasts, the CPU counts as a GPU: Triton's interpreter runs the kernels, slowly. For tests.
+
+    Raises:
+        RuntimeError: The environment variable TRITON_INTERPRET is not "1"; it must be before Triton is imported.
+    """
+    global _rehearsing
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
+    before, _rehearsing = _rehearsing, True
+    try:
+        yield
+    finally:
+        _rehearsing = before

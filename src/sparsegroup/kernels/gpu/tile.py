@@ -1,0 +1,179 @@
+"""The step on a tile of groups, `[groups, elements]`, as Triton compiles it for a rule, a norm and a penalty.
+
+This is source for `sparsegroup.kernels.gpu.binding`, which replaces the globals marked below and takes parameters in
+capitals for constants of the compiler. Lanes beyond a group's elements are not `inside`; they hold zeros.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+tl: Any = None  # bound: triton.language
+SECOND_ORDER: bool = False  # bound
+HAS_START: bool = False  # bound
+CARRIES_U: bool = True  # bound
+HAS_NORM: bool = True  # bound
+STATES: int = 0  # bound
+_unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
+update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = next_residual = base_step = _unbound
+random_bits = rounded_bits = nearest_bits = _unbound
+
+
+def numbers_of(values: Any, ON_DEVICE: Any) -> Any:
+    """The tuple `values`: numbers, or where each of them lies in the device's memory."""
+    if ON_DEVICE:
+        return [tl.load(value) for value in values]
+    else:
+        return values
+
+
+def one_number(value: Any, ON_DEVICE: Any) -> Any:
+    """As `numbers_of`, of one."""
+    if ON_DEVICE:
+        return tl.load(value)
+    else:
+        return value
+
+
+def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) -> Any:
+    """Pointers to the lanes of a part `OFFSET` bytes into rows that begin at `address` `[groups, 1]`."""
+    pointer = address.to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, [16, 16])
+    return pointer + (OFFSET // (TYPE.primitive_bitwidth // 8) + lane)
+
+
+def read(pointers: Any, inside: Any) -> Any:
+    """The tuple of what lies at a tuple of pointer tiles, in float32."""
+    return [tl.load(pointer, mask=inside, other=0.0).to(tl.float32) for pointer in pointers]
+
+
+def read_hessian(pointer: Any, inside: Any, otherwise: Any) -> Any:
+    """The Hessian's diagonal, where the rule wants one."""
+    if SECOND_ORDER:
+        return tl.load(pointer, mask=inside, other=0.0).to(tl.float32)
+    else:
+        return otherwise
+
+
+def advanced(g: Any, hessian: Any, state: Any, scalars: Any) -> Any:
+    """m, σ and the new state."""
+    if SECOND_ORDER:
+        return update(g, hessian, *state, *scalars)
+    else:
+        return update(g, *state, *scalars)
+
+
+def was_updated(u: Any) -> Any:
+    """Where u is not +0 (`eager.updated_before`)."""
+    return u.to(tl.int32, bitcast=True) != 0
+
+
+def moves_at(start: Any) -> Any:
+    """Whether the learning rate is not 0, `[1, 1]`."""
+    return tl.full([1, 1], start[1], tl.float32) != 0.0
+
+
+def any_in_group(mask: Any) -> Any:
+    """`[groups, 1]`."""
+    return tl.max(mask.to(tl.int32), 1, keep_dims=True) != 0
+
+
+def is_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
+    """Whether an element has ever had a non-zero gradient (`eager.ever_touched`)."""
+    touched = (g != 0.0) | was_updated(u)
+    for k in tl.static_range(STATES):
+        touched = touched | (state[k] != initial[k])
+    return touched & inside
+
+
+def squares(z: Any, sigma: Any, inside: Any, lambdas: Any) -> Any:
+    """What the norm sums up, over the tile's lines: `[groups, 1]`."""
+    l1, two_l2 = lambdas[0], lambdas[1]
+    weighed = weigh(soft_threshold(z, l1, 0.0), sigma + two_l2, 0.0)
+    return tl.sum(tl.where(inside, weighed * weighed, 0.0), 1, keep_dims=True)
+
+
+def shrunk(total: Any, tau: Any, lambdas: Any) -> Any:
+    """q of groups from their sums of squares."""
+    return shrinkage(tl.sqrt_rn(total), tau, lambdas[2], 0.0, 1.0)
+
+
+def as_stored(value: Any, X: Any) -> Any:
+    """`value`, float32, rounded to what X can hold."""
+    if tl.float32 == X:
+        return value
+    elif tl.bfloat16 == X:
+        return nearest_bits(value.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    else:
+        return value.to(X).to(tl.float32)
+
+
+def solve(x: Any, u: Any, m: Any, sigma: Any, z: Any, q: Any, lambdas: Any, X: Any) -> Any:
+    """x⁺ as stored, in float32, and u⁺."""
+    l1, two_l2, keep, minus_zero = lambdas[0], lambdas[1], lambdas[3], lambdas[4]
+    s = soft_threshold(z, l1, 0.0)
+    r = clip(z, l1)
+    c = sigma + two_l2
+    y = closed_form(x, s, q, c, keep, 0.0, 1.0)
+    exact = solution(x, u, m, r, s, q, y, two_l2, c, 0.0)
+    stored = as_stored(exact, X)
+    return stored, next_residual(r, s, q, y, two_l2, sigma * (stored - exact) if tl.float32 != X else 0.0, minus_zero)
+
+
+def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, PART: Any) -> None:
+    """Write a part of the state; bfloat16 is rounded stochastically."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        bits = rounded_bits(value.to(tl.int32, bitcast=True), random_bits(element.to(tl.int32), seed, PART))
+        tl.store(pointer, bits.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=inside)
+    else:
+        tl.store(pointer, value, mask=inside)
+
+
+def step_whole(
+    x_at: Any, u_at: Any, state_at: Any, g: Any, hessian: Any, inside: Any, element: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, tau: Any, seed: Any, ON_DEVICE: Any,
+) -> Any:  # fmt: skip
+    """One step of groups that lie in one tile each. Gives x before and after.
+
+    Args:
+        x_at: Pointers to the weights.
+        u_at: Pointers to u, where it is carried.
+        state_at: Tuple of pointers to the rule's states.
+        g: The gradient.
+        hessian: Diagonal of the Hessian, for a second-order rule.
+        inside: Which lanes there are; the others stay as they are.
+        element: Number of each element, for stochastic rounding.
+        scalars: Tuple, from the rule.
+        start: σ₀, and 0 where the learning rate is 0, else 1.
+        initial: Tuple, what the states are before the first gradient.
+        lambdas: λ1, 2 λ2, γ/(γ-1), keep, -0.
+        tau: √d λ21, scaled to the norm.
+        seed: Of stochastic rounding.
+        ON_DEVICE: Whether scalars, start and seed lie in the device's memory.
+    """
+    beginning, seed = numbers_of(start, ON_DEVICE), one_number(seed, ON_DEVICE)
+    X = x_at.dtype.element_ty
+    x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+    state = read(state_at, inside)
+    out = advanced(g, hessian, state, numbers_of(scalars, ON_DEVICE))
+    m, sigma = out[0], out[1]
+    moves = moves_at(beginning)
+    if CARRIES_U:
+        u = tl.load(u_at, mask=inside, other=0.0).to(tl.float32)
+        touched = any_in_group(is_touched(g, u, state, initial, inside))
+        charged = u
+        if HAS_START:
+            charged = tl.where(any_in_group(was_updated(u)), u, beginning[0] * x)
+        z = charged + m - sigma * x
+        q = 0.0
+        if HAS_NORM:
+            q = shrunk(squares(z, sigma, inside, lambdas), tau, lambdas)
+        stored, after = solve(x, charged, m, sigma, z, q, lambdas, X)
+        stored = tl.where(touched & moves, stored, x)
+        store_state(u_at, tl.where(touched & moves, after, u), inside, element, seed, 0)
+    else:
+        stored = tl.where(moves, as_stored(base_step(x, m, sigma, 0.0), X), x)
+    tl.store(x_at, stored.to(X), mask=inside)
+    for k in tl.static_range(STATES):
+        store_state(state_at[k], out[2 + k], inside, element, seed, 1 + k)
+    return x, stored

@@ -1,0 +1,46 @@
+"""What a step's kernels are told that depends on the step."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@cache
+def as_stored(value: float, dtype: torch.dtype) -> float:
+    """`value`, rounded to `dtype`."""
+    return float(torch.tensor(value, dtype=dtype))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What depends on the step.
+
+    Attributes:
+        scalars: From the rule, on the host, or as 0-d tensors on the device (float64 until `to`).
+        start: σ₀ (0 for a rule without), and 0 where the learning rate is 0, else 1; as `scalars`.
+        seed: Of stochastic rounding: int32, or a 0-d int32 tensor.
+    """
+
+    scalars: tuple[Any, ...]
+    start: tuple[Any, Any]
+    seed: int | Tensor
+
+    @classmethod
+    def of_row(cls, row: Tensor, seed: Tensor) -> "Numbers":
+        """Of scalars, σ₀ and whether x moves, in one float64 tensor on the device."""
+        *scalars, sigma_0, moves = row.unbind(0)
+        return cls(tuple(scalars), (sigma_0, moves), seed)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether they are tensors."""
+        return isinstance(self.seed, Tensor)
+
+    def to(self, dtype: torch.dtype) -> "Numbers":
+        """Those on a device in another dtype; those on the host as they are."""
+        if not self.on_device:
+            return self
+        return Numbers.of_row(torch.stack([*self.scalars, *self.start]).to(dtype), self.seed)  # type: ignore[arg-type]

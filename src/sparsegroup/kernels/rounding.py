@@ -1,0 +1,63 @@
+"""Rounding to bfloat16, to the nearest or stochastically: up or down by chance, so that what is lost is 0 on average.
+
+Element-wise int32 arithmetic that wraps, with `>>` always masked: the same source gives the same bits in eager PyTorch
+and in Triton (`sparsegroup.rules.bind`). The chance is a function of (seed, part, element), so that a run can be
+repeated.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsegroup.rules.rule import xp
+
+
+def random_bits(element: Any, seed: Any, part: Any) -> Any:
+    """Random bits for each int32 `element`: the finalizer of MurmurHash3, with other constants, over all three."""
+    bits = element * 0x1B873593 + (seed + part) * 0x5BD1E995
+    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * 0x45D9F3B
+    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * 0x2C1B3C6D
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+def nearest_bits(bits: Any) -> Any:
+    """float32 as int32 `bits`, rounded to the nearest bfloat16, to even where two are; NaN stays a NaN.
+
+    Triton's interpreter cuts off where the hardware rounds; what this gives is a bfloat16 already.
+    """
+    finite = (bits & 0x7F800000) != 0x7F800000
+    quiet = xp.where((bits & 0x7FFFFF) == 0, bits, bits | 0x400000)
+    return xp.where(finite, bits + (0x7FFF + ((bits >> 16) & 1)), quiet) & -65536
+
+
+def rounded_bits(bits: Any, chance: Any) -> Any:
+    """float32 as int32 `bits`, rounded stochastically: up with a probability of lower half / 2¹⁶.
+
+    Infinity stays infinite and NaN a NaN. What is not +0 does not become +0, the mark of a group that was never updated
+    (`sparsegroup.prox.next_residual`), but -0.
+    """
+    finite = (bits & 0x7F800000) != 0x7F800000
+    quiet = xp.where((bits & 0x7FFFFF) == 0, bits, bits | 0x400000)
+    rounded = xp.where(finite, bits + (chance & 0xFFFF), quiet) & -65536
+    return xp.where((rounded == 0) & (bits != 0), -2147483648, rounded)
+
+
+def step_seed(t: Any) -> Any:
+    """The int32 seed of step `t`, an int or an int64 tensor."""
+    mixed = ((t * 0x9E3779B1) + (1 << 31)) % (1 << 32) - (1 << 31)
+    return mixed.to(torch.int32) if isinstance(mixed, Tensor) else mixed
+
+
+def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int) -> Tensor:
+    """`values`, float32, rounded stochastically.
+
+    Args:
+        values: Any shape.
+        elements: int32, shaped as `values`: what tells elements apart.
+        seed: From `step_seed`; 0-d int32 where it is a tensor.
+        part: Which part of the state it is: u is 0, the rule's states are 1, 2, ….
+    """
+    chance = random_bits(elements, torch.as_tensor(seed, dtype=torch.int32, device=values.device), part)
+    rounded: Tensor = rounded_bits(values.contiguous().view(torch.int32), chance).view(torch.float32)
+    return rounded.to(torch.bfloat16)

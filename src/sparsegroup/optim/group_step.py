@@ -1,0 +1,125 @@
+"""One step of one param group: what it asks of the kernels, whichever they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.numbers import Numbers, as_stored
+from sparsegroup.kernels.rounding import step_seed
+from sparsegroup.kernels.settings import Regularizer, Settings
+from sparsegroup.optim.places import State, compute_dtype
+from sparsegroup.rules import Rule
+
+VANISHING_LR = 2.0**-50
+"""Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
+
+
+@dataclass(slots=True)
+class Update:
+    """One parameter's part of a step, checked and ready to be carried out.
+
+    Attributes:
+        parameter: The parameter.
+        group: Its param group.
+        rows: `[n]` int64, the rows of a sparse gradient, or None for a dense one.
+        gradient: Shaped as the parameter or as its `rows`; in the compute dtype, for kernels on a device as it came.
+        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
+        repeats: Whether `rows` may have a row several times, whose gradients are to be added up.
+    """
+
+    parameter: Tensor
+    group: dict[str, Any]
+    rows: Tensor | None
+    gradient: Tensor
+    hessian: Tensor | None = None
+    repeats: bool = False
+
+    def summed(self) -> "Update":
+        """The same with each row once."""
+        if not self.repeats or self.rows is None:
+            return self
+        size = (self.parameter.shape[0], *self.gradient.shape[1:])
+        gradient = self.gradient.to(compute_dtype(self.parameter.dtype))
+        total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
+        return replace(self, rows=total.indices()[0], gradient=total.values(), repeats=False)
+
+
+class GroupStep:
+    """One step of one param group.
+
+    Args:
+        rule: The base optimizer.
+        group: The param group.
+    """
+
+    def __init__(self, rule: Rule, group: Mapping[str, Any]) -> None:
+        self.rule = rule
+        self.group = group
+        self.capturable: bool = group["capturable"]
+        self.regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
+        self.initial = rule.initial_state(group)
+        self.wants_u = self.regularizer.active or rule.sigma_0 is not None
+        lr = 1.0 if self.capturable else float(group["lr"])
+        frozen = lr < VANISHING_LR
+        # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
+        self._rate = 1.0 if frozen else lr
+        sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, self._rate)
+        self.settings = Settings(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
+        self._numbers: dict[float, Numbers] = {}
+
+    def numbers(self, t: float) -> Numbers:
+        """Of step `t`, on the host."""
+        known = self._numbers.get(t)
+        if known is None:
+            scalars = self.rule.host_scalars(self.group, int(t), self._rate)
+            start = (self.settings.sigma_0 or 0.0, 0.0 if self.settings.frozen else 1.0)
+            known = self._numbers[t] = Numbers(scalars, start, step_seed(int(t)))
+        return known
+
+    def prepare(self, parameter: Tensor, state: State) -> tuple[str, ...]:
+        """Add to `state` what it lacks; gives the names of its parts."""
+        dtype = self.group["state_dtype"] or compute_dtype(parameter.dtype)
+        device = parameter.device if self.capturable else torch.device("cpu")
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            for name, value in self.initial.items():
+                state[name] = torch.full_like(parameter, value, dtype=dtype)
+        elif state["step"].device != device:
+            state["step"] = state["step"].to(device)
+        # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
+        if "u" not in state and (self.wants_u or parameter.dtype != compute_dtype(parameter.dtype)):
+            state["u"] = torch.zeros_like(parameter, dtype=dtype)
+        return (*(("u",) if "u" in state else ()), *self.rule.state)
+
+    def initial_as(self, state: State) -> list[float]:
+        """What the states are before the first gradient, rounded as they are stored."""
+        return [as_stored(value, state[name].dtype) for name, value in self.initial.items()]
+
+
+def advance_steps(step: GroupStep, steps: Sequence[Tensor]) -> list[Numbers]:
+    """Count a step of parameters on one device, and give the numbers of each, without the host knowing any of them.
+
+    Args:
+        step: Of the param group.
+        steps: 0-d float32, on the device; changed.
+    """
+    torch._foreach_add_(list(steps), 1)
+    rule, group = step.rule, step.group
+    t = torch.stack(list(steps)).double()
+    lr: Any = group["lr"]
+    if isinstance(lr, Tensor):
+        lr = lr.to(t.device, torch.float64).reshape(())
+        moves: Any = (lr >= VANISHING_LR).double()
+        rate: Any = torch.where(lr >= VANISHING_LR, lr, 1.0)
+    else:
+        moves = float(lr >= VANISHING_LR)
+        rate = lr if lr >= VANISHING_LR else 1.0
+    sigma_0: Any = 0.0 if rule.sigma_0 is None else rule.host_sigma_0(group, rate)
+    columns = [*rule.host_scalars(group, t, rate), sigma_0, moves]
+    table = torch.stack([c.expand_as(t) if isinstance(c, Tensor) else torch.full_like(t, c) for c in columns], 1)
+    seeds = step_seed(t.long())
+    rows = zip(table.unbind(0), seeds.unbind(0), strict=True)
+    return [Numbers.of_row(row, seed) for row, seed in rows]

@@ -1,0 +1,300 @@
+"""Rows of a table in a GPU's memory: the same as `sparsegroup.table.rows`, with Triton's kernels to reach them.
+
+Pages are filled with new rows when they come: all rows that nobody has written are zero in their weights and hold the
+initial values in their other parts, so that inserting a key writes weights only.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.gpu import launch
+from sparsegroup.table.rows import WEIGHT
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+PAGE_BYTES = 32 << 20
+"""The most that a page of several rows has; it has more than half of that. torch rounds sizes from 10 MiB on up to
+multiples of 2 MiB, and would leave more of it unused with smaller ones."""
+
+_PIECE_BYTES = 64 << 20
+"""Of rows that are on their way to or from the host, or to another place, at a time."""
+
+
+class DeviceRows:
+    """Rows of `dim` numbers per part, on a device.
+
+    Rows are given by their numbers, int64: those that exist, if nothing else is said.
+
+    Args:
+        dim: Length of a part.
+        dtype: Of the weights: float32, bfloat16 or float16.
+        device: A GPU, or the CPU for Triton's interpreter.
+        initial: The parts after the weights: name → value of a new row's elements.
+        state_dtype: Of these parts: float32 or bfloat16.
+        page_bytes: The most that a page of several rows has.
+
+    Attributes:
+        dtype: Of what goes to the host and comes from there: float32.
+        weight_dtype: Of the weights.
+        row_bytes: From row to row.
+        shift: A page has 2**shift rows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        initial: Mapping[str, float],
+        state_dtype: torch.dtype = torch.float32,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
+        self.dim = dim
+        self.dtype = np.dtype(np.float32)
+        self.weight_dtype = dtype
+        self.device = device
+        self.initial = dict(initial)
+        self.state_dtype = state_dtype
+        self.page_bytes = page_bytes
+        weights, state = dim * dtype.itemsize, dim * state_dtype.itemsize
+        unit = 16 if max(weights, state if initial else 0) >= 16 else 4
+        self._first_part = _rounded_up(weights, unit)
+        self._part_bytes = _rounded_up(state, 16 if state >= 16 else 4)
+        self.row_bytes = _rounded_up(self._first_part + len(initial) * self._part_bytes, unit)
+        self.shift = max(0, (page_bytes // self.row_bytes).bit_length() - 1)
+        self._set_pages([])
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names, in the order of a row."""
+        return (WEIGHT, *self.initial)
+
+    def reserve(self, count: int) -> None:
+        """Have memory for `count` rows.
+
+        Raises:
+            MemoryError: The device has no more; nothing has changed.
+        """
+        missing = -(-count >> self.shift) - len(self._pages)
+        if missing <= 0:
+            return
+        try:
+            self._set_pages(self._pages + [self._new_page() for _ in range(missing)])
+        except torch.OutOfMemoryError as error:
+            size = self.row_bytes << self.shift
+            raise MemoryError(
+                f"no memory on {self.device} for {missing:,} more pages of {size:,} bytes of a table: {error}"
+            ) from error
+
+    def bytes(self, count: int) -> int:
+        """Of the first `count` rows, in whole pages."""
+        return -(-count >> self.shift) * (self.row_bytes << self.shift)
+
+    def layout(self) -> launch.Layout:
+        """Where the rows lie, for the kernels; it holds until rows are reserved, compacted or laid out anew."""
+        return launch.Layout(
+            self._addresses,
+            self.shift,
+            self.row_bytes,
+            self._first_part,
+            self._part_bytes,
+            self.weight_dtype,
+            self.state_dtype,
+            self.dim,
+        )
+
+    # On the device
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The weights of some rows, `[n, dim]` in `dtype`; zeros where one of `rows`, `[n]`, is negative."""
+        return self._gather(WEIGHT, rows)
+
+    def set_weights(self, rows: Tensor, values: Tensor) -> None:
+        """Set the weights of distinct `rows`, `[n]`, to `values`, `[n, dim]` of any of the weights' dtypes."""
+        self._scatter(WEIGHT, rows, values)
+
+    # To and from the host
+
+    def read(self, part: str, rows: Int64s) -> Float32s:
+        """`[n, dim]` of a part; zeros where a row is negative."""
+        return self._read((part,), rows)
+
+    def write(self, part: str, rows: Int64s, values: npt.NDArray[Any]) -> None:
+        """Set a part of distinct rows to `values`, `[n, dim]`, rounded to the nearest."""
+        self._write((part,), rows, values)
+
+    def read_whole(self, rows: Int64s) -> Float32s:
+        """`[n, parts · dim]`, all parts of some rows."""
+        return self._read(self.parts, rows)
+
+    def write_whole(self, rows: Int64s, values: npt.NDArray[Any]) -> None:
+        """Set all parts of distinct rows to `values`, `[n, parts · dim]`, rounded to the nearest."""
+        self._write(self.parts, rows, values)
+
+    def itemsize(self, part: str) -> int:
+        """Bytes of a number of a part."""
+        return self._place(part)[0].itemsize
+
+    def blocks(self, count: int) -> Iterator[Float32s]:
+        """The first `count` rows in order, `[rows, parts · dim]` at a time."""
+        for piece in _pieces(count, 4 * self.dim * len(self.parts)):
+            yield self.read_whole(np.arange(piece.start, piece.stop))
+
+    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Which of the rows first, …, last - 1 have a non-zero vector."""
+        spans = self._spans(first, last)
+        found = [(self._view(self._pages[page], WEIGHT)[span] != 0).any(1) for page, span in spans]
+        return torch.cat(found).cpu().numpy() if found else np.empty(0, np.bool_)
+
+    # Of many rows
+
+    def fill(self, part: str, count: int, value: float) -> None:
+        """Set a part of the first `count` rows to one value."""
+        for page, span in self._spans(0, count):
+            self._view(self._pages[page], part)[span] = value
+
+    def set_initial(self, initial: Mapping[str, float], count: int) -> None:
+        """Have other values of the same parts in new rows; the first `count` rows are not new."""
+        for part, value in initial.items():
+            if value != self.initial[part]:
+                for page, span in self._spans(count, len(self._pages) << self.shift):
+                    self._view(self._pages[page], part)[span] = value
+        self.initial = {part: initial[part] for part in self.initial}
+
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None = None) -> "DeviceRows":
+        """The first `count` rows with other parts after the weights; parts of the same name are kept. Empties `self`.
+
+        Args:
+            initial: The parts, as of the class.
+            count: Rows that there are.
+            state_dtype: Of the parts; None for what it is.
+
+        Raises:
+            MemoryError: The device has no more; nothing has changed, unless the message says otherwise.
+        """
+        state_dtype = state_dtype or self.state_dtype
+        other = DeviceRows(self.dim, self.weight_dtype, self.device, initial, state_dtype, self.page_bytes)
+        self._reserve_growth(other, count)
+        kept = [part for part in other.parts if part in self.parts]
+        pages = self._pages[: -(-count >> self.shift)][::-1]
+        self._set_pages([])
+        for first in range(0, count, 1 << self.shift):
+            source = pages.pop()  # and with it, what was there before is given back
+            last = min(first + (1 << self.shift), count)
+            try:
+                other.reserve(last)
+            except MemoryError as error:
+                raise MemoryError(
+                    f"{error}. The table's rows are lost: other work took the memory they had left while they were "
+                    "being moved. Load a checkpoint"
+                ) from error
+            begin = 0
+            for page, span in other._spans(first, last):
+                end = begin + span.stop - span.start
+                for part in kept:
+                    other._view(other._pages[page], part)[span] = self._view(source, part)[begin:end]
+                begin = end
+        return other
+
+    def compact(self, kept: Int64s) -> None:
+        """Keep the rows `kept`, ascending, as rows 0, 1, …, and give the memory of the others back."""
+        words = self.row_bytes // 4
+        layout = launch.Layout(self._addresses, self.shift, self.row_bytes, 0, 0, torch.float32, torch.float32, words)
+        first = int(np.searchsorted(kept - np.arange(len(kept)), 0, side="right"))  # those before stay where they are
+        for piece in _pieces(len(kept), self.row_bytes, first):
+            # A row comes from its own place or one behind it, so that no piece reads what one before has written.
+            rows = launch.gather(layout, self._on_device(kept[piece]), torch.float32, 0)
+            target = torch.arange(piece.start, piece.stop, device=self.device)
+            launch.scatter(layout, target, rows, torch.float32, 0)
+        pages = -(-len(kept) >> self.shift)
+        self._set_pages(self._pages[:pages])
+        for page, span in self._spans(len(kept), pages << self.shift):
+            self._make_new(self._pages[page], span)
+
+    def _reserve_growth(self, other: "DeviceRows", count: int) -> None:
+        """Reserve what `other` needs beyond what `self` will give back, and a page more on either side."""
+        size = other.row_bytes << other.shift
+        released = self.bytes(count) - (self.row_bytes << self.shift)
+        pages = 1 - (released - other.bytes(count)) // size
+        other.reserve(min(max(pages, 1) << other.shift, count))
+
+    def _gather(self, part: str, rows: Tensor) -> Tensor:
+        return launch.gather(self.layout(), rows.contiguous(), *self._place(part))
+
+    def _scatter(self, part: str, rows: Tensor, values: Tensor) -> None:
+        launch.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
+
+    def _read(self, parts: tuple[str, ...], rows: Int64s) -> Float32s:
+        out = np.empty((len(rows), len(parts), self.dim), np.float32)
+        for piece in _pieces(len(rows), 4 * self.dim):
+            numbers = self._on_device(rows[piece])
+            for i, part in enumerate(parts):
+                out[piece, i] = self._gather(part, numbers).float().cpu().numpy()
+        return out.reshape(len(rows), len(parts) * self.dim)
+
+    def _write(self, parts: tuple[str, ...], rows: Int64s, values: npt.NDArray[Any]) -> None:
+        separate = values.reshape(len(rows), len(parts), self.dim)
+        for piece in _pieces(len(rows), 4 * self.dim):
+            numbers = self._on_device(rows[piece])
+            for i, part in enumerate(parts):
+                some = np.asarray(separate[piece, i], np.float32)
+                self._scatter(part, numbers, self._on_device(some))
+
+    def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.tensor(np.ascontiguousarray(array), device=self.device)
+
+    def _place(self, part: str) -> tuple[torch.dtype, int]:
+        """Dtype, and bytes from where a row begins."""
+        if part == WEIGHT:
+            return self.weight_dtype, 0
+        return self.state_dtype, self._first_part + (self.parts.index(part) - 1) * self._part_bytes
+
+    def _view(self, page: Tensor, part: str) -> Tensor:
+        """A part of all rows of a page, `[2**shift, dim]`."""
+        dtype, offset = self._place(part)
+        end = offset + self.dim * dtype.itemsize
+        return page.view(1 << self.shift, self.row_bytes)[:, offset:end].view(dtype)
+
+    def _spans(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
+        """Where the rows first, …, last - 1 lie: page by page, and in a page."""
+        step = 1 << self.shift
+        while first < last:
+            page, begin = first >> self.shift, first & (step - 1)
+            end = min(step, begin + last - first)
+            yield page, slice(begin, end)
+            first += end - begin
+
+    def _new_page(self) -> Tensor:
+        page = torch.empty(self.row_bytes << self.shift, dtype=torch.uint8, device=self.device)
+        self._make_new(page, slice(0, 1 << self.shift))
+        return page
+
+    def _make_new(self, page: Tensor, span: slice) -> None:
+        page.view(1 << self.shift, self.row_bytes)[span] = 0
+        for part, value in self.initial.items():
+            if value != 0:
+                self._view(page, part)[span] = value
+
+    def _set_pages(self, pages: list[Tensor]) -> None:
+        # An address that is never followed stands in for none: kernels load it for negative rows.
+        addresses = torch.tensor([page.data_ptr() for page in pages] or [0])
+        if self.device.type == "cuda":
+            addresses = addresses.pin_memory().to(self.device, non_blocking=True)
+        self._addresses = addresses
+        self._pages = pages
+
+
+def _rounded_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _pieces(count: int, bytes_of_each: int, first: int = 0) -> Iterator[slice]:
+    at_a_time = max(1, _PIECE_BYTES // bytes_of_each)
+    for begin in range(first, count, at_a_time):
+        yield slice(begin, min(begin + at_a_time, count))

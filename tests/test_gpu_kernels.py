@@ -1,0 +1,474 @@
+"""The Triton kernels take the step of `kernels.eager.advance`, whatever way the groups and their gradients come."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_cases import (
+    DEVICE,
+    HYPERPARAMETERS,
+    REGULARIZER,
+    SEED,
+    SHIFT,
+    Case,
+    Table,
+    assert_same_bits,
+    assert_step,
+    by_passes,
+    by_rows,
+    by_runs,
+    by_table,
+    by_tensor,
+    by_together,
+    case,
+    every_rule,
+    every_rule_and_way,
+    every_way,
+    lines_of,
+    mapped,
+    no_counts,
+    received,
+    sent,
+    shuffled,
+    vast,
+)
+from sparsegroup.groups import Along, grouping
+from sparsegroup.kernels import eager, rounding
+from sparsegroup.kernels.gpu import launch
+from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.settings import Regularizer, Settings
+from sparsegroup.rules import ADAGRAD, ADAHESSIAN, ADAM, FTRL, SGD, Rule
+
+Way = Callable[[Case], launch.Parts]
+NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _numpy_is_quiet() -> Iterator[None]:
+    """Triton's interpreter computes with NumPy, which warns where a GPU gives infinity or NaN."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("way", [by_tensor, by_passes])
+@every_rule
+def test_every_rule_norm_and_penalty(rule: Rule, way: Way, norm: str, penalty: str) -> None:
+    one = case(rule, (13, 5), replace(REGULARIZER, norm=norm, penalty=penalty))
+    expected = one.expected()
+    assert {bool(row.any()) for row in expected.x} == {False, True}
+    assert_step(one, way(one), expected)
+
+
+@every_dtype
+@every_rule_and_way
+def test_every_type_of_weights_and_gradients(rule: Rule, way: Way, dtype: torch.dtype) -> None:
+    for gradient_dtype in {dtype, torch.float32}:
+        one = case(rule, (13, 5), dtype=dtype, gradient_dtype=gradient_dtype)
+        assert_step(one, way(one))
+
+
+@every_dtype
+@every_rule_and_way
+def test_the_base_optimizer_alone(rule: Rule, way: Way, dtype: torch.dtype) -> None:
+    if way is not by_passes:
+        one = case(rule, (13, 5), Regularizer(), dtype=dtype, carries_u=False)
+        assert_step(one, way(one))
+
+
+@pytest.mark.parametrize("on", [(), ("l1",), ("l21",), ("l2",)], ids=lambda on: "+".join(on) or "none")
+@every_way
+def test_each_lambda_alone_and_none(way: Way, on: tuple[str, ...]) -> None:
+    for rule, dtype in itertools.product((ADAM, FTRL), (torch.float32, torch.bfloat16)):
+        one = case(rule, (9, 4), Regularizer(**{name: getattr(REGULARIZER, name) for name in on}), dtype=dtype)
+        assert_step(one, way(one))
+
+
+@every_rule_and_way
+def test_a_learning_rate_of_0_moves_the_states_alone(rule: Rule, way: Way) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        one = case(rule, (9, 5), dtype=dtype, frozen=True)
+        after, expected = way(one), one.expected()
+        assert_same_bits((after.x, after.u), (one.parts.x, one.parts.u))
+        for value, wanted in zip(after.state, expected.state, strict=True):
+            torch.testing.assert_close(value, wanted)
+    one = case(rule, (9, 5), Regularizer(), carries_u=False, frozen=True)
+    assert way is by_passes or torch.equal(way(one).x, one.parts.x)
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.05])
+@every_way
+def test_elements_of_a_curvature_of_0(way: Way, l1: float) -> None:
+    """σ = 0 where an element of a group has had no gradient, without ε."""
+    zero = {**HYPERPARAMETERS, "eps": 0.0, "initial_accumulator_value": 0.0}
+    for norm in NORMS:
+        one = case(ADAGRAD, (9, 5), Regularizer(l1=l1, l21=0.02, norm=norm), hyperparameters=zero)
+        one.parts.g[:, 1] = 0
+        one.parts.state[0][:, 1] = 0
+        one.parts.u[:, 1] = 0
+        assert_step(one, way(one))
+
+
+@every_rule_and_way
+def test_infinities_and_nan_go_through(rule: Rule, way: Way) -> None:
+    if way is by_table:
+        return
+    for dtype, norm in ((torch.float32, "s"), (torch.bfloat16, "metric"), (torch.float32, "s_tilde")):
+        one = case(rule, (9, 5), replace(REGULARIZER, norm=norm), dtype=dtype)
+        one.parts.g[0, 1], one.parts.g[1, 2], one.parts.g[2, 3], one.parts.g[3, 4] = math.nan, math.inf, -math.inf, 1e30
+        expected = one.expected()
+        assert not expected.x[0].isfinite().all()
+        assert_step(one, way(one), expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 10, 16, 64, 100, 1000, 1024])
+def test_groups_of_any_width(width: int) -> None:
+    """One more of them than a program takes."""
+    height = launch.TILE // launch.padded(width) + 1
+    one = case(ADAM, (height, width))
+    expected = one.expected()
+    for way in (by_tensor, by_together, by_rows, by_runs, by_table, partial(by_table, alignment=4)):
+        assert_step(one, way(one), expected)
+
+
+GEOMETRIES = {
+    (33, 70): 1,
+    (600, 2): 1,
+    (2100, 1): 1,
+    (3, 1500): 0,
+    (2, 1025): 0,
+    (7, 40): None,
+    (2500,): None,
+    (1, 1): None,
+    (6, 5, 3, 3): 1,
+    (3, 4, 8, 8): 1,
+    (2, 3, 700): 1,
+    (2, 3, 7): 2,
+    (5, 2, 3): 0,
+}
+
+
+def geometry_of(shape: tuple[int, ...], dim: int | None) -> launch.Geometry:
+    if dim is None:
+        return launch.Geometry(1, 1, math.prod(shape))
+    return launch.Geometry(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
+
+
+@pytest.mark.parametrize(("shape", "dim"), GEOMETRIES.items(), ids=str)
+def test_groups_anywhere_in_a_tensor(shape: tuple[int, ...], dim: int | None) -> None:
+    for rule, dtype in ((ADAM, torch.float32), (FTRL, torch.bfloat16), (ADAHESSIAN, torch.float32)):
+        one = case(rule, shape, dim=dim, dtype=dtype)
+        assert_step(one, by_passes(one, geometry_of(shape, dim)))
+
+
+@pytest.mark.parametrize("rule", [ADAM, FTRL], ids=lambda rule: rule.name)
+def test_groups_of_several_rows(rule: Rule) -> None:
+    """What rows have measured is summed up by group, each with its own threshold."""
+    ids = torch.tensor([2, 0, 1, 3, 0, 0, 1, 3, 4])
+    one = case(rule, (9, 6), groups=grouping(ids, torch.Size((9, 6)), ids.device))
+    parts, geometry, index = sent(one.parts), launch.Geometry(1, 9, 6), ids.to(DEVICE)
+
+    def of_groups(rows: Tensor) -> Tensor:
+        return rows.new_zeros(5).index_add_(0, index, rows)[index]
+
+    updated = of_groups(eager.updated_before(parts.u).any(1).long()).clamp(max=1).to(torch.int8)
+    totals, touched = launch.measure(one.rule, parts, geometry, updated, one.settings, one.numbers)
+    taus = (of_groups(torch.full_like(index, 6)).sqrt() * REGULARIZER.tau).float()
+    launch.apply(
+        one.rule, parts, geometry, updated, of_groups(totals), of_groups(touched), taus, one.settings, one.numbers
+    )
+    assert_step(one, received(parts))
+
+
+def with_float32_state(one: Case) -> Case:
+    parts = one.parts
+    return replace(one, parts=replace(parts, u=parts.u.float(), state=tuple(state.float() for state in parts.state)))
+
+
+@pytest.mark.parametrize("l21", [0.0, 0.5])
+@every_rule_and_way
+def test_state_in_bfloat16_is_rounded_by_chance(rule: Rule, way: Way, l21: float) -> None:
+    dtype = torch.bfloat16 if l21 else torch.float32
+    one = case(rule, (13, 5), replace(REGULARIZER, l21=l21), dtype=dtype, state_dtype=torch.bfloat16)
+    after, exact = way(one), way(with_float32_state(one))
+    assert_step(with_float32_state(one), exact)
+    elements = torch.arange(13 * 5, dtype=torch.int32).view(13, 5)
+    for part, (value, precise) in enumerate(zip((after.u, *after.state), (exact.u, *exact.state), strict=True)):
+        assert value.dtype == torch.bfloat16
+        assert ((value.float() - precise).abs() <= 2**-7 * precise.abs()).all()
+        assert torch.equal(eager.updated_before(value), eager.updated_before(precise))
+        # Elsewhere a sum in another order may have another last bit.
+        if l21 == 0 or DEVICE.type == "cpu":
+            assert_same_bits(value, rounding.to_bfloat16(precise, elements, SEED, part))
+
+
+@every_rule_and_way
+def test_numbers_on_the_device_are_those_on_the_host(rule: Rule, way: Way) -> None:
+    if way is by_together:
+        return
+    for frozen in (False, True):
+        one = case(rule, (9, 5), state_dtype=torch.bfloat16, frozen=frozen)
+        host = one.numbers
+        scalars, start = (
+            tuple(torch.tensor(value, device=DEVICE) for value in values) for values in (host.scalars, host.start)
+        )
+        seed = torch.tensor(host.seed, dtype=torch.int32, device=DEVICE)
+        after, expected = way(replace(one, numbers=Numbers(scalars, start, seed))), way(one)
+        assert_same_bits((after.x, after.u, *after.state), (expected.x, expected.u, *expected.state))
+
+
+def displaced(tensor: Tensor) -> Tensor:
+    """A copy that begins at an odd element of its memory."""
+    return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view_as(tensor)
+
+
+@every_way
+def test_tensors_anywhere_in_memory(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        one = case(ADAM, (9, 16), dtype=dtype, state_dtype=dtype)
+        expected = way(one)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpu_cases.sent", lambda parts: mapped(sent(parts), displaced))
+            after = way(one)
+        assert_same_bits((after.x, after.u, *after.state), (expected.x, expected.u, *expected.state))
+
+
+def test_many_tensors_in_one_launch() -> None:
+    """Of different lengths, more than one program's or none, aligned and not."""
+    for width, heights in ((1, (1025, 1, 3, 0, 7)), (16, (64, 65, 1, 0, 200, 9))):
+        for move in (lambda tensor: tensor, displaced):
+            cases = [case(ADAM, (height, width)) for height in heights]
+            many = [mapped(sent(one.parts), move) for one in cases]
+            known = launch.together(launch.lines_of(many, width), width, DEVICE)
+            launch.advance_together(ADAM, many[0], known, width, cases[0].settings, cases[0].numbers)
+            for one, parts in zip(cases, many, strict=True):
+                assert_step(one, received(parts))
+
+
+PLAIN = Settings(Regularizer(), (), None, False)
+UNIT = Numbers((1.0,), (0.0, 1.0), SEED)
+"""SGD of weights 0 with σ = 1: weights become minus the gradient."""
+
+
+def summed(rows: Tensor, g: Tensor, height: int, runs: launch.Runs | None = None) -> tuple[Tensor, list[int]]:
+    """What a step of SGD makes of zeros, `[height, width]`, and the counters."""
+    x, counts = torch.zeros(height, g.shape[1], device=DEVICE), no_counts()
+    parts = launch.Parts(x, None, (), g.to(DEVICE), None)
+    launch.advance_rows(SGD, parts, runs or launch.runs_of(rows.to(DEVICE)), counts, PLAIN, UNIT)
+    return -x.cpu(), counts.tolist()
+
+
+def test_repeated_rows_that_begin_and_end_anywhere() -> None:
+    """Runs from every place in a chunk to every place in a chunk, with no, one or two whole ones between."""
+    size = launch.CHUNK
+    places = [place for a in range(size) for place in (a, *(n for b in range(a + 1, size) for n in (a, b)))]
+    lengths = [
+        (after - before) % size + size * whole
+        for whole in range(3)
+        for before, after in zip(places, [*places[1:], places[0]], strict=True)
+    ]
+    starts = torch.tensor([0, *itertools.accumulate(lengths)])
+    covered = {(int(a) % size, int(b) % size, int(b - a) // size) for a, b in itertools.pairwise(starts)}
+    assert len(covered) == 3 * size**2
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    lines = shuffled(len(rows)).cpu()
+    g = torch.randint(-50, 50, (len(rows), 1), generator=torch.Generator().manual_seed(0)).float()
+    runs = launch.Runs(rows[lines.argsort()].to(DEVICE), lines.to(DEVICE), starts.to(DEVICE), len(lengths))
+    x, _ = summed(runs.rows, g, len(lengths), runs)
+    assert torch.equal(x, torch.zeros_like(x).index_add_(0, runs.rows.cpu(), g))
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 100])
+def test_rows_that_come_any_number_of_times(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    for lines, height in ((1, 1), (31, 1), (32, 1), (33, 2), (65, 1), (120, 3), (60, 1000)):
+        rows = (torch.rand(lines, generator=generator) ** 3 * height).long()
+        g = torch.randint(-50, 50, (lines, width), generator=generator).float()
+        x, counts = summed(rows, g.to(torch.float32 if lines % 2 else torch.bfloat16), height)
+        assert torch.equal(x, torch.zeros(height, width).index_add_(0, rows, g))
+        assert counts == [0, 0, 0]
+
+
+def test_rows_that_come_many_times_take_one_step() -> None:
+    rows = torch.cat([torch.full((150,), 2), torch.arange(9).repeat(3), torch.full((70,), 7)])[shuffled(247).cpu()]
+    for rule in (ADAM, FTRL):
+        one = case(rule, (9, 5))
+        parts, counts = sent(one.parts), no_counts()
+        g = torch.randn(247, 5, generator=torch.Generator().manual_seed(0))
+        lines, runs = replace(parts, g=g.to(DEVICE)), launch.runs_of(rows.to(DEVICE))
+        launch.advance_rows(rule, lines, runs, counts, one.settings, one.numbers)
+        total = torch.zeros(9, 5, dtype=torch.float64).index_add_(0, rows, g.double()).float()
+        assert_step(replace(one, parts=replace(one.parts, g=total)), received(parts))
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_rows_that_are_not_there_are_left_out_and_counted(once: bool) -> None:
+    rows = torch.tensor([4, -1, 0, 9, 1 << 40, 8, -(1 << 40)])
+    runs = launch.Runs(rows.to(DEVICE), None, None, len(rows)) if once else None
+    rows = rows if once else torch.cat([rows, rows])
+    g = torch.ones(len(rows), 3)
+    x, (unused, out, one) = summed(rows, g, 9, runs)
+    assert (unused, out) == (0, 4)
+    assert one in (-1, 9, 1 << 40, -(1 << 40))
+    assert x.sum(1).nonzero().flatten().tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
+    one = case(ADAHESSIAN if once else ADAM, (13, 5))
+    table, counts = Table(one.parts), no_counts()
+    memory = table.bytes()
+    rows = torch.tensor([12, -1, 3, 0, 5, 6, 2])
+    rows = (rows if once else rows.repeat(2)).to(DEVICE)
+    lines = lines_of(sent(one.parts), rows, 1.0 if once else 0.5)
+    lines.g[3, 1], lines.g[5, 4], lines.g[1, 0] = math.nan, math.inf, math.nan
+    bad = [0, 6]
+    if once:
+        lines.hessian[0, 2] = math.inf
+        bad.append(12)
+    runs = launch.Runs(rows, None, None, len(rows)) if once else launch.runs_of(rows)
+    launch.advance_table(
+        one.rule, True, table.layout, 13, lines.g, lines.hessian, runs, counts, one.settings, one.numbers
+    )
+    stays = torch.tensor(sorted({*range(16)} - {12, 3, 0, 5, 6, 2} | {*bad}))
+    assert torch.equal(table.bytes()[stays], memory[stays])
+    stepped = [row for row in (2, 3, 5, 12) if row not in bad]
+    some = replace(
+        one, parts=mapped(one.parts, lambda tensor: tensor[stepped]), groups=Along(torch.Size((len(stepped), 5)), 0)
+    )
+    after = table.updated(one.parts)
+    assert_step(some, mapped(after, lambda tensor: tensor[stepped]))
+    born = int(after.x.any(1).sum() - one.parts.x.any(1).sum())
+    assert counts[:2].tolist() == [born, len(bad)]
+    assert int(counts[2]) in bad
+
+
+def test_rows_of_a_table_that_become_zero_and_not_zero_are_counted() -> None:
+    one = case(SGD, (200, 5), Regularizer(l1=0.5))
+    rows = torch.arange(200)
+    one.parts.x[rows % 3 == 0] = 0
+    one.parts.u[rows % 3 == 0] = 0
+    one.parts.g[rows % 3 == 0] *= (rows % 2 == 0)[rows % 3 == 0, None]
+    before, after = one.parts.x.any(1), one.expected().x.any(1)
+    assert (before & ~after).any()
+    assert (after & ~before).any()
+    assert_step(one, by_table(one))
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 1000])
+@every_dtype
+def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
+    height = launch.TILE // launch.padded(width) + 5
+    parts = case(ADAM, (height, width), dtype=dtype).parts
+    for alignment in (4, 16):
+        table = Table(parts, alignment)
+        between = table.between()
+        for k, (type_, offset) in enumerate(table.parts):
+            rows = torch.cat([shuffled(height), torch.tensor([-1], device=DEVICE)])
+            known = rows[:-1].cpu()
+            out = launch.gather(table.layout, rows, type_, offset).cpu()
+            assert_same_bits(out[:-1], table.part(k)[known])
+            assert_same_bits(out[-1], torch.zeros(width, dtype=type_))
+
+            values = torch.randn(height, width, generator=torch.Generator().manual_seed(k))
+            values[0, 0], values[1, 0], values[2, 0] = math.nan, math.inf, -0.0
+            some = height - 2
+            others = [table.part(j) for j in range(len(table.parts))]
+            launch.scatter(table.layout, rows[:some], values[:some].to(DEVICE), type_, offset)
+            others[k][known[:some]] = values[:some].to(type_)
+            for j, other in enumerate(others):
+                assert_same_bits(table.part(j), other)
+        assert torch.equal(table.between(), between)
+    nothing = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    assert launch.gather(table.layout, nothing, dtype, 0).shape == (0, width)
+    launch.scatter(table.layout, nothing, torch.empty(0, width, device=DEVICE), dtype, 0)
+
+
+FAR = 2**31
+COUNTING = Settings(Regularizer(l1=1.0), (), None, False)
+"""With it, SGD of zeros with σ = 1 makes weights 1 - g and u = 1 of gradients g > 1."""
+
+
+def test_rows_beyond_2_to_the_31_elements() -> None:
+    width = 16
+    height = FAR // width + 5
+    x, u = vast(height, width), vast(height, width)
+    rows = torch.tensor([height - 1, 0, FAR // width, FAR // width - 1, height, height - 3], device=DEVICE)
+    g = torch.arange(2.0, 98.0, device=DEVICE).view(6, width)
+    for runs, times in ((launch.Runs(rows, None, None, 6), 1.0), (launch.runs_of(rows.repeat(2)), 0.5)):
+        counts = no_counts()
+        x[rows[rows < height]], u[rows[rows < height]] = 0, 0
+        lines = launch.Parts(x, u, (), (g * times).repeat(len(runs.rows) // 6, 1), None)
+        launch.advance_rows(SGD, lines, runs, counts, COUNTING, UNIT)
+        assert counts.tolist() == [0, 1, height]
+        for row, gradient in zip(rows.tolist(), g, strict=True):
+            if row < height:
+                assert torch.equal(x[row].float(), 1 - gradient)
+                assert (u[row] == 1).all()
+        between = torch.tensor([1, FAR // width - 2, FAR // width + 1, height - 2])
+        assert not x[between].any()
+        assert not u[between].any()
+
+
+def test_rows_of_a_table_beyond_2_to_the_31() -> None:
+    """Of the table only the pages with these rows exist."""
+    one = case(ADAM, (8, 5), state_dtype=torch.bfloat16)
+    table = Table(one.parts)
+    first = 3 * FAR
+    pages = torch.zeros((first >> 20) + 1, dtype=torch.int64, device=DEVICE)
+    memory = torch.cat(table.pages)
+    pages[first >> 20] = memory.data_ptr()
+    layout = replace(table.layout, pages=pages, shift=20)
+    rows, lines, counts = shuffled(8), sent(one.parts), no_counts()
+    launch.advance_table(
+        one.rule,
+        True,
+        layout,
+        first + 8,
+        lines.g[rows],
+        None,
+        launch.runs_of(rows + first),
+        counts,
+        one.settings,
+        one.numbers,
+    )
+    assert counts[1:].tolist() == [0, 0]
+    table.pages = list(memory.split(2**SHIFT))
+    after, exact = table.updated(one.parts), by_table(with_float32_state(one))
+    assert_same_bits(after.x, exact.x)
+    elements = (torch.arange(8 * 5) + first * 5).to(torch.int32).view(8, 5)
+    for part, (value, precise) in enumerate(zip((after.u, *after.state), (exact.u, *exact.state), strict=True)):
+        assert_same_bits(value, rounding.to_bfloat16(precise, elements, SEED, part))
+
+    out = launch.gather(layout, rows + first, torch.float32, 0)
+    assert_same_bits(out, after.x[rows.cpu()])
+    launch.scatter(layout, rows + first, 2 * out, torch.float32, 0)
+    assert_same_bits(table.part(0), 2 * after.x)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="2**31 elements take Triton's interpreter a day")
+@pytest.mark.parametrize("passes", [False, True])
+def test_tensors_of_more_than_2_to_the_31_elements(passes: bool) -> None:
+    width = 16
+    height = FAR // width + 5
+    x, u, g = vast(height, width), vast(height, width), vast(height, width)
+    g[-3:] = torch.arange(2.0, 50.0, device=DEVICE).view(3, width)
+    parts = launch.Parts(x, u, (), g, None)
+    if passes:
+        geometry = launch.Geometry(height, width, 1)
+        measured = launch.measure(SGD, parts, geometry, None, COUNTING, UNIT)
+        launch.apply(SGD, parts, geometry, None, *measured, 0.0, COUNTING, UNIT)
+    else:
+        launch.advance_tensor(SGD, parts, width, COUNTING, UNIT)
+    assert torch.equal(x[-3:], 1 - g[-3:])
+    assert not x[:-3].any()

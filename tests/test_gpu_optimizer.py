@@ -1,0 +1,343 @@
+"""The optimizers on a GPU, or in Triton's interpreter: what a step does, by what means, and what it waits for."""
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_cases import DEVICE
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, FIRST_ORDER, make
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD, HashEmbedding
+from sparsegroup.kernels.gpu import runtime
+
+pytestmark = ALLOW_CREATE_GRAPH
+REGULARIZED = {"l1": 0.002, "l21": 0.03, "l2": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device() -> Iterator[None]:
+    with runtime.rehearsal() if DEVICE.type == "cpu" else nullcontext(), np.errstate(all="ignore"):
+        yield
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where the host would read what the device has computed.
+
+    Args:
+        on_host: Tensors that the host may read.
+    """
+
+    def __init__(self, on_host: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.on_host = {tensor.data_ptr() for tensor in on_host}
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        name = str(function)
+        if any(word in name for word in ("_local_scalar_dense", "aten.nonzero", "unique", "is_nonzero")):
+            assert arguments[0].data_ptr() in self.on_host, name
+        return function(*arguments, **(keywords or {}))
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.ParameterDict:
+    torch.manual_seed(0)
+    return nn.ParameterDict(
+        {
+            "table": nn.Parameter(torch.randn(9, 6).to(dtype)),
+            "other": nn.Parameter(torch.randn(7, 6).to(dtype)),
+            "sparse": nn.Parameter(torch.randn(12, 5).to(dtype)),
+            "columns": nn.Parameter(torch.randn(5, 8).to(dtype)),
+            "conv": nn.Parameter(torch.randn(3, 4, 2, 2).to(dtype)),
+            "wide": nn.Parameter(torch.randn(2, 1100).to(dtype)),
+            "all": nn.Parameter(torch.randn(3, 5).to(dtype)),
+            "indexed": nn.Parameter(torch.randn(6, 4).to(dtype)),
+            "bias": nn.Parameter(torch.randn(5).to(dtype)),
+        }
+    ).to(DEVICE)
+
+
+def groups_of(params: nn.ParameterDict) -> list[dict[str, Any]]:
+    return [
+        {"params": [params["table"], params["other"], params["sparse"], params["wide"]], **REGULARIZED},
+        {"params": [params["columns"]], **REGULARIZED, "groups": "columns"},
+        {"params": [params["conv"]], **REGULARIZED, "groups": 1},
+        {"params": [params["all"]], **REGULARIZED, "groups": "all"},
+        {"params": [params["indexed"]], **REGULARIZED, "groups": torch.tensor([0, 1, 0, 2, 2, 9])},
+        {"params": [params["bias"]]},
+    ]
+
+
+def loss_of(params: nn.ParameterDict, t: int) -> Tensor:
+    rows = torch.tensor([0, 4, 0, 11, 4, 0, 7], device=DEVICE)[t:]
+    looked_up = nn.functional.embedding(rows, params["sparse"], sparse=True)
+    total = looked_up.float().square().sum() + (looked_up.float() * 0.3).sum()
+    for name, x in params.items():
+        if name != "sparse":
+            used = x[1:].float()  # the first row has no gradient, ever, where rows are groups
+            total = total + ((0.5 + t) * used * used / 2 + torch.sin(used + t)).sum()
+    return total
+
+
+def trained(cls: type[GroupOptimizer], steps: int = 2, dtype: torch.dtype = torch.float32, **arguments: Any):
+    params = net(dtype)
+    if cls.rule.second_order:
+        arguments["generator"] = torch.Generator(DEVICE).manual_seed(1)
+    optimizer = make(cls, groups_of(params), **arguments)
+    for t in range(steps):
+        optimizer.zero_grad()
+        loss_of(params, t).backward(create_graph=cls.rule.second_order)
+        optimizer.step()
+    return params, optimizer
+
+
+def assert_same(ours: tuple[nn.ParameterDict, GroupOptimizer], theirs: Any, **tolerance: float) -> None:
+    for name, x in ours[0].items():
+        y = theirs[0][name]
+        torch.testing.assert_close(x, y, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        assert ((x == 0) == (y == 0)).all()
+        for part, value in ours[1].state[x].items():
+            expected = theirs[1].state[y][part]
+            torch.testing.assert_close(value, expected, check_device=False, **tolerance)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_the_kernels_do_what_pytorch_does(cls):
+    """Rows, columns, channels, all, an index, wide groups, sparse gradients with repeated rows."""
+    assert_same(trained(cls), trained(cls, fused=False), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_parameters_with_float32_state(dtype):
+    params, optimizer = trained(GroupAdam, dtype=dtype)
+    assert optimizer.state[params["table"]]["u"].dtype == torch.float32
+    assert_same((params, optimizer), trained(GroupAdam, dtype=dtype, fused=False), rtol=2e-2, atol=2e-2)
+
+
+def test_float64_is_left_to_pytorch():
+    assert_same(trained(GroupAdam, dtype=torch.float64), trained(GroupAdam, dtype=torch.float64, fused=False))
+
+
+def test_strided_parameters_and_gradients_are_left_to_pytorch():
+    values = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    results = []
+    for x in (values.clone(), values.t().contiguous().t()):
+        x = nn.Parameter(x)
+        optimizer = GroupAdam([x], l21=0.1)
+        x.grad = torch.ones(4, 5, device=DEVICE).cumsum(1).t()
+        optimizer.step()
+        results.append(x.detach())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_waits_for_nothing():
+    params = net()
+    optimizer = GroupAdam(groups_of(params))
+    for t in range(3):
+        optimizer.zero_grad()
+        loss_of(params, t).backward()
+        if t == 0:  # looks at an index of groups, and compiles
+            optimizer.step()
+            continue
+        if DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            with NoWaiting(entry["step"] for entry in optimizer.state.values()):
+                optimizer.step()
+        finally:
+            if DEVICE.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_capturable_is_the_same(cls):
+    assert_same(trained(cls, capturable=True), trained(cls), rtol=1e-6, atol=1e-7)
+
+
+def test_capturable_keeps_step_and_learning_rate_on_the_device():
+    """A learning rate of 0, too, is met there: x and u stay, the moments go on."""
+    x = nn.Parameter(torch.randn(4, 3, device=DEVICE))
+    lr = torch.tensor(0.1, device=DEVICE)
+    optimizer = GroupAdam([x], lr=lr, l21=0.1, capturable=True)
+    for t, rate in enumerate((0.1, 0.0, 0.05)):
+        x.grad = torch.ones_like(x)
+        before, moment = x.detach().clone(), optimizer.state[x].get("exp_avg", torch.zeros(())).clone()
+        lr.fill_(rate)
+        with NoWaiting() if t else nullcontext():
+            optimizer.step()
+        assert optimizer.state[x]["step"].device == x.device
+        assert torch.equal(x, before) == (rate == 0)
+        assert not torch.equal(optimizer.state[x]["exp_avg"], moment.expand_as(x))
+    y = nn.Parameter(x.detach().clone())
+    plain = GroupAdam([y], lr=0.1, l21=0.1)
+    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    plain.param_groups[0]["lr"] = 0.05
+    for p, o in ((x, optimizer), (y, plain)):
+        p.grad = torch.ones_like(p)
+        o.step()
+    assert plain.state[y]["step"].device.type == "cpu"
+    torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
+@pytest.mark.parametrize("cls", FIRST_ORDER)
+def test_a_captured_step_is_the_same(cls):
+    results = []
+    for captured in (False, True):
+        params = net()
+        optimizer = make(cls, groups_of(params), capturable=True)
+        for x in params.values():
+            x.grad = torch.ones_like(x)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                optimizer.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+        for _ in range(4):
+            graph.replay() if captured else optimizer.step()
+        results.append([x.detach() for x in params.values()])
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
+def test_capturing_without_capturable_is_refused():
+    x = nn.Parameter(torch.zeros(3, device=DEVICE))
+    optimizer = GroupAdam([x])
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="capturable=True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()
+
+
+def test_capturable_is_refused_where_it_cannot_be():
+    with pytest.raises(ValueError, match=r"HashEmbedding.*param group 0"):
+        GroupAdam(HashEmbedding(2, device=DEVICE).parameters(), capturable=True)
+    with pytest.raises(TypeError, match="capturable must be True or False"):
+        GroupAdam([nn.Parameter(torch.zeros(2, device=DEVICE))], capturable=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"fused": True, "foreach": True}, "exclude each other"),
+        ({"state_dtype": torch.float16}, "torch.bfloat16, got torch.float16"),
+        ({"differentiable": True}, "without autograd"),
+    ],
+)
+def test_execution_arguments_out_of_range(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        GroupAdam([nn.Parameter(torch.zeros(2, device=DEVICE))], **arguments)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_foreach_takes_pytorchs_operations(foreach, monkeypatch):
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a kernel was launched")
+
+    monkeypatch.setattr("sparsegroup.optim.on_device.Memory.carry_out", refuse)
+    if foreach:
+        trained(GroupAdam, foreach=True)
+        trained(GroupAdam, fused=False)
+    else:
+        with pytest.raises(AssertionError, match="launched"):
+            trained(GroupAdam, fused=True)
+
+
+def test_without_triton_pytorch_does_it_and_says_so_once(monkeypatch):
+    monkeypatch.setattr(runtime, "has_triton", lambda: False)
+    runtime._told_that_triton_is_missing.cache_clear()
+    cuda = torch.device("cuda")
+    with pytest.warns(RuntimeWarning, match="pip install triton"):
+        assert not runtime.serves(cuda)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not runtime.serves(cuda)
+
+
+def test_a_rehearsal_wants_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET"), runtime.rehearsal():
+        pass
+
+
+@pytest.mark.parametrize("cls", [GroupAdam, GroupFTRL, GroupSGD])
+def test_state_in_bfloat16(cls):
+    """Close to that in float32; u and moments are bfloat16, after loading, too; a second run gives the same bits."""
+    params, optimizer = trained(cls, steps=3, state_dtype=torch.bfloat16)
+    again, _ = trained(cls, steps=3, state_dtype=torch.bfloat16)
+    exact, _ = trained(cls, steps=3)
+    by_pytorch, _ = trained(cls, steps=3, state_dtype=torch.bfloat16, fused=False)
+    for name, x in params.items():
+        assert torch.equal(x, again[name])
+        torch.testing.assert_close(x, exact[name], rtol=0.1, atol=0.1)
+        torch.testing.assert_close(x, by_pytorch[name], rtol=0.1, atol=0.1)
+        for part in ("u", *cls.rule.state):
+            if name != "bias" or part != "u" or cls is GroupFTRL:
+                assert optimizer.state[x][part].dtype == torch.bfloat16
+    loaded = make(cls, groups_of(again), state_dtype=torch.bfloat16)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for x, y in zip(params.values(), again.values(), strict=True):
+        for part, value in optimizer.state[x].items():
+            assert torch.equal(value, loaded.state[y][part])
+            assert value.dtype == loaded.state[y][part].dtype
+
+
+def test_the_untouched_stay_untouched_in_bfloat16():
+    """a₀ = 0.1 is another number in bfloat16; a group without a gradient is known by what it is as stored."""
+    x = nn.Parameter(torch.randn(3, 4, device=DEVICE))
+    start = x.detach().clone()
+    optimizer = GroupAdagrad([x], lr=0.1, initial_accumulator_value=0.1, l21=20.0, state_dtype=torch.bfloat16)
+    for _ in range(2):
+        x.grad = torch.zeros_like(x)
+        x.grad[1] = 1
+        optimizer.step()
+    assert torch.equal(x[[0, 2]], start[[0, 2]])
+    assert not x[1].any()
+
+
+def test_rows_that_are_not_there_are_left_out_and_told_later():
+    x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
+    optimizer = GroupAdam([x], lr=0.1)
+    x.grad = torch.sparse_coo_tensor(
+        torch.tensor([[1, 9, 1]], device=DEVICE), torch.ones(3, 2, device=DEVICE), (4, 2), check_invariants=False
+    )
+    optimizer.step()
+    assert (x != 1).any(1).tolist() == [False, True, False, False]
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    x.grad = torch.zeros_like(x)
+    with pytest.raises(IndexError, match="1 rows that its parameter has not, 9"):
+        optimizer.step()
+    optimizer.step()
+
+
+def test_empty_tensors_and_gradients():
+    empty, sparse = nn.Parameter(torch.zeros(0, 3, device=DEVICE)), nn.Parameter(torch.ones(4, 2, device=DEVICE))
+    optimizer = GroupAdam([empty, sparse], l21=0.1)
+    empty.grad = torch.zeros_like(empty)
+    rows, values = torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 2)
+    sparse.grad = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=False).to(DEVICE)
+    optimizer.step()
+    assert (sparse == 1).all()
+    assert optimizer.state[sparse]["step"] == 1
+
+
+def test_an_optimizer_can_be_copied_between_steps():
+    params, optimizer = trained(GroupAdam, steps=1)
+    copied_params, copied = copy.deepcopy((params, optimizer))
+    for p, o in ((params, optimizer), (copied_params, copied)):
+        o.zero_grad()
+        loss_of(p, 1).backward()
+        o.step()
+    for x, y in zip(params.values(), copied_params.values(), strict=True):
+        assert torch.equal(x, y)
