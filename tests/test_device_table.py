@@ -16,8 +16,11 @@ from gpu_cases import DEVICE
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, make
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
+from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.kernels.gpu import launch, runtime
+from sparsegroup.models import DCN
 from sparsegroup.table.device_table import DeviceTable
+from sparsegroup.training import Trainer
 from table_cases import random_keys
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -298,6 +301,34 @@ def test_it_lies_beside_a_network():
             optimizer.step()
             losses.append(loss.detach())
     assert losses[-1] < 0.3 * losses[0]
+
+
+@ALLOW_CREATE_GRAPH
+def test_the_trainer_sends_batches_there():
+    """Numbers, weights and fields of several values, too; the same metrics as on the CPU."""
+    histories = []
+    for device in (DEVICE, torch.device("cpu")):
+        with on_device() if not histories else nullcontext():
+            torch.manual_seed(0)
+            table = HashEmbedding(4, device=device, std=0.1)
+            model = DCN(3, 4, 2, hidden=(8,)).to(device)
+            groups = [{"params": table.parameters(), "l21": 0.1}, {"params": model.parameters()}]
+            trainer = Trainer(model, table, GroupAdam(groups, lr=0.01), window=32)
+            trainer.fit(batches())
+            scores = trainer.predict(batches())
+            histories.append([(p.auc, p.log_loss, p.live_rows, *scores) for p in trainer.history])
+    assert len(histories[0]) == 2
+    np.testing.assert_allclose(*histories, rtol=1e-4)
+
+
+def batches() -> Iterator[Batch]:
+    for t in range(4):
+        generator = torch.Generator().manual_seed(t)
+        bags = Bags(KEYS[:20], torch.arange(0, 21).clamp(max=20)[[*range(16), 20]])
+        keys = KEYS[torch.randint(0, 24, (16, 2), generator=generator)]
+        numbers, weights = torch.randn(16, 2, generator=generator), torch.rand(16, generator=generator)
+        labels = (keys[:, 0] % 2).float()
+        yield Batch(keys, numbers, labels, torch.zeros(16, dtype=torch.int64), weights, (bags,))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,22 @@ def test_the_committed_reports_are_whole() -> None:
             assert (page.parent / link).is_file(), f"{page}: {link}"
 
 
+def test_the_documentation_shows_what_state_in_bfloat16_does() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    figures = json.loads((ROOT / "benchmarks" / "results" / "state_dtype.json").read_text())
+    cells = sorted({key.removesuffix(".lambda") for key in figures if key.endswith(".lambda")})
+    assert len(cells) == 12
+    for cell in cells:
+        log, rule, _ = cell.split(".")
+        exact, rounded = f"{cell}.float32", f"{cell}.stochastic"
+        difference, error = (figures[f"{rounded}.auc_difference{of}"] for of in ("", "_standard_error"))
+        assert abs(difference) < 1.8 * error
+        row = [log, rule, f"{figures[f'{cell}.lambda']:g}", f"{figures[f'{exact}.auc']:.4f}"]
+        row += [f"{difference:+.4f} ± {error:.4f}"]
+        row += [f"{figures[f'{kind}.feature_rate']:.3f}" for kind in (exact, rounded)]
+        assert f"| {' | '.join(row)} |" in page
+
+
 def test_the_readme_shows_the_measured_speed() -> None:
     results = ROOT / "benchmarks" / "results"
     table = json.loads((results / "table_step.json").read_text())

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Full, Queue
 from typing import Protocol, TypeVar
 
@@ -55,6 +55,14 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def for_device(self, device: torch.device) -> "Batch":
+        """The same with numbers, labels and weights on `device`; what is looked up stays where the index is."""
+        if device == self.labels.device:
+            return self
+        numbers, labels = self.numbers.to(device), self.labels.to(device)
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, numbers=numbers, labels=labels, weights=weights)
 
     def __getitem__(self, part: slice) -> "Batch":
         return Batch(

@@ -77,6 +77,7 @@ def by_field(vectors: Tensor, keys: Tensor, bags: Sequence[Bags]) -> Tensor:
         values = vectors[position : position + len(bag.keys)]
         position += len(bag.keys)
         sizes = bag.offsets.diff()
-        sums = values.new_zeros(rows, dim).index_add(0, torch.repeat_interleave(torch.arange(rows), sizes), values)
-        fields.append((sums / sizes.clamp(min=1).unsqueeze(1)).unsqueeze(1))
+        of_row = torch.repeat_interleave(torch.arange(rows), sizes).to(values.device)
+        sums = values.new_zeros(rows, dim).index_add(0, of_row, values)
+        fields.append((sums / sizes.clamp(min=1).unsqueeze(1).to(values.device)).unsqueeze(1))
     return torch.cat(fields, dim=1)

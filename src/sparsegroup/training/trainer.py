@@ -32,7 +32,7 @@ class Trainer:
     Args:
         model: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
             `[n]`: a network of `sparsegroup.models`, or another.
-        table: Of the keys' vectors.
+        table: Of the keys' vectors. With a table on a GPU, `model` belongs there too; batches are sent there.
         optimizer: Of the parameters of both; or several optimizers, which are stepped one after the other.
         scheduler: Of the learning rate; stepped after each batch.
         window: Samples between two points of the history, at least a batch.
@@ -190,6 +190,7 @@ class Trainer:
         vectors = self.table(keys)
         if next_keys is not None:
             self.table.prefetch(next_keys)
+        batch = batch.for_device(vectors.device)
         logits = self._dense(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
         if self._second_order:
@@ -237,7 +238,8 @@ class Trainer:
         self.table.eval()
         for batch in map(as_batch, stream):
             vectors = self.table(keys_to_look_up(batch.keys, batch.bags))
-            yield batch, self.model(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
+            numbers = _numbers(batch.for_device(vectors.device))
+            yield batch, self.model(by_field(vectors, batch.keys, batch.bags), numbers)
 
 
 class _Window:
@@ -269,7 +271,7 @@ class _Window:
     def state_dict(self) -> dict[str, Any]:
         """What it holds."""
         parts = {"logits": self._logits, "labels": self._labels, "weights": self._weights}
-        tensors = {name: torch.cat(values) if values else torch.zeros(0) for name, values in parts.items()}
+        tensors = {name: _joined(values) if values else torch.zeros(0) for name, values in parts.items()}
         return {**tensors, "seconds": perf_counter() - self.begin}
 
     def add(self, batch: Batch, logits: Tensor) -> None:
@@ -283,14 +285,19 @@ class _Window:
         """`[samples]`."""
         if not self._logits:
             return np.zeros(0)
-        result: npt.NDArray[np.float64] = torch.sigmoid(torch.cat(self._logits).double()).numpy()
+        result: npt.NDArray[np.float64] = torch.sigmoid(_joined(self._logits).double()).numpy()
         return result
 
     def metrics(self) -> Metrics:
         """Of the predictions."""
-        labels = torch.cat(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
-        weights = torch.cat(self._weights).numpy() if self._weights else None
+        labels = _joined(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
+        weights = _joined(self._weights).numpy() if self._weights else None
         return evaluate(labels, self.probabilities(), weights)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """All of them on the host, wherever they are."""
+    return torch.cat([part.cpu() for part in parts])
 
 
 def as_batch(sample: Sample) -> Batch:

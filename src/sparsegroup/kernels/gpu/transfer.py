@@ -29,16 +29,15 @@ class Transfer:
 
         The host waits for none but the transfer before the last; the device, for the transfer alone.
         """
-        ends = np.cumsum([-(-array.nbytes // 16) * 16 for array in arrays]).tolist()
-        places = [
-            slice(end - -(-a.nbytes // 16) * 16, end - -(-a.nbytes // 16) * 16 + a.nbytes)
-            for a, end in zip(arrays, ends, strict=True)
-        ]
+        places, size = [], 0
+        for array in arrays:
+            places.append(slice(size, size + array.nbytes))
+            size += -(-array.nbytes // 16) * 16
         if self.device.type != "cuda":
-            block = torch.empty(ends[-1], dtype=torch.uint8)
+            block = torch.empty(size, dtype=torch.uint8)
             _fill(block, places, arrays)
         else:
-            block = self._send_pinned(ends[-1], places, arrays)
+            block = self._send_pinned(size, places, arrays)
         return [
             block[place].view(_NAMES[array.dtype]).view(array.shape)
             for place, array in zip(places, arrays, strict=True)
