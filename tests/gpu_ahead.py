@@ -64,12 +64,17 @@ def compiled_instead(architectures: Sequence[int]) -> Iterator[list[tuple[str, i
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         options = {name: keywords.pop(name) for name in ("num_warps", "enable_fp_fusion")}
         bound = inspect.signature(kernel.fn).bind(*arguments, **keywords).arguments
-        constants = {name: value for name, value in bound.items() if name.isupper()}
+        # As a launch does: what is 1 becomes a constant, and what 16 divides is known to be.
+        plain = {p.name for p in kernel.params if p.do_not_specialize}
+        integers = {n: v for n, v in bound.items() if type(v) is int and n not in plain and not n.isupper()}
+        constants = {name: value for name, value in bound.items() if name.isupper() or integers.get(name) == 1}
         signature = {n: "constexpr" if n in constants else _type_of(value) for n, value in bound.items()}
         places = {name: index for index, name in enumerate(inspect.signature(kernel.fn).parameters)}
         attributes: dict[tuple[int, ...], Any] = {}
         for name, value in bound.items():
             attributes |= {} if name in constants else _aligned(value, (places[name],))
+            if name in integers and value % 16 == 0:
+                attributes[(places[name],)] = [["tt.divisibility", 16]]
         ordered = {name: signature[name] for name in places}
         for architecture in architectures:
             source = ASTSource(kernel, ordered, constants, attributes)

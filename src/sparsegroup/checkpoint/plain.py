@@ -38,7 +38,7 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         return {TENSOR: name}
     if isinstance(value, np.generic):
         return as_plain(value.item(), tensors, name)
-    if isinstance(value, torch.dtype):
+    if isinstance(value, torch.dtype) and value in _DTYPES.values():
         return {DTYPE: str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):
         items = [as_plain(item, tensors, f"{name}.{index}") for index, item in enumerate(value)]

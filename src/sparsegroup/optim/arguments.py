@@ -144,7 +144,7 @@ def _check_execution(group: Mapping[str, Any], where: str) -> None:
     for name in ("foreach", "fused"):
         if group[name] not in (None, False, True):
             raise TypeError(f"{name} must be True, False or None, got {group[name]!r} ({where})")
-    if not isinstance(group["capturable"], bool):
+    if group["capturable"] is not None and not isinstance(group["capturable"], bool):
         raise TypeError(f"capturable must be True or False, got {group['capturable']!r} ({where})")
     if group["fused"] and group["foreach"]:
         raise ValueError(f"fused=True and foreach=True exclude each other ({where})")

@@ -58,7 +58,7 @@ class GroupStep:
     def __init__(self, rule: Rule, group: Mapping[str, Any]) -> None:
         self.rule = rule
         self.group = group
-        self.capturable: bool = group["capturable"]
+        self.capturable = bool(group["capturable"])
         self.regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
         self.initial = rule.initial_state(group)
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None
@@ -100,13 +100,21 @@ class GroupStep:
 
 
 def advance_steps(step: GroupStep, steps: Sequence[Tensor]) -> list[Numbers]:
-    """Count a step of parameters on one device, and give the numbers of each, without the host knowing any of them.
+    """Count a step of parameters, and give the numbers of each, without the host knowing any of them.
 
     Args:
         step: Of the param group.
-        steps: 0-d float32, on the device; changed.
+        steps: 0-d float32, on the parameters' devices; changed.
     """
     torch._foreach_add_(list(steps), 1)
+    numbers: dict[int, Numbers] = {}
+    for device in {one.device for one in steps}:
+        here = [index for index, one in enumerate(steps) if one.device == device]
+        numbers.update(zip(here, _numbers_on_device(step, [steps[index] for index in here]), strict=True))
+    return [numbers[index] for index in range(len(steps))]
+
+
+def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor]) -> list[Numbers]:
     rule, group = step.rule, step.group
     t = torch.stack(list(steps)).double()
     lr: Any = group["lr"]
