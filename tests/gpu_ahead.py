@@ -100,6 +100,7 @@ class Compiled(NamedTuple):
         architecture: 80 for sm_80.
         loads: Whether it loads four numbers at once.
         stores: Whether it stores four numbers at once.
+        rounds: Whether its quotients, roots, sums and products are rounded as the CPU's.
     """
 
     kernel: str
@@ -108,6 +109,7 @@ class Compiled(NamedTuple):
     architecture: int
     loads: bool
     stores: bool
+    rounds: bool
 
 
 HYPERPARAMETERS = {
@@ -191,7 +193,8 @@ def compile_all() -> list[Compiled]:
             rule, width = arguments[0].name, arguments[5]
             for kernel, architecture, ptx in done:
                 loads, stores = (re.search(rf"{move}\.global\S*\.v4\.", ptx) is not None for move in ("ld", "st"))
-                compiled.append(Compiled(kernel, rule, width, architecture, loads, stores))
+                rounds = re.search(r"\b(div\.full|div\.approx|sqrt\.approx|rcp\.approx|fma\.)", ptx) is None
+                compiled.append(Compiled(kernel, rule, width, architecture, loads, stores, rounds))
     return compiled
 
 

@@ -42,3 +42,7 @@ def test_aligned_rows_are_read_and_written_four_numbers_at_once(
     one = next(one for one in compiled if (one.kernel, one.rule, one.width, one.architecture) == wanted)
     assert one.loads
     assert one.stores
+
+
+def test_numbers_are_rounded_as_on_the_cpu(compiled: list[Compiled]) -> None:
+    assert all(one.rounds for one in compiled)

@@ -16,6 +16,8 @@ from gpu_cases import DEVICE
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, FIRST_ORDER, make
 from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD, HashEmbedding
 from sparsegroup.kernels.gpu import runtime
+from sparsegroup.optim.arguments import check_device
+from sparsegroup.rules import Rule
 
 pytestmark = ALLOW_CREATE_GRAPH
 REGULARIZED = {"l1": 0.002, "l21": 0.03, "l2": 0.01}
@@ -194,6 +196,7 @@ def test_a_captured_step_is_the_same(cls):
         for x in params.values():
             x.grad = torch.ones_like(x)
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 optimizer.step()
@@ -224,6 +227,10 @@ def test_capturable_is_refused_where_it_cannot_be():
         GroupAdam(HashEmbedding(2, device=DEVICE).parameters(), capturable=True)
     with pytest.raises(TypeError, match="capturable must be True or False"):
         GroupAdam([nn.Parameter(torch.zeros(2, device=DEVICE))], capturable=1)
+    with pytest.raises(ValueError, match="a number or on meta"):
+        check_device(
+            torch.zeros(1, device="meta"), {"capturable": True, "fused": None, "lr": torch.tensor(0.1)}, "here"
+        )
 
 
 @pytest.mark.parametrize(
@@ -319,6 +326,58 @@ def test_rows_that_are_not_there_are_left_out_and_told_later():
     with pytest.raises(IndexError, match="1 rows that its parameter has not, 9"):
         optimizer.step()
     optimizer.step()
+
+
+def test_rows_that_are_not_there_raise_where_pytorch_steps():
+    x = nn.Parameter(torch.ones(2, 4, device=DEVICE).t())
+    optimizer = GroupAdam([x], l21=0.1)
+    rows, values = torch.tensor([[1, 9]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
+    x.grad = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=False)
+    with pytest.raises(IndexError, match="rows 1 to 9, the parameter has 4"):
+        optimizer.step()
+
+
+def test_state_of_several_dtypes_is_left_to_pytorch():
+    """u comes later than the moments, and in another dtype."""
+    params = [nn.Parameter(torch.ones(4, 2, device=DEVICE)) for _ in range(2)]
+    optimizer = GroupAdam(params, lr=0.1)
+    for _ in range(2):
+        for x in params:
+            x.grad = torch.ones_like(x)
+        optimizer.step()
+        optimizer.param_groups[0].update(state_dtype=torch.bfloat16, l1=0.1)
+    assert optimizer.state[params[0]]["u"].dtype == torch.bfloat16
+    assert optimizer.state[params[0]]["exp_avg"].dtype == torch.float32
+    assert torch.equal(params[0], params[1])
+
+
+def test_numbers_of_any_kind():
+    results = []
+    for kind in (float, np.float32):
+        x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
+        optimizer = GroupAdam([x], lr=kind(0.5), betas=(kind(0.5), kind(0.75)), l1=kind(0), l21=kind(0.125), l2=kind(1))
+        x.grad = torch.ones_like(x)
+        optimizer.step()
+        results.append(x.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.filterwarnings("ignore:the rule .* cannot be compiled for the GPU:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["lambda", "closure"])
+def test_a_rule_that_triton_cannot_take_is_left_to_pytorch(kind):
+    zero = 0
+
+    def update(g: Any, inverse_lr: Any) -> tuple[Any, ...]:
+        return g, g - g + inverse_lr + zero
+
+    class Odd(GroupOptimizer):
+        rule = Rule("odd", lambda lr: (1 / lr,), (lambda g, i: (g, g - g + i)) if kind == "lambda" else update, {})
+
+    x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
+    optimizer = Odd([x], {"lr": 0.5})
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    assert (x == 0.5).all()
 
 
 def test_empty_tensors_and_gradients():

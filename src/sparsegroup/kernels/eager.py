@@ -110,7 +110,8 @@ def regularized_step(
     q = zero
     if regularizer.l21 > 0:
         norm = groups.norm(prox.WEIGH[regularizer.norm](s, c, zero))
-        tau = torch.as_tensor(groups.sqrt_size * regularizer.tau, dtype=x.dtype, device=x.device)
+        tau = groups.sqrt_size * regularizer.tau
+        tau = tau.to(x.dtype) if isinstance(tau, Tensor) else torch.full((), tau, dtype=x.dtype, device=x.device)
         q = prox.SHRINKAGE[regularizer.penalty](norm, tau, regularizer.mcp_ratio, zero, one)
     keep = one if regularizer.keep else zero
     y = prox.closed_form(x, s, q, c, keep, zero, one)
@@ -127,6 +128,14 @@ def base_step(x: Tensor, m: Tensor, sigma: Tensor) -> Tensor:
     return stepped
 
 
-@lru_cache(maxsize=32)
 def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _new_constants(dtype, device)  # the graph's own
+    return _kept_constants(dtype, device)
+
+
+def _new_constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.zeros((), dtype=dtype, device=device), torch.ones((), dtype=dtype, device=device)
+
+
+_kept_constants = lru_cache(maxsize=32)(_new_constants)

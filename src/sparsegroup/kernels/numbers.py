@@ -19,7 +19,7 @@ class Numbers:
     """What depends on the step.
 
     Attributes:
-        scalars: From the rule, on the host, or as 0-d tensors on the device (float64 until `to`).
+        scalars: From the rule, on the host, or as 0-d tensors on the device.
         start: σ₀ (0 for a rule without), and 0 where the learning rate is 0, else 1; as `scalars`.
         seed: Of stochastic rounding: int32, or a 0-d int32 tensor.
     """
@@ -30,7 +30,7 @@ class Numbers:
 
     @classmethod
     def of_row(cls, row: Tensor, seed: Tensor) -> "Numbers":
-        """Of scalars, σ₀ and whether x moves, in one float64 tensor on the device."""
+        """Of scalars, σ₀ and whether x moves, in one tensor on the device."""
         *scalars, sigma_0, moves = row.unbind(0)
         return cls(tuple(scalars), (sigma_0, moves), seed)
 
@@ -38,9 +38,3 @@ class Numbers:
     def on_device(self) -> bool:
         """Whether they are tensors."""
         return isinstance(self.seed, Tensor)
-
-    def to(self, dtype: torch.dtype) -> "Numbers":
-        """Those on a device in another dtype; those on the host as they are."""
-        if not self.on_device:
-            return self
-        return Numbers.of_row(torch.stack([*self.scalars, *self.start]).to(dtype), self.seed)  # type: ignore[arg-type]

@@ -58,6 +58,8 @@ def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int)
         seed: From `step_seed`; 0-d int32 where it is a tensor.
         part: Which part of the state it is: u is 0, the rule's states are 1, 2, ….
     """
-    chance = random_bits(elements, torch.as_tensor(seed, dtype=torch.int32, device=values.device), part)
+    if not isinstance(seed, Tensor):
+        seed = torch.full((), seed, dtype=torch.int32, device=values.device)
+    chance = random_bits(elements, seed, part)
     rounded: Tensor = rounded_bits(values.contiguous().view(torch.int32), chance).view(torch.float32)
     return rounded.to(torch.bfloat16)

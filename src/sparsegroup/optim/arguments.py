@@ -172,3 +172,9 @@ def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> Non
         )
     if parameter.device.type == "cpu" and not runtime.serves(parameter.device):
         raise ValueError(f"capturable=True needs parameters on a GPU, got one on {parameter.device} ({where})")
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.device != parameter.device:
+        raise ValueError(
+            f"capturable=True needs a learning rate that is a number or on {parameter.device}, got a tensor on "
+            f"{lr.device} ({where})"
+        )

@@ -13,7 +13,7 @@ from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels import finite
 from sparsegroup.optim.arguments import DEFAULTS, Options, check_device, check_hyperparameters, known_options
 from sparsegroup.optim.execution import Execution
-from sparsegroup.optim.group_step import Update
+from sparsegroup.optim.group_step import Update, check_rows
 from sparsegroup.optim.places import compute_dtype, is_for_device
 from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
 from sparsegroup.optim.stored import StoredParameter
@@ -296,7 +296,7 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
             repeats = not gradient.is_coalesced()
             rows, gradient = gradient._indices()[0], gradient._values()
         else:
-            _check_rows(gradient._indices()[0], parameter.shape[0], where)
+            check_rows(gradient._indices()[0], parameter.shape[0], where)
             gradient = gradient.to(dtype).coalesce()
             rows, gradient = gradient.indices()[0], gradient.values()
     elif gradient.layout != torch.strided:
@@ -308,14 +308,6 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     if group.get("weight_decay"):
         gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
     return Update(parameter, group, rows, gradient, repeats=repeats)
-
-
-def _check_rows(rows: Tensor, count: int, where: str) -> None:
-    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write where they are told."""
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
-        raise IndexError(
-            f"a sparse gradient has rows {int(rows.min())} to {int(rows.max())}, the parameter has {count} ({where})"
-        )
 
 
 def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup, where: str) -> Update:
@@ -333,7 +325,7 @@ def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup
     store.check()
     takes_as_it_is = store.sums_and_guards or store.are_distinct(gradient._indices()[0])
     if gradient.requires_grad or not takes_as_it_is:
-        _check_rows(gradient._indices()[0], store.num_rows, where)
+        check_rows(gradient._indices()[0], store.num_rows, where)
         gradient = gradient.coalesce()
     gradient = gradient.detach()
     rows, values = gradient._indices()[0], gradient._values()

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sparsegroup.groups import grouping
 from sparsegroup.kernels import cpu, eager, rounding
+from sparsegroup.kernels.gpu.runtime import WIDEST_ROW
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.views import array_of
 from sparsegroup.optim import on_device
-from sparsegroup.optim.group_step import GroupStep, Update, advance_steps
-from sparsegroup.optim.places import Batch, Place, State, compute_dtype
+from sparsegroup.optim.group_step import GroupStep, Update, advance_steps, check_rows
+from sparsegroup.optim.places import Batch, Place, State, compute_dtype, is_for_device
 from sparsegroup.optim.stored import Claim, StoredParameter
 from sparsegroup.rules import Rule
 
@@ -64,7 +65,8 @@ class Execution:
                 place.count_step()
             numbers = [step.numbers(place.t) for _, place in placed]
         elif placed:
-            numbers = advance_steps(step, [place.step for _, place in placed])
+            dtypes = [compute_dtype(update.parameter.dtype) for update, _ in placed]
+            numbers = advance_steps(step, [place.step for _, place in placed], dtypes)
         else:
             numbers = []
         self._carry_out(step, placed, numbers, states)
@@ -77,9 +79,12 @@ class Execution:
         for (update, place), number in zip(placed, numbers, strict=True):
             if not update.parameter.numel():
                 continue
+            if place.on_device:
+                update = update.contiguous()
             gradient, hessian = update.gradient, update.hessian
             fits = gradient.is_contiguous() and (hessian is None or hessian.is_contiguous())
-            if fits and place.on_device and on_device.is_ready(self.rule):
+            narrow = update.rows is None or place.width <= WIDEST_ROW
+            if fits and narrow and place.on_device and on_device.is_ready(self.rule):
                 on_devices.append((update, place, number))
             elif fits and place.on_host and cpu.is_ready(self.rule, place.carries_u, place.dtype):
                 if update.rows is not None:
@@ -149,10 +154,11 @@ def _in_store(step: GroupStep, parameter: StoredParameter, update: Update, state
 
 def _eagerly(step: GroupStep, update: Update, place: Place, numbers: Numbers, state: State) -> None:
     """Any parameter, by way of PyTorch's own operations."""
+    if update.rows is not None and is_for_device(update.parameter, step.group):
+        check_rows(update.rows, update.parameter.shape[0], "a parameter that the kernels cannot take")  # as they would
     update = update.summed()
     parameter, rows = update.parameter, update.rows
     dtype = compute_dtype(parameter.dtype)
-    numbers = numbers.to(dtype)
 
     def read(tensor: Tensor) -> Tensor:
         return (tensor if rows is None else tensor[rows]).to(dtype)

@@ -37,6 +37,13 @@ class Update:
     hessian: Tensor | None = None
     repeats: bool = False
 
+    def contiguous(self) -> "Update":
+        """The same with gradients that are contiguous."""
+        if self.gradient.is_contiguous() and (self.hessian is None or self.hessian.is_contiguous()):
+            return self
+        hessian = None if self.hessian is None else self.hessian.contiguous()
+        return replace(self, gradient=self.gradient.contiguous(), hessian=hessian)
+
     def summed(self) -> "Update":
         """The same with each row once."""
         if not self.repeats or self.rows is None:
@@ -45,6 +52,14 @@ class Update:
         gradient = self.gradient.to(compute_dtype(self.parameter.dtype))
         total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
         return replace(self, rows=total.indices()[0], gradient=total.values(), repeats=False)
+
+
+def check_rows(rows: Tensor, count: int, where: str) -> None:
+    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write where they are told."""
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
+        raise IndexError(
+            f"a sparse gradient has rows {int(rows.min())} to {int(rows.max())}, the parameter has {count} ({where})"
+        )
 
 
 class GroupStep:
@@ -99,22 +114,24 @@ class GroupStep:
         return [as_stored(value, state[name].dtype) for name, value in self.initial.items()]
 
 
-def advance_steps(step: GroupStep, steps: Sequence[Tensor]) -> list[Numbers]:
+def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Numbers]:
     """Count a step of parameters, and give the numbers of each, without the host knowing any of them.
 
     Args:
         step: Of the param group.
         steps: 0-d float32, on the parameters' devices; changed.
+        dtypes: In which each computes.
     """
     torch._foreach_add_(list(steps), 1)
     numbers: dict[int, Numbers] = {}
-    for device in {one.device for one in steps}:
-        here = [index for index, one in enumerate(steps) if one.device == device]
-        numbers.update(zip(here, _numbers_on_device(step, [steps[index] for index in here]), strict=True))
+    kinds = [(one.device, dtype) for one, dtype in zip(steps, dtypes, strict=True)]
+    for kind in dict.fromkeys(kinds):
+        here = [index for index, its in enumerate(kinds) if its == kind]
+        numbers.update(zip(here, _numbers_on_device(step, [steps[index] for index in here], kind[1]), strict=True))
     return [numbers[index] for index in range(len(steps))]
 
 
-def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor]) -> list[Numbers]:
+def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor], dtype: torch.dtype) -> list[Numbers]:
     rule, group = step.rule, step.group
     t = torch.stack(list(steps)).double()
     lr: Any = group["lr"]
@@ -129,5 +146,5 @@ def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor]) -> list[Numbers
     columns = [*rule.host_scalars(group, t, rate), sigma_0, moves]
     table = torch.stack([c.expand_as(t) if isinstance(c, Tensor) else torch.full_like(t, c) for c in columns], 1)
     seeds = step_seed(t.long())
-    rows = zip(table.unbind(0), seeds.unbind(0), strict=True)
+    rows = zip(table.to(dtype).unbind(0), seeds.unbind(0), strict=True)
     return [Numbers.of_row(row, seed) for row, seed in rows]

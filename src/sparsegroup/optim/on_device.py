@@ -32,7 +32,7 @@ def is_ready(rule: Rule) -> bool:
 
     try:
         binding.step_kernels(rule, True, "s", "lasso")
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
         warnings.warn(
             f"the rule {rule.name!r} cannot be compiled for the GPU, its steps will be slow: {error}",
             RuntimeWarning,
@@ -48,12 +48,6 @@ class Memory:
     def __init__(self) -> None:
         self._together: dict[tuple[Any, ...], Together] = {}
         self._watches: dict[torch.device, Watch] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Memory":
-        return Memory()
-
-    def __reduce__(self) -> Any:
-        return Memory, ()
 
     def check(self) -> None:
         """See `Execution.check`."""
@@ -72,7 +66,6 @@ class Memory:
 
         together: dict[tuple[Any, ...], list[tuple[Parts, Numbers]]] = {}
         for update, place, numbers in items:
-            numbers = numbers.to(torch.float32)
             parts = _parts(step, update, place)
             settings = replace(step.settings, initial=_initial(step, parts))
             if update.rows is not None:
@@ -155,9 +148,9 @@ def _over_large_groups(step: GroupStep, parts: "Parts", place: Place, settings: 
     taus: float | Tensor
     if isinstance(groups, ByIndex):
         totals, touched = groups.sums(totals), groups.sums(touched)
-        taus = (groups.sqrt_size.float() * tau).reshape(-1)
+        taus = (groups.sqrt_size * tau).float().reshape(-1)
     else:
-        taus = math.sqrt(geometry.width) * tau
+        taus = math.sqrt(geometry.width) * float(tau)
     launch.apply(step.rule, parts, geometry, updated, totals, touched, taus, settings, numbers)
 
 

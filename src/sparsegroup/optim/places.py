@@ -89,10 +89,14 @@ class Place:
         self._step = array_of(state["step"]) if state["step"].device.type == "cpu" else state["step"]
         self.t = 0.0
         parts = [parameter, *(tensor for _, tensor in self.tensors)]
-        fits = all(part.shape == parameter.shape and part.is_contiguous() for part in parts)
+        fits = all(
+            part.shape == parameter.shape and part.is_contiguous() and part.device == parameter.device for part in parts
+        )
         layout = contiguous_groups(self._spec, parameter.shape)
         self.width, self.count = layout or (0, 0)
-        self.on_device = fits and is_for_device(parameter, group)
+        kinds = {tensor.dtype for _, tensor in self.tensors}
+        alike = len(kinds) <= 1 and kinds <= {torch.float32, torch.bfloat16}
+        self.on_device = fits and alike and is_for_device(parameter, group)
         self.on_host = (
             fits
             and not self.on_device

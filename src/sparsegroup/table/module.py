@@ -47,7 +47,8 @@ class HashEmbedding(nn.Module):
         max_rows: Raise instead of going beyond so many rows. None: up to 2⁴⁰, that is as memory lasts.
         field_bits: How many high bits of a key say which field it belongs to, for `field_counts`; 0 to 16.
         nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
-            anything is changed, or "skip" the row and count it in `skipped_rows`.
+            anything is changed, or "skip" the row and count it in `skipped_rows`. On a GPU the row is skipped in any
+            case, and "raise" raises in a step soon after.
         huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
         dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
@@ -107,6 +108,8 @@ class HashEmbedding(nn.Module):
         place = _device(device)
         on_device = place.type != "cpu" or runtime.serves(place)
         known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
+        if on_device and dim > runtime.WIDEST_ROW:
+            raise ValueError(f"dim must be <= {runtime.WIDEST_ROW:,} on {place}, got {dim:,}")
         if dtype not in known:
             raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
         config = TableConfig(
@@ -405,16 +408,17 @@ class HashEmbeddingBag(HashEmbedding):
         if keys.ndim == 2:
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
-            sizes = torch.full((len(keys),), keys.shape[1], dtype=torch.int64)
+            sizes = None
         elif keys.ndim == 1:
-            sizes = self._bag_sizes(len(keys), offsets)
+            sizes = self._bag_sizes(len(keys), None if offsets is None else offsets.cpu())
         else:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         rows = super().forward(keys.reshape(-1))
         if per_sample_weights is not None:
             rows = rows * per_sample_weights.reshape(-1, 1).to(rows)
-        if keys.ndim == 2:
+        if sizes is None:
             total = rows.view(*keys.shape, self.dim).sum(1)
+            return total if self.mode == "sum" else total / max(keys.shape[1], 1)
         else:
             bags = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(rows.device)
             total = rows.new_zeros(len(sizes), self.dim).index_add(0, bags, rows)

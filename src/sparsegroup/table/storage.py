@@ -230,7 +230,7 @@ def _apply(table: Table, path: Path, facts: TableFacts) -> None:
         if facts.rows > table.num_rows + count:
             raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {table.num_rows:,}")
         table.rows.reserve(facts.rows)
-        with _Helped() as write:
+        with _Helped(not table.config.on_device) as write:
             for piece in _pieces(count, table.rows):
                 some = keys[piece]
                 numbers = np.full(len(some), ABSENT) if was_empty else table.index.find(some)
@@ -249,11 +249,15 @@ def _apply(table: Table, path: Path, facts: TableFacts) -> None:
 class _Helped:
     """Calls that may come in any order, of which another thread takes one where there is one and it has none.
 
+    Args:
+        may_help: Whether another thread may; a device's work belongs in one stream.
+
     Writing to memory that has never been written takes the system longer than anything else here.
     """
 
-    def __init__(self) -> None:
-        self._helper = ThreadPoolExecutor(1, "sparsegroup-read") if threads.get_num_threads() > 1 else None
+    def __init__(self, may_help: bool) -> None:
+        helps = may_help and threads.get_num_threads() > 1
+        self._helper = ThreadPoolExecutor(1, "sparsegroup-read") if helps else None
         self._taken: Future[None] | None = None
 
     def __call__(self, function: Callable[..., None], *arguments: Any) -> None:

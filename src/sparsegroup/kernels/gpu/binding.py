@@ -54,6 +54,7 @@ def step_kernels(rule: Rule, carries_u: bool, norm: prox.Norm | None, penalty: p
 
     Raises:
         OSError: The source of `rule.update` cannot be found, as of a function typed into a prompt.
+        ValueError: It is a lambda, or uses variables of another function.
     """
     names: dict[str, Any] = {
         "SECOND_ORDER": tl.constexpr(rule.second_order),
@@ -112,8 +113,8 @@ def _bind_all(module: ModuleType, names: dict[str, Any]) -> None:
             names[name] = _bound(function, names)
 
 
-class _Unannotated(ast.NodeTransformer):
-    """Takes annotations away, but that of constants."""
+class _ForTriton(ast.NodeTransformer):
+    """Takes annotations away, but that of constants, and lets `/` round as the CPU does."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
@@ -123,21 +124,35 @@ class _Unannotated(ast.NodeTransformer):
         node.annotation = ast.parse("tl.constexpr", mode="eval").body if node.arg.isupper() else None
         return node
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Div):
+            return node
+        function = ast.parse("tl.div_rn", mode="eval").body
+        return ast.copy_location(ast.Call(function, [node.left, node.right], []), node)
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         assert node.value is not None
         return ast.copy_location(ast.Assign([node.target], node.value), node)
 
 
 def _bound(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
-    """`function` for Triton, with some of its globals replaced."""
+    """`function` for Triton, with some of its globals replaced.
+
+    Raises:
+        OSError: Its source cannot be found.
+        ValueError: It is no plain function.
+    """
     assert isinstance(function, FunctionType)
+    if function.__closure__ is not None or function.__name__ == "<lambda>":
+        raise ValueError(f"{function.__qualname__} must be a function by `def` that uses no variables of another")
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
     if ast.get_docstring(definition) is not None and len(definition.body) > 1:
         del definition.body[0]
-    text = ast.unparse(_Unannotated().visit(tree))
+    text = ast.unparse(_ForTriton().visit(tree))
     scope = {**function.__globals__, **names, "tl": tl}
     where = f"<{function.__module__}.{function.__name__} {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[where] = (len(text), None, text.splitlines(keepends=True), where)

@@ -90,14 +90,25 @@ def padded(width: int) -> int:
 
 def _shared(settings: Settings, numbers: Numbers) -> dict[str, Any]:
     r = settings.regularizer
+    scalars, start = numbers.scalars, numbers.start
+    if not numbers.on_device:  # Triton makes another kernel for ints, and none for NumPy's numbers
+        scalars, start = _floats(*scalars), _floats(*start)
     return {
-        "scalars": numbers.scalars,
-        "start": numbers.start,
-        "initial": settings.initial,
-        "lambdas": (r.l1, 2 * r.l2, r.mcp_ratio, r.keep, -0.0),
+        "scalars": scalars,
+        "start": start,
+        "initial": _floats(*settings.initial),
+        "lambdas": _floats(r.l1, 2 * r.l2, r.mcp_ratio, r.keep, -0.0),
         "seed": numbers.seed,
         **OPTIONS,
     }
+
+
+def _tau(width: int, settings: Settings) -> float:
+    return math.sqrt(width) * float(settings.regularizer.tau)
+
+
+def _floats(*numbers: Any) -> tuple[Any, ...]:
+    return tuple(float(number) for number in numbers)
 
 
 def _without_seed(shared: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def advance_tensor(rule: Rule, parts: Parts, width: int, settings: Settings, num
         _kernels(rule, parts.u is not None, settings).dense[(-(-groups // tile),)](
             *parts.pointers,
             groups,
-            tau=math.sqrt(width) * settings.regularizer.tau,
+            tau=_tau(width, settings),
             WIDTH=width,
             PADDED=padded(width),
             GROUPS=tile,
@@ -176,7 +187,7 @@ def advance_together(
         _kernels(rule, like.u is not None, settings).dense_many[(known.programs,)](
             known.table,
             known.firsts,
-            tau=math.sqrt(width) * settings.regularizer.tau,
+            tau=_tau(width, settings),
             X=_TYPES[like.x.dtype],
             STATE=_TYPES[state.dtype],
             GRADIENT=_TYPES[like.g.dtype],
@@ -377,7 +388,7 @@ def advance_rows(rule: Rule, parts: Parts, runs: Runs, counters: Tensor, setting
             state,
             height=height,
             counters=counters,
-            tau=math.sqrt(width) * settings.regularizer.tau,
+            tau=_tau(width, settings),
             ON_DEVICE=numbers.on_device,
             **of_runs,
             **_shared(settings, numbers),
@@ -447,7 +458,7 @@ def advance_table(
             layout.pages,
             height=height,
             counters=counters,
-            tau=math.sqrt(layout.dim) * settings.regularizer.tau,
+            tau=_tau(layout.dim, settings),
             X=_TYPES[layout.dtype],
             STATE=_TYPES[layout.state_dtype],
             SHIFT=layout.shift,

@@ -9,6 +9,9 @@ from functools import cache
 
 import torch
 
+WIDEST_ROW = 4096
+"""Elements: a row is one tile of a kernel, which takes the longer to compile the wider it is."""
+
 _rehearsing = False
 
 

@@ -25,16 +25,21 @@ class Watch:
         if self.counters.device.type != "cuda":
             self._heard.copy_(self.counters)
             self._event = True
-        elif not torch.cuda.is_current_stream_capturing() and (self._event is None or self._event.query()):
+        elif not self._is_capturing() and (self._event is None or self._event.query()):
             self._heard.copy_(self.counters, non_blocking=True)
             self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(self.counters.device))
 
     def arrived(self) -> list[int] | None:
-        """The counts of some step before, if an answer has come; never waits."""
-        if self._event is None or (self._event is not True and not self._event.query()):
+        """The counts of some step before, if an answer has come; never waits. None while a graph is captured."""
+        if self._event is None or self._is_capturing():
+            return None
+        if self._event is not True and not self._event.query():
             return None
         return self._heard.tolist()
+
+    def _is_capturing(self) -> bool:
+        return self.counters.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def now(self) -> list[int]:
         """The counts, waiting for the device."""
