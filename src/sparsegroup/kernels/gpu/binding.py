@@ -92,7 +92,7 @@ def row_kernels() -> RowKernels:
         "UNROLL": tl.constexpr(rows.UNROLL),
         "nearest_bits": _bound(rounding.nearest_bits, {"xp": _namespace()}),
     }
-    for function in (tile.as_stored, tile.at_address):
+    for function in (tile.as_stored, tile.at_address, tile.row_address):
         names[function.__name__] = _bound(function, names)
     return RowKernels(**{name: _bound(getattr(rows, name), names) for name in RowKernels.__annotations__})
 

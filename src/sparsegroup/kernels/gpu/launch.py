@@ -111,10 +111,6 @@ def _floats(*numbers: Any) -> tuple[Any, ...]:
     return tuple(float(number) for number in numbers)
 
 
-def _without_seed(shared: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in shared.items() if name != "seed"}
-
-
 def _kernels(rule: Rule, carries_u: bool, settings: Settings) -> binding.StepKernels:
     r = settings.regularizer
     return binding.step_kernels(rule, carries_u, r.norm if r.l21 > 0 else None, r.penalty)
@@ -208,6 +204,23 @@ def tile_of(geometry: Geometry) -> tuple[int, int]:
     return groups, TILE // groups
 
 
+def _tiles(geometry: Geometry) -> tuple[int]:
+    groups, elements = tile_of(geometry)
+    return (-(-geometry.width // elements) * -(-geometry.groups // groups),)
+
+
+def _in_chunks(geometry: Geometry) -> dict[str, Any]:
+    groups, elements = tile_of(geometry)
+    return {
+        "groups": geometry.groups,
+        "inner": geometry.inner,
+        "width": geometry.width,
+        "INNER_ONE": geometry.inner == 1,
+        "GROUPS": groups,
+        "ELEMENTS": elements,
+    }
+
+
 def measure(
     rule: Rule, parts: Parts, geometry: Geometry, updated: Tensor | None, settings: Settings, numbers: Numbers
 ) -> tuple[Tensor, Tensor]:
@@ -224,24 +237,20 @@ def measure(
     Returns:
         Of each group `[groups]`: the sum of squares, float32, and how many chunks were touched, int64.
     """
-    groups, elements = tile_of(geometry)
-    chunks = -(-geometry.width // elements)
+    chunks = -(-geometry.width // tile_of(geometry)[1])
     totals = parts.x.new_zeros(chunks, geometry.groups, dtype=torch.float32)
     touched = parts.x.new_empty(chunks, geometry.groups, dtype=torch.int8)
     with on_device_of(parts.x):
-        _kernels(rule, True, settings).measure[(chunks * -(-geometry.groups // groups),)](
+        shared = _shared(settings, numbers)
+        del shared["seed"]
+        _kernels(rule, True, settings).measure[_tiles(geometry)](
             *parts.pointers,
-            touched if updated is None else updated,
-            totals,
-            touched,
-            geometry.groups,
-            geometry.inner,
-            geometry.width,
-            INNER_ONE=geometry.inner == 1,
-            GROUPS=groups,
-            ELEMENTS=elements,
+            updated=touched if updated is None else updated,
+            totals=totals,
+            touched=touched,
             ON_DEVICE=numbers.on_device,
-            **_without_seed(_shared(settings, numbers)),
+            **_in_chunks(geometry),
+            **shared,
         )
     return totals.sum(0), touched.sum(0)
 
@@ -270,22 +279,15 @@ def apply(
         settings: The rest.
         numbers: Likewise.
     """
-    groups, elements = tile_of(geometry)
-    chunks = -(-geometry.width // elements)
     with on_device_of(parts.x):
-        _kernels(rule, True, settings).apply[(chunks * -(-geometry.groups // groups),)](
+        _kernels(rule, True, settings).apply[_tiles(geometry)](
             *parts.pointers,
-            touched if updated is None else updated,
-            totals,
-            touched,
-            taus,
-            geometry.groups,
-            geometry.inner,
-            geometry.width,
-            INNER_ONE=geometry.inner == 1,
-            GROUPS=groups,
-            ELEMENTS=elements,
+            updated=touched if updated is None else updated,
+            totals=totals,
+            touched=touched,
+            taus=taus,
             ON_DEVICE=numbers.on_device,
+            **_in_chunks(geometry),
             TAU_OF_EACH=isinstance(taus, Tensor),
             **_shared(settings, numbers),
         )

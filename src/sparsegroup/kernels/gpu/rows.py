@@ -10,7 +10,7 @@ from typing import Any
 tl: Any = None  # bound: triton.language
 STATES: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-read_hessian = as_stored = at_address = step_whole = any_in_group = _unbound
+read_hessian = as_stored = at_address = row_address = step_whole = any_in_group = _unbound
 
 UNROLL: int = 4  # bound
 
@@ -151,7 +151,7 @@ def table_rows(
     value = tl.where(here, value, 0.0)
     curvature = tl.where(here, curvature, 0.0)
     known = tl.where(here, row, 0)
-    base = tl.load(pages + (known >> SHIFT)) + (known & ((1 << SHIFT) - 1)) * ROW_BYTES
+    base = row_address(pages, known, SHIFT, ROW_BYTES)
     state: Any = ()
     for k in tl.static_range(STATES):
         state = state + (at_address(base, FIRST_PART + (STATE_PART + k) * PART_BYTES, lane, STATE, ALIGNED),)
@@ -175,8 +175,7 @@ def gather(
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None]
     lane = tl.arange(0, PADDED)[None, :]
     row = tl.load(rows + group, mask=group < count, other=-1)
-    known = tl.where(row >= 0, row, 0)
-    base = tl.load(pages + (known >> SHIFT)) + (known & ((1 << SHIFT) - 1)) * ROW_BYTES
+    base = row_address(pages, row, SHIFT, ROW_BYTES)
     value = tl.load(at_address(base, OFFSET, lane, X, ALIGNED), mask=(row >= 0) & (lane < WIDTH), other=0.0)
     tl.store(out + group * WIDTH + lane, value, mask=(group < count) & (lane < WIDTH))
 
@@ -190,6 +189,6 @@ def scatter(
     lane = tl.arange(0, PADDED)[None, :]
     inside = (group < count) & (lane < WIDTH)
     row = tl.load(rows + group, mask=group < count, other=0)
-    base = tl.load(pages + (row >> SHIFT)) + (row & ((1 << SHIFT) - 1)) * ROW_BYTES
+    base = row_address(pages, row, SHIFT, ROW_BYTES)
     value = tl.load(values + group * WIDTH + lane, mask=inside, other=0.0)
     tl.store(at_address(base, OFFSET, lane, X, ALIGNED), as_stored(value.to(tl.float32), X).to(X), mask=inside)

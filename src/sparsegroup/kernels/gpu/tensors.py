@@ -73,12 +73,22 @@ def dense_many(
     )  # fmt: skip
 
 
-def place(group: Any, element: Any, groups: Any, inner: Any, INNER_ONE: Any) -> Any:
-    """Where element e of a group lies in a tensor `[outer, groups, inner]`."""
+def tile_of(groups: Any, inner: Any, width: Any, INNER_ONE: Any, GROUPS: Any, ELEMENTS: Any) -> Any:
+    """A program's tile of a tensor `[outer, groups, inner]`: a chunk of the elements of some groups.
+
+    Gives the chunk's number, the groups' `[GROUPS, 1]`, where elements lie, and which groups and elements there are.
+    """
+    blocks = tl.cdiv(groups, GROUPS)
+    program = tl.program_id(0).to(tl.int64)
+    chunk, block = program // blocks, program % blocks
+    group = block * GROUPS + tl.arange(0, GROUPS)[:, None]
+    element = chunk * ELEMENTS + tl.arange(0, ELEMENTS)[None, :]
+    here = group < groups
     if INNER_ONE:
-        return element * groups + group
+        at = element * groups + group
     else:
-        return (element // inner * groups + group) * inner + element % inner
+        at = (element // inner * groups + group) * inner + element % inner
+    return chunk, group, at, here, here & (element < width)
 
 
 def measure(
@@ -93,14 +103,7 @@ def measure(
         totals: `[chunks, groups]` float32, out: sums of squares.
         touched: `[chunks, groups]` int8, out: whether a gradient has ever touched the group.
     """
-    blocks = tl.cdiv(groups, GROUPS)
-    program = tl.program_id(0).to(tl.int64)
-    chunk, block = program // blocks, program % blocks
-    group = block * GROUPS + tl.arange(0, GROUPS)[:, None]
-    element = chunk * ELEMENTS + tl.arange(0, ELEMENTS)[None, :]
-    here = group < groups
-    inside = here & (element < width)
-    at = place(group, element, groups, inner, INNER_ONE)
+    chunk, group, at, here, inside = tile_of(groups, inner, width, INNER_ONE, GROUPS, ELEMENTS)
     value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     curvature = read_hessian(hessian + at, inside, value)
     weights = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -123,14 +126,7 @@ def apply(
     INNER_ONE: Any, GROUPS: Any, ELEMENTS: Any, ON_DEVICE: Any, TAU_OF_EACH: Any,
 ) -> None:  # fmt: skip
     """The second pass, with `totals` and `touched` `[groups]` of whole groups. `taus` is one number, or `[groups]`."""
-    blocks = tl.cdiv(groups, GROUPS)
-    program = tl.program_id(0).to(tl.int64)
-    chunk, block = program // blocks, program % blocks
-    group = block * GROUPS + tl.arange(0, GROUPS)[:, None]
-    element = chunk * ELEMENTS + tl.arange(0, ELEMENTS)[None, :]
-    here = group < groups
-    inside = here & (element < width)
-    at = place(group, element, groups, inner, INNER_ONE)
+    _, group, at, here, inside = tile_of(groups, inner, width, INNER_ONE, GROUPS, ELEMENTS)
     value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     curvature = read_hessian(hessian + at, inside, value)
     weights = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)

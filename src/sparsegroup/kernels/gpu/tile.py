@@ -42,6 +42,12 @@ def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) ->
     return pointer + (OFFSET // (TYPE.primitive_bitwidth // 8) + lane)
 
 
+def row_address(pages: Any, row: Any, SHIFT: Any, ROW_BYTES: Any) -> Any:
+    """Where rows begin, in pages of 2**SHIFT rows of ROW_BYTES; that of row 0 for a negative one."""
+    known = tl.where(row >= 0, row, 0)
+    return tl.load(pages + (known >> SHIFT)) + (known & ((1 << SHIFT) - 1)) * ROW_BYTES
+
+
 def read(pointers: Any, inside: Any) -> Any:
     """The tuple of what lies at a tuple of pointer tiles, in float32."""
     return [tl.load(pointer, mask=inside, other=0.0).to(tl.float32) for pointer in pointers]
