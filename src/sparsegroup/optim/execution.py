@@ -56,43 +56,30 @@ class Execution:
                 _in_store(step, parameter, update, states[parameter])
                 continue
             place = self._places.get(parameter)
-            if place is None or not place.holds(parameter, states[parameter], group, step.wants_u):
+            if place is None or not place.holds(parameter, states[parameter], step.execution, step.wants_u):
                 names = step.prepare(parameter, states[parameter])
                 place = self._places[parameter] = Place(parameter, states[parameter], names, group)
             placed.append((update, place))
-        if not step.capturable:
-            for _, place in placed:
-                place.count_step()
-            numbers = [step.numbers(place.t) for _, place in placed]
-        elif placed:
-            dtypes = [compute_dtype(update.parameter.dtype) for update, _ in placed]
-            numbers = advance_steps(step, [place.step for _, place in placed], dtypes)
-        else:
-            numbers = []
-        self._carry_out(step, placed, numbers, states)
-
-    def _carry_out(
-        self, step: GroupStep, placed: Sequence[_Dense], numbers: Sequence[Numbers], states: Mapping[Tensor, State]
-    ) -> None:
+        counted = self._count_on_device(step, placed) if step.capturable else None
         together: dict[tuple[np.dtype[Any], bool], list[_Dense]] = {}
         on_devices: list[tuple[Update, Place, Numbers]] = []
-        for (update, place), number in zip(placed, numbers, strict=True):
-            if not update.parameter.numel():
+        for index, (update, place) in enumerate(placed):
+            if counted is None:
+                place.count_step()
+            if not place.count * place.width and not update.parameter.numel():
                 continue
-            if place.on_device:
-                update = update.contiguous()
-            gradient, hessian = update.gradient, update.hessian
-            fits = gradient.is_contiguous() and (hessian is None or hessian.is_contiguous())
-            narrow = update.rows is None or place.width <= WIDEST_ROW
-            if fits and narrow and place.on_device and on_device.is_ready(self.rule):
-                on_devices.append((update, place, number))
-            elif fits and place.on_host and cpu.is_ready(self.rule, place.carries_u, place.dtype):
+            if place.on_host and update.is_contiguous() and cpu.is_ready(self.rule, place.carries_u, place.dtype):
                 if update.rows is not None:
                     _over_rows(step, update, place)
                 else:
                     together.setdefault(place.kind, []).append((update, place))
+                continue
+            numbers = step.numbers(place.t) if counted is None else counted[index]
+            narrow = update.rows is None or place.width <= WIDEST_ROW
+            if place.on_device and narrow and on_device.is_ready(self.rule):
+                on_devices.append((update.contiguous(), place, numbers))
             else:
-                _eagerly(step, update, place, number, states[update.parameter])
+                _eagerly(step, update, place, numbers, states[update.parameter])
         for kind, items in together.items():
             places = [place for _, place in items]
             batch = self._batches.get(kind)
@@ -101,6 +88,10 @@ class Execution:
             _over_tensors(step, batch, [(_address(u.gradient), _address(u.hessian)) for u, _ in items])
         if on_devices:
             self.device.carry_out(step, on_devices)
+
+    def _count_on_device(self, step: GroupStep, placed: Sequence[_Dense]) -> list[Numbers]:
+        dtypes = [compute_dtype(update.parameter.dtype) for update, _ in placed]
+        return advance_steps(step, [place.step for _, place in placed], dtypes)
 
 
 def _over_tensors(step: GroupStep, batch: Batch, gradients: Sequence[tuple[int, int]]) -> None:

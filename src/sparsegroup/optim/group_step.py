@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsegroup.kernels.numbers import Numbers, as_stored
 from sparsegroup.kernels.rounding import step_seed
 from sparsegroup.kernels.settings import Regularizer, Settings
-from sparsegroup.optim.places import State, compute_dtype
+from sparsegroup.optim.places import State, compute_dtype, execution_of
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
@@ -37,9 +37,13 @@ class Update:
     hessian: Tensor | None = None
     repeats: bool = False
 
+    def is_contiguous(self) -> bool:
+        """Whether the gradients are."""
+        return self.gradient.is_contiguous() and (self.hessian is None or self.hessian.is_contiguous())
+
     def contiguous(self) -> "Update":
         """The same with gradients that are contiguous."""
-        if self.gradient.is_contiguous() and (self.hessian is None or self.hessian.is_contiguous()):
+        if self.is_contiguous():
             return self
         hessian = None if self.hessian is None else self.hessian.contiguous()
         return replace(self, gradient=self.gradient.contiguous(), hessian=hessian)
@@ -73,6 +77,7 @@ class GroupStep:
     def __init__(self, rule: Rule, group: Mapping[str, Any]) -> None:
         self.rule = rule
         self.group = group
+        self.execution = execution_of(group)
         self.capturable = bool(group["capturable"])
         self.regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
         self.initial = rule.initial_state(group)
@@ -122,6 +127,8 @@ def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[tor
         steps: 0-d float32, on the parameters' devices; changed.
         dtypes: In which each computes.
     """
+    if not steps:
+        return []
     torch._foreach_add_(list(steps), 1)
     numbers: dict[int, Numbers] = {}
     kinds = [(one.device, dtype) for one, dtype in zip(steps, dtypes, strict=True)]

@@ -84,7 +84,7 @@ class Place:
         self.tensors: list[tuple[str, Tensor]] = [(name, state[name]) for name in names]
         self._step_tensor: Tensor = state["step"]
         self._spec: GroupSpec = group["groups"]
-        self._execution = _execution_of(group)
+        self._execution = execution_of(group)
         self.shape, self._stride, self._device = parameter.shape, parameter.stride(), parameter.device
         self._step = array_of(state["step"]) if state["step"].device.type == "cpu" else state["step"]
         self.t = 0.0
@@ -125,14 +125,14 @@ class Place:
         self.t = self._step.item() + 1.0
         self._step[()] = self.t
 
-    def holds(self, parameter: Tensor, state: State, group: Mapping[str, Any], wants_u: bool) -> bool:
+    def holds(self, parameter: Tensor, state: State, execution: tuple[Any, ...], wants_u: bool) -> bool:
         """Whether all is still where it was, and nothing is missing."""
         if (
             parameter.data_ptr() != self.base[0]
             or parameter.stride() != self._stride
             or parameter.shape != self.shape
-            or group["groups"] is not self._spec
-            or _execution_of(group) != self._execution
+            or execution[0] is not self._execution[0]
+            or execution[1:] != self._execution[1:]
             or (wants_u and not self.carries_u)
             or len(state) != len(self.tensors) + 1
             or state.get("step") is not self._step_tensor
@@ -145,8 +145,9 @@ class Place:
         return True
 
 
-def _execution_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return group["foreach"], group["fused"], group["capturable"]
+def execution_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of a param group decides where its parameters are stepped: the groups, then torch's arguments."""
+    return group["groups"], group["foreach"], group["fused"], group["capturable"]
 
 
 class Batch:
