@@ -271,6 +271,15 @@ def test_without_triton_pytorch_does_it_and_says_so_once(monkeypatch):
         assert not runtime.serves(cuda)
 
 
+def test_an_old_gpu_is_left_to_pytorch(monkeypatch):
+    for name, value in {"is_available": True, "get_device_capability": (7, 5), "get_device_name": "Old"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    runtime._is_recent.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"Old has compute capability 7\.5"):
+        assert not runtime.serves(torch.device("cuda", 0))
+    runtime._is_recent.cache_clear()
+
+
 def test_a_rehearsal_wants_the_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET"), runtime.rehearsal():

@@ -158,11 +158,11 @@ def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> Non
     """Raise unless what `group` asks of execution can be had for `parameter`; `where` names it.
 
     Raises:
-        RuntimeError: `fused=True` on a GPU without Triton.
+        RuntimeError: `fused=True` on a GPU without the kernels.
         ValueError: `capturable` elsewhere than on a GPU, or for rows that come and go.
     """
-    if group["fused"] and parameter.device.type == "cuda" and not runtime.has_triton():
-        raise RuntimeError(f"fused=True needs Triton on a GPU, which is not installed: pip install triton ({where})")
+    if group["fused"] and parameter.device.type == "cuda" and not runtime.serves(parameter.device):
+        raise RuntimeError(f"fused=True needs Triton (pip install triton) and a GPU that it compiles for ({where})")
     if not group["capturable"]:
         return
     if isinstance(parameter, StoredParameter):

@@ -451,6 +451,8 @@ def _device(device: torch.device | str | None) -> torch.device:
         raise RuntimeError(f"a HashEmbedding on {place} needs Triton, which is not installed: pip install triton")
     if not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: torch finds no GPU here (torch.cuda.is_available() is False)")
+    if not runtime.serves(place):
+        raise ValueError(f"device={device!r}: a HashEmbedding needs a GPU of compute capability 8.0 or newer")
     return place if place.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 

@@ -22,10 +22,27 @@ def has_triton() -> bool:
 
 
 def serves(device: torch.device) -> bool:
-    """Whether the kernels run for tensors on `device`. Where only Triton is missing, a warning says so, once."""
+    """Whether the kernels run for tensors on `device`; a warning says, once, if Triton or a newer GPU is wanting."""
     if device.type == "cuda":
-        return has_triton() or _told_that_triton_is_missing()
+        return (has_triton() or _told_that_triton_is_missing()) and _is_recent(device)
     return _rehearsing and device.type == "cpu"
+
+
+@cache
+def _is_recent(device: torch.device) -> bool:
+    """Whether Triton compiles for a GPU, bfloat16 included."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return True
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        warnings.warn(
+            f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}, the kernels "
+            "want 8.0: steps are PyTorch's own operations one after the other, several times slower",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return False
+    return True
 
 
 @cache
