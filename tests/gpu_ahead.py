@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sparsegroup import rules
-from sparsegroup.kernels.gpu import launch
+from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.rules import Rule
@@ -155,15 +155,15 @@ def launch_all(
         taus = totals if on_device else 1.0
         launch.apply(rule, parts, geometry, None, totals, touched, taus, settings, numbers)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
-    runs = launch.runs_of(rows) if repeated else launch.Runs(rows, None, None, height)
-    launch.advance_rows(rule, parts, runs, counters, settings, numbers)
+    runs = launch_rows.runs_of(rows) if repeated else launch_rows.Runs(rows, None, None, height)
+    launch_rows.advance_rows(rule, parts, runs, counters, settings, numbers)
     x_bytes, part_bytes = width * dtype.itemsize, width * state_dtype.itemsize
     row_bytes = x_bytes + part_bytes * (len(state) + carries_u)
     pages = torch.zeros(1, dtype=torch.int64)
-    layout = launch.Layout(pages, 10, row_bytes, x_bytes, part_bytes, dtype, state_dtype, width)
-    launch.advance_table(rule, carries_u, layout, height, parts.g, hessian, runs, counters, settings, numbers)
-    launch.gather(layout, rows, dtype, 0)
-    launch.scatter(layout, rows, zeros(FLOAT), dtype, 0)
+    layout = launch_rows.Layout(pages, 10, row_bytes, x_bytes, part_bytes, dtype, state_dtype, width)
+    launch_rows.advance_table(rule, carries_u, layout, height, parts.g, hessian, runs, counters, settings, numbers)
+    launch_rows.gather(layout, rows, dtype, 0)
+    launch_rows.scatter(layout, rows, zeros(FLOAT), dtype, 0)
 
 
 def norm_and_penalty(norm: Any, penalty: Any) -> Regularizer:

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from sparsegroup import rules  # noqa: E402
 from sparsegroup.groups import Along, Grouping  # noqa: E402
 from sparsegroup.kernels import eager, rounding  # noqa: E402
-from sparsegroup.kernels.gpu import launch  # noqa: E402
+from sparsegroup.kernels.gpu import launch, launch_rows  # noqa: E402
 from sparsegroup.kernels.numbers import Numbers  # noqa: E402
 from sparsegroup.kernels.settings import Regularizer, Settings  # noqa: E402
 from sparsegroup.rules import Rule  # noqa: E402
@@ -185,7 +185,7 @@ class Table:
         count = -(-self.height // 2**SHIFT)
         self.pages = [torch.full((2**SHIFT, row_bytes), 7, dtype=torch.uint8, device=DEVICE) for _ in range(count)]
         addresses = torch.tensor([page.data_ptr() for page in self.pages], device=DEVICE)
-        self.layout = launch.Layout(addresses, SHIFT, row_bytes, first, part, parts.x.dtype, state_dtype, dim)
+        self.layout = launch_rows.Layout(addresses, SHIFT, row_bytes, first, part, parts.x.dtype, state_dtype, dim)
         self.parts = [(value.dtype, 0 if k == 0 else first + (k - 1) * part) for k, value in enumerate(values)]
         for (dtype, offset), value in zip(self.parts, values, strict=True):
             content = value.to(DEVICE).contiguous().view(torch.uint8)
@@ -259,8 +259,8 @@ def by_passes(case: Case, geometry: launch.Geometry | None = None) -> launch.Par
 def by_rows(case: Case) -> launch.Parts:
     """Each row once."""
     parts, rows, counts = sent(case.parts), shuffled(len(case.parts.x)), no_counts()
-    runs = launch.Runs(rows, None, None, len(rows))
-    launch.advance_rows(case.rule, lines_of(parts, rows), runs, counts, case.settings, case.numbers)
+    runs = launch_rows.Runs(rows, None, None, len(rows))
+    launch_rows.advance_rows(case.rule, lines_of(parts, rows), runs, counts, case.settings, case.numbers)
     assert not counts.any()
     return received(parts)
 
@@ -269,8 +269,8 @@ def by_runs(case: Case) -> launch.Parts:
     """Each row twice, with half of the gradient."""
     parts, counts = sent(case.parts), no_counts()
     rows = torch.cat([shuffled(len(parts.x)), shuffled(len(parts.x), 1)])
-    runs = launch.runs_of(rows)
-    launch.advance_rows(case.rule, lines_of(parts, rows, 0.5), runs, counts, case.settings, case.numbers)
+    runs = launch_rows.runs_of(rows)
+    launch_rows.advance_rows(case.rule, lines_of(parts, rows, 0.5), runs, counts, case.settings, case.numbers)
     assert not counts.any()
     return received(parts)
 
@@ -280,12 +280,12 @@ def by_table(case: Case, alignment: int = 16) -> launch.Parts:
     table, counts = Table(case.parts, alignment), no_counts()
     rows = torch.cat([shuffled(table.height), torch.tensor([-1, table.height], device=DEVICE)])
     if case.rule.second_order:
-        lines, runs = lines_of(sent(case.parts), rows), launch.Runs(rows, None, None, len(rows))
+        lines, runs = lines_of(sent(case.parts), rows), launch_rows.Runs(rows, None, None, len(rows))
     else:
         rows = torch.cat([rows, shuffled(table.height, 1)])
-        lines, runs = lines_of(sent(case.parts), rows, 0.5), launch.runs_of(rows)
+        lines, runs = lines_of(sent(case.parts), rows, 0.5), launch_rows.runs_of(rows)
     between, before = table.between(), table.part(0)
-    launch.advance_table(
+    launch_rows.advance_table(
         case.rule, case.parts.u is not None, table.layout, table.height, lines.g, lines.hessian, runs, counts,
         case.settings, case.numbers,
     )  # fmt: skip

@@ -12,7 +12,7 @@ if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when it is imported
 pytest.importorskip("triton")
 
-from sparsegroup.kernels.gpu import launch  # noqa: E402
+from sparsegroup.kernels.gpu import launch_rows  # noqa: E402
 from sparsegroup.table import device_rows  # noqa: E402
 from sparsegroup.table.device_rows import DeviceRows  # noqa: E402
 from sparsegroup.table.rows import WEIGHT  # noqa: E402
@@ -192,7 +192,7 @@ def test_parts_lie_where_the_layout_says() -> None:
         for k, part in enumerate(ADAM):
             rows.write(part, numbers, numbered(7, dim) + k)
             offset = layout.first_part + k * layout.part_bytes
-            found = launch.gather(layout, torch.tensor(numbers, device=DEVICE), state_dtype, offset)
+            found = launch_rows.gather(layout, torch.tensor(numbers, device=DEVICE), state_dtype, offset)
             np.testing.assert_array_equal(found.float().cpu().numpy(), rounded(numbered(7, dim) + k, state_dtype))
         assert not rows.read(WEIGHT, numbers).any()
 

@@ -17,7 +17,7 @@ from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, make
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.kernels.gpu import launch, runtime
+from sparsegroup.kernels.gpu import launch_rows, runtime
 from sparsegroup.models import DCN
 from sparsegroup.table.device_table import DeviceTable
 from sparsegroup.training import Trainer
@@ -162,10 +162,10 @@ def test_gradients_add_up_over_lookups_and_passes():
 def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
     """Nothing is sorted on the device, unless gradients of several lookups come together."""
 
-    def refuse(rows: Tensor) -> launch.Runs:
+    def refuse(rows: Tensor) -> launch_rows.Runs:
         raise AssertionError("sorted on the device")
 
-    monkeypatch.setattr(launch, "runs_of", refuse)
+    monkeypatch.setattr(launch_rows, "runs_of", refuse)
     table, optimizer = trained(new_table(), GroupAdam, steps=1)
     with on_device():
         optimizer.zero_grad()

@@ -41,7 +41,7 @@ from gpu_cases import (
 )
 from sparsegroup.groups import Along, grouping
 from sparsegroup.kernels import eager, rounding
-from sparsegroup.kernels.gpu import launch
+from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.rules import ADAGRAD, ADAHESSIAN, ADAM, FTRL, SGD, Rule
@@ -260,17 +260,17 @@ UNIT = Numbers((1.0,), (0.0, 1.0), SEED)
 """SGD of weights 0 with σ = 1: weights become minus the gradient."""
 
 
-def summed(rows: Tensor, g: Tensor, height: int, runs: launch.Runs | None = None) -> tuple[Tensor, list[int]]:
+def summed(rows: Tensor, g: Tensor, height: int, runs: launch_rows.Runs | None = None) -> tuple[Tensor, list[int]]:
     """What a step of SGD makes of zeros, `[height, width]`, and the counters."""
     x, counts = torch.zeros(height, g.shape[1], device=DEVICE), no_counts()
     parts = launch.Parts(x, None, (), g.to(DEVICE), None)
-    launch.advance_rows(SGD, parts, runs or launch.runs_of(rows.to(DEVICE)), counts, PLAIN, UNIT)
+    launch_rows.advance_rows(SGD, parts, runs or launch_rows.runs_of(rows.to(DEVICE)), counts, PLAIN, UNIT)
     return -x.cpu(), counts.tolist()
 
 
 def test_repeated_rows_that_begin_and_end_anywhere() -> None:
     """Runs from every place in a chunk to every place in a chunk, with no, one or two whole ones between."""
-    size = launch.CHUNK
+    size = launch_rows.CHUNK
     places = [place for a in range(size) for place in (a, *(n for b in range(a + 1, size) for n in (a, b)))]
     lengths = [
         (after - before) % size + size * whole
@@ -283,7 +283,7 @@ def test_repeated_rows_that_begin_and_end_anywhere() -> None:
     rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     lines = shuffled(len(rows)).cpu()
     g = torch.randint(-50, 50, (len(rows), 1), generator=torch.Generator().manual_seed(0)).float()
-    runs = launch.Runs(rows[lines.argsort()].to(DEVICE), lines.to(DEVICE), starts.to(DEVICE), len(lengths))
+    runs = launch_rows.Runs(rows[lines.argsort()].to(DEVICE), lines.to(DEVICE), starts.to(DEVICE), len(lengths))
     x, _ = summed(runs.rows, g, len(lengths), runs)
     assert torch.equal(x, torch.zeros_like(x).index_add_(0, runs.rows.cpu(), g))
 
@@ -305,8 +305,8 @@ def test_rows_that_come_many_times_take_one_step() -> None:
         one = case(rule, (9, 5))
         parts, counts = sent(one.parts), no_counts()
         g = torch.randn(247, 5, generator=torch.Generator().manual_seed(0))
-        lines, runs = replace(parts, g=g.to(DEVICE)), launch.runs_of(rows.to(DEVICE))
-        launch.advance_rows(rule, lines, runs, counts, one.settings, one.numbers)
+        lines, runs = replace(parts, g=g.to(DEVICE)), launch_rows.runs_of(rows.to(DEVICE))
+        launch_rows.advance_rows(rule, lines, runs, counts, one.settings, one.numbers)
         total = torch.zeros(9, 5, dtype=torch.float64).index_add_(0, rows, g.double()).float()
         assert_step(replace(one, parts=replace(one.parts, g=total)), received(parts))
 
@@ -314,7 +314,7 @@ def test_rows_that_come_many_times_take_one_step() -> None:
 @pytest.mark.parametrize("once", [True, False])
 def test_rows_that_are_not_there_are_left_out_and_counted(once: bool) -> None:
     rows = torch.tensor([4, -1, 0, 9, 1 << 40, 8, -(1 << 40)])
-    runs = launch.Runs(rows.to(DEVICE), None, None, len(rows)) if once else None
+    runs = launch_rows.Runs(rows.to(DEVICE), None, None, len(rows)) if once else None
     rows = rows if once else torch.cat([rows, rows])
     g = torch.ones(len(rows), 3)
     x, (unused, out, one) = summed(rows, g, 9, runs)
@@ -336,8 +336,8 @@ def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
     if once:
         lines.hessian[0, 2] = math.inf
         bad.append(12)
-    runs = launch.Runs(rows, None, None, len(rows)) if once else launch.runs_of(rows)
-    launch.advance_table(
+    runs = launch_rows.Runs(rows, None, None, len(rows)) if once else launch_rows.runs_of(rows)
+    launch_rows.advance_table(
         one.rule, True, table.layout, 13, lines.g, lines.hessian, runs, counts, one.settings, one.numbers
     )
     stays = torch.tensor(sorted({*range(16)} - {12, 3, 0, 5, 6, 2} | {*bad}))
@@ -376,7 +376,7 @@ def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
         for k, (type_, offset) in enumerate(table.parts):
             rows = torch.cat([shuffled(height), torch.tensor([-1], device=DEVICE)])
             known = rows[:-1].cpu()
-            out = launch.gather(table.layout, rows, type_, offset).cpu()
+            out = launch_rows.gather(table.layout, rows, type_, offset).cpu()
             assert_same_bits(out[:-1], table.part(k)[known])
             assert_same_bits(out[-1], torch.zeros(width, dtype=type_))
 
@@ -384,14 +384,14 @@ def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
             values[0, 0], values[1, 0], values[2, 0] = math.nan, math.inf, -0.0
             some = height - 2
             others = [table.part(j) for j in range(len(table.parts))]
-            launch.scatter(table.layout, rows[:some], values[:some].to(DEVICE), type_, offset)
+            launch_rows.scatter(table.layout, rows[:some], values[:some].to(DEVICE), type_, offset)
             others[k][known[:some]] = values[:some].to(type_)
             for j, other in enumerate(others):
                 assert_same_bits(table.part(j), other)
         assert torch.equal(table.between(), between)
     nothing = torch.empty(0, dtype=torch.int64, device=DEVICE)
-    assert launch.gather(table.layout, nothing, dtype, 0).shape == (0, width)
-    launch.scatter(table.layout, nothing, torch.empty(0, width, device=DEVICE), dtype, 0)
+    assert launch_rows.gather(table.layout, nothing, dtype, 0).shape == (0, width)
+    launch_rows.scatter(table.layout, nothing, torch.empty(0, width, device=DEVICE), dtype, 0)
 
 
 FAR = 2**31
@@ -405,11 +405,11 @@ def test_rows_beyond_2_to_the_31_elements() -> None:
     x, u = vast(height, width), vast(height, width)
     rows = torch.tensor([height - 1, 0, FAR // width, FAR // width - 1, height, height - 3], device=DEVICE)
     g = torch.arange(2.0, 98.0, device=DEVICE).view(6, width)
-    for runs, times in ((launch.Runs(rows, None, None, 6), 1.0), (launch.runs_of(rows.repeat(2)), 0.5)):
+    for runs, times in ((launch_rows.Runs(rows, None, None, 6), 1.0), (launch_rows.runs_of(rows.repeat(2)), 0.5)):
         counts = no_counts()
         x[rows[rows < height]], u[rows[rows < height]] = 0, 0
         lines = launch.Parts(x, u, (), (g * times).repeat(len(runs.rows) // 6, 1), None)
-        launch.advance_rows(SGD, lines, runs, counts, COUNTING, UNIT)
+        launch_rows.advance_rows(SGD, lines, runs, counts, COUNTING, UNIT)
         assert counts.tolist() == [0, 1, height]
         for row, gradient in zip(rows.tolist(), g, strict=True):
             if row < height:
@@ -430,14 +430,14 @@ def test_rows_of_a_table_beyond_2_to_the_31() -> None:
     pages[first >> 20] = memory.data_ptr()
     layout = replace(table.layout, pages=pages, shift=20)
     rows, lines, counts = shuffled(8), sent(one.parts), no_counts()
-    launch.advance_table(
+    launch_rows.advance_table(
         one.rule,
         True,
         layout,
         first + 8,
         lines.g[rows],
         None,
-        launch.runs_of(rows + first),
+        launch_rows.runs_of(rows + first),
         counts,
         one.settings,
         one.numbers,
@@ -450,9 +450,9 @@ def test_rows_of_a_table_beyond_2_to_the_31() -> None:
     for part, (value, precise) in enumerate(zip((after.u, *after.state), (exact.u, *exact.state), strict=True)):
         assert_same_bits(value, rounding.to_bfloat16(precise, elements, SEED, part))
 
-    out = launch.gather(layout, rows + first, torch.float32, 0)
+    out = launch_rows.gather(layout, rows + first, torch.float32, 0)
     assert_same_bits(out, after.x[rows.cpu()])
-    launch.scatter(layout, rows + first, 2 * out, torch.float32, 0)
+    launch_rows.scatter(layout, rows + first, 2 * out, torch.float32, 0)
     assert_same_bits(table.part(0), 2 * after.x)
 
 

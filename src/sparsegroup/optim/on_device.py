@@ -102,17 +102,17 @@ class Memory:
 
     def _over_rows(self, step: GroupStep, update: Update, parts: "Parts", settings: Settings, numbers: Numbers) -> None:
         """A sparse gradient."""
-        from sparsegroup.kernels.gpu import launch
+        from sparsegroup.kernels.gpu import launch_rows
 
         assert update.rows is not None
         if not len(update.rows):
             return
         rows = update.rows.contiguous()
-        runs = launch.runs_of(rows) if update.repeats else launch.Runs(rows, None, None, len(rows))
+        runs = launch_rows.runs_of(rows) if update.repeats else launch_rows.Runs(rows, None, None, len(rows))
         watch = self._watches.get(rows.device)
         if watch is None:
             watch = self._watches[rows.device] = Watch(rows.device)
-        launch.advance_rows(step.rule, parts, runs, watch.counters, settings, numbers)
+        launch_rows.advance_rows(step.rule, parts, runs, watch.counters, settings, numbers)
         watch.send()
 
 

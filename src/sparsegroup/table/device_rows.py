@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.gpu import launch
+from sparsegroup.kernels.gpu import launch_rows
 from sparsegroup.table.rows import WEIGHT
 
 Int64s = npt.NDArray[np.int64]
@@ -96,9 +96,9 @@ class DeviceRows:
         """Of the first `count` rows, in whole pages."""
         return -(-count >> self.shift) * (self.row_bytes << self.shift)
 
-    def layout(self) -> launch.Layout:
+    def layout(self) -> launch_rows.Layout:
         """Where the rows lie, for the kernels; it holds until rows are reserved, compacted or laid out anew."""
-        return launch.Layout(
+        return launch_rows.Layout(
             self._addresses,
             self.shift,
             self.row_bytes,
@@ -205,13 +205,15 @@ class DeviceRows:
     def compact(self, kept: Int64s) -> None:
         """Keep the rows `kept`, ascending, as rows 0, 1, …, and give the memory of the others back."""
         words = self.row_bytes // 4
-        layout = launch.Layout(self._addresses, self.shift, self.row_bytes, 0, 0, torch.float32, torch.float32, words)
+        layout = launch_rows.Layout(
+            self._addresses, self.shift, self.row_bytes, 0, 0, torch.float32, torch.float32, words
+        )
         first = int(np.searchsorted(kept - np.arange(len(kept)), 0, side="right"))  # those before stay where they are
         for piece in _pieces(len(kept), self.row_bytes, first):
             # A row comes from its own place or one behind it, so that no piece reads what one before has written.
-            rows = launch.gather(layout, self._on_device(kept[piece]), torch.float32, 0)
+            rows = launch_rows.gather(layout, self._on_device(kept[piece]), torch.float32, 0)
             target = torch.arange(piece.start, piece.stop, device=self.device)
-            launch.scatter(layout, target, rows, torch.float32, 0)
+            launch_rows.scatter(layout, target, rows, torch.float32, 0)
         pages = -(-len(kept) >> self.shift)
         self._set_pages(self._pages[:pages])
         for page, span in self._spans(len(kept), pages << self.shift):
@@ -225,10 +227,10 @@ class DeviceRows:
         other.reserve(min(max(pages, 1) << other.shift, count))
 
     def _gather(self, part: str, rows: Tensor) -> Tensor:
-        return launch.gather(self.layout(), rows.contiguous(), *self._place(part))
+        return launch_rows.gather(self.layout(), rows.contiguous(), *self._place(part))
 
     def _scatter(self, part: str, rows: Tensor, values: Tensor) -> None:
-        launch.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
+        launch_rows.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
 
     def _read(self, parts: tuple[str, ...], rows: Int64s) -> Float32s:
         out = np.empty((len(rows), len(parts), self.dim), np.float32)

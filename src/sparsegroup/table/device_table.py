@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.gpu import launch
+from sparsegroup.kernels.gpu import launch_rows
 from sparsegroup.kernels.gpu.transfer import Transfer
 from sparsegroup.kernels.gpu.watch import Watch
 from sparsegroup.kernels.numbers import Numbers, as_stored
@@ -42,7 +42,7 @@ class DeviceLocated:
         has_absent: Whether some key has no row.
     """
 
-    runs: launch.Runs
+    runs: launch_rows.Runs
     rows: Int64s
     generation: int
     has_absent: bool
@@ -141,9 +141,9 @@ class DeviceTable(Table):
             order, starts = np.empty(len(inverse), np.int32), np.empty(len(rows) + 1, np.int32)
             batch.sort_runs(inverse, order, starts)
             sent, *sorted_ones = self._transfer.send(of_keys, order, starts)
-            runs = launch.Runs(sent, sorted_ones[0], sorted_ones[1], len(rows))
+            runs = launch_rows.Runs(sent, sorted_ones[0], sorted_ones[1], len(rows))
         else:
-            runs = launch.Runs(self._transfer.send(of_keys)[0], None, None, len(of_keys))
+            runs = launch_rows.Runs(self._transfer.send(of_keys)[0], None, None, len(of_keys))
         located = DeviceLocated(runs, rows.copy(), self.generation, bool((rows == ABSENT).any()))
         vectors: Tensor = self.rows.gather(runs.rows)
         return located, vectors
@@ -234,7 +234,7 @@ class DeviceTable(Table):
                 self.changes.mark(rows.cpu().numpy() if on_host is None else on_host)
             kept, carries_u = self.rows, "u" in self._rows.initial
             initial = tuple(as_stored(value, kept.state_dtype) for value in settings.initial)
-            launch.advance_table(
+            launch_rows.advance_table(
                 rule,
                 carries_u,
                 kept.layout(),
@@ -248,15 +248,15 @@ class DeviceTable(Table):
             )
             self._watch.send()
 
-    def _runs_of(self, rows: Tensor, distinct: bool) -> tuple[launch.Runs, Int64s | None]:
+    def _runs_of(self, rows: Tensor, distinct: bool) -> tuple[launch_rows.Runs, Int64s | None]:
         """How the lines of a gradient go together, and their rows on the host where these are known."""
         if distinct:
-            return launch.Runs(rows, None, None, len(rows)), None
+            return launch_rows.Runs(rows, None, None, len(rows)), None
         for known in reversed(self._recent):
             mine = known.runs.rows
             if mine.data_ptr() == rows.data_ptr() and len(mine) == len(rows) and known.runs.order is not None:
                 return replace(known.runs, rows=rows), known.rows
-        return launch.runs_of(rows), None
+        return launch_rows.runs_of(rows), None
 
 
 _NOWHERE = np.zeros(1, np.int64)

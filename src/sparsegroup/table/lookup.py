@@ -37,13 +37,7 @@ class _Lookup(Function):
             values: Tensor = _AddUp.apply(gradient, located)  # type: ignore[no-untyped-call]
         else:
             values = batch.added_up(located.inverse, gradient, len(rows))
-        if located.has_absent:
-            present = rows != ABSENT
-            rows, values = rows[present], values[present]
-        else:
-            table.know_distinct(located)
-        size = (HEIGHT, values.shape[1])
-        return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, check_invariants=False), None, None, None
+        return _sparse(table, located, rows, values), None, None, None
 
 
 class _DeviceLookup(Function):
@@ -59,13 +53,17 @@ class _DeviceLookup(Function):
         table, located = ctx.table, ctx.located
         table.check_generation(located)
         rows, gradient = located.runs.rows, gradient.contiguous()  # or autograd would copy both
-        if located.has_absent:
-            present = rows != ABSENT
-            rows, gradient = rows[present], gradient[present]
-        else:
-            table.know_distinct(located)
-        size = (HEIGHT, gradient.shape[1])
-        return torch.sparse_coo_tensor(rows.unsqueeze(0), gradient, size, check_invariants=False), None, None, None
+        return _sparse(table, located, rows, gradient), None, None, None
+
+
+def _sparse(table: Table, located: Any, rows: Tensor, values: Tensor) -> Tensor:
+    """The gradient for the table, without what has no row."""
+    if located.has_absent:
+        present = rows != ABSENT
+        rows, values = rows[present], values[present]
+    else:
+        table.know_distinct(located)
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, (HEIGHT, values.shape[1]), check_invariants=False)
 
 
 class _AddUp(Function):
