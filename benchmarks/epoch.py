@@ -32,7 +32,7 @@ from sparsegroup.data.formats import criteo
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.shapes import DATASETS
 from sparsegroup.data.synthesize import synthesize
-from sparsegroup.kernels.threads import set_num_threads
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN
 from sparsegroup.training import Config, Progress, train
 

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import timing
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.threads import set_num_threads
 from sparsegroup.models import DCN
 from sparsegroup.optim.group_step import GroupStep
 

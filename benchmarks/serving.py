@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import checkpoints
 import timing
-from sparsegroup.kernels import threads
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.serving import Opened, Wanted, export
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from sparsegroup.cli import main
-from sparsegroup.kernels import threads
+from sparsegroup.kernels.cpu import threads
 
 
 @dataclass

@@ -18,7 +18,8 @@ pytest.importorskip("triton")
 
 from sparsegroup import rules  # noqa: E402
 from sparsegroup.groups import Along, Grouping  # noqa: E402
-from sparsegroup.kernels import eager, rounding  # noqa: E402
+from sparsegroup.kernels import rounding  # noqa: E402
+from sparsegroup.kernels.eager import eager_step  # noqa: E402
 from sparsegroup.kernels.gpu import launch, launch_rows  # noqa: E402
 from sparsegroup.kernels.numbers import Numbers  # noqa: E402
 from sparsegroup.kernels.settings import Regularizer, Settings  # noqa: E402
@@ -61,12 +62,12 @@ class Case:
     settings: Settings
     numbers: Numbers
 
-    def expected(self) -> eager.Block:
-        """The step by `eager.advance`, u and the state in float32."""
+    def expected(self) -> eager_step.Block:
+        """The step by `eager_step.advance`, u and the state in float32."""
         parts = self.parts
-        after = eager.advance(
+        after = eager_step.advance(
             self.rule,
-            eager.Block(
+            eager_step.Block(
                 parts.x.float(),
                 None if parts.u is None else parts.u.float(),
                 [state.float() for state in parts.state],
@@ -248,7 +249,7 @@ def by_passes(case: Case, geometry: launch.Geometry | None = None) -> launch.Par
     parts = sent(case.parts)
     updated = None
     if case.rule.sigma_0 is not None:
-        before = eager.updated_before(parts.u).view(geometry.outer, geometry.groups, geometry.inner)
+        before = eager_step.updated_before(parts.u).view(geometry.outer, geometry.groups, geometry.inner)
         updated = before.any(2).any(0).to(torch.int8)
     tau = geometry.width**0.5 * case.settings.regularizer.tau
     measured = launch.measure(case.rule, parts, geometry, updated, case.settings, case.numbers)
@@ -335,8 +336,8 @@ def assert_close(name: str, value: Tensor, expected: Tensor, before: Tensor, sla
     assert (value[expected == 0] == 0).all(), name
 
 
-def assert_step(case: Case, after: launch.Parts, expected: eager.Block | None = None) -> None:
-    """`after`, on the CPU and with float32 state, is `case` a step of `eager.advance` later."""
+def assert_step(case: Case, after: launch.Parts, expected: eager_step.Block | None = None) -> None:
+    """`after`, on the CPU and with float32 state, is `case` a step of `eager_step.advance` later."""
     before, expected = case.parts, expected or case.expected()
     for k, (value, wanted) in enumerate(zip(after.state, expected.state, strict=True)):
         assert_close(f"state {k}", value, wanted, before.state[k])
@@ -354,9 +355,9 @@ def assert_step(case: Case, after: launch.Parts, expected: eager.Block | None = 
         _, sigma, *_ = case.rule.update(before.g.float(), *curvature, *before.state, *case.numbers.scalars)
         rounded = 4 * torch.finfo(torch.float32).eps * _largest([sigma * before.x.float()]) if low_precision else 0.0
         assert_close("u", after.u[same_side], expected.u[same_side], before.u, rounded)
-        touched = case.groups.any(eager.updated_before(expected.u)).expand_as(expected.u)
-        assert eager.updated_before(after.u)[touched].all()
-        assert not eager.updated_before(after.u)[~touched].any()
+        touched = case.groups.any(eager_step.updated_before(expected.u)).expand_as(expected.u)
+        assert eager_step.updated_before(after.u)[touched].all()
+        assert not eager_step.updated_before(after.u)[~touched].any()
         assert_same_bits(after.x[~touched], before.x[~touched], "x of groups without a gradient")
 
 

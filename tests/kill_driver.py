@@ -25,7 +25,7 @@ import torch
 
 from sparsegroup import files, tensor_file
 from sparsegroup.cli import main
-from sparsegroup.kernels.threads import set_num_threads
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import run_dir, session, trainer
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

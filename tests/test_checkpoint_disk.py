@@ -14,7 +14,7 @@ from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
 from sparsegroup import files, tensor_file
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.cli import main
-from sparsegroup.kernels import threads
+from sparsegroup.kernels.cpu import threads
 
 
 class FullDisk:

@@ -8,14 +8,14 @@ from pathlib import Path
 SCRIPT = """
 import torch
 from sparsegroup import GroupSGD
-from sparsegroup.kernels import cpu, jit
+from sparsegroup.kernels.cpu import compiled_step, jit
 from sparsegroup.rules import SGD
 
 jit.NOTICE_AFTER = 0.0
 x = torch.nn.Parameter(torch.ones(3, 2))
 x.grad = torch.ones(3, 2)
 GroupSGD([x], lr=0.1).step()
-stats = cpu.step_kernel(SGD, False).compiled.stats
+stats = compiled_step.step_kernel(SGD, False).compiled.stats
 print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
 """
 

@@ -21,7 +21,7 @@ from optimizer_cases import assert_identical, make
 from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdagrad, GroupAdaHessian, GroupAdam, GroupFTRL, GroupMomentum, GroupOptimizer, GroupSGD
 from sparsegroup.groups import GroupSpec, grouping
-from sparsegroup.kernels import eager
+from sparsegroup.kernels.eager import eager_step
 from sparsegroup.kernels.settings import Regularizer
 
 CLASSES = (*(member.optimizer for member in FAMILY.values()), GroupRMSprop)
@@ -47,7 +47,7 @@ def tensors_of(optimizer: GroupOptimizer, parameter: Tensor) -> dict[str, Tensor
 
 
 def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-    """The weights and the state that the next step should leave, by one call of `eager.advance`."""
+    """The weights and the state that the next step should leave, by one call of `eager_step.advance`."""
     rule, dtype = optimizer.rule, compute_dtype(parameter)
     gradient = parameter.grad.detach().to(dtype)
     rows = slice(None)
@@ -72,12 +72,12 @@ def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter
     frozen = lr < 2.0**-50
     rate = 1.0 if frozen else lr
     t = int(optimizer.state[parameter]["step"]) + 1 if parameter in optimizer.state else 1
-    block = eager.Block(
+    block = eager_step.Block(
         after["x"].to(dtype)[rows],
         after["u"][rows] if "u" in after else None,
         [after[name][rows] for name in rule.state],
     )
-    result = eager.advance(
+    result = eager_step.advance(
         rule,
         block,
         [gradient, *([parameter.curvature.to(dtype).abs()] if rule.second_order else [])],

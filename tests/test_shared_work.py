@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsegroup.kernels import jit, threads, turns
+from sparsegroup.kernels.cpu import jit, threads, turns
 
 PIECES = 500
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
-from sparsegroup.kernels import threads
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.table import batch
 from sparsegroup.table.table import _GRAIN, CHUNK
 from table_cases import REGULARIZED, Lookup, pull, random_keys, through_a_file
@@ -377,7 +377,7 @@ def test_a_process_forked_meanwhile_sees_the_prefetched_rows() -> None:
     script = """
     import os, signal, threading, torch
     from sparsegroup import HashEmbedding
-    from sparsegroup.kernels import threads
+    from sparsegroup.kernels.cpu import threads
 
     threads.set_num_threads(2)
     keys, free = torch.arange(6000), threading.Event()

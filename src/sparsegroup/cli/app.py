@@ -13,7 +13,7 @@ from rich.console import Console
 from sparsegroup import __version__
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.data import ClickLogError
-from sparsegroup.kernels.threads import set_num_threads
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.settings import SettingsError
 from sparsegroup.training import RunError
 

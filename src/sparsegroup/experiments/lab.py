@@ -21,7 +21,7 @@ from sparsegroup.experiments.datasets import Dataset, claim
 from sparsegroup.experiments.execution import Worker, jobs_of
 from sparsegroup.experiments.results import Results
 from sparsegroup.experiments.runs import PLAIN, Method, Outcome, Run
-from sparsegroup.kernels.threads import set_num_threads
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config
 
 Recipe = Literal["searched", "paper"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.jit import jitted, kernel
+from sparsegroup.kernels.cpu.jit import jitted, kernel
 
 BLOCK = 2048
 """Rows whose weights are drawn at once, in buffers that stay in the first-level cache."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import check_groups, is_rows
-from sparsegroup.kernels import finite
+from sparsegroup.kernels.cpu import finite
 from sparsegroup.optim.arguments import DEFAULTS, Options, check_device, check_hyperparameters, known_options
 from sparsegroup.optim.execution import Execution
 from sparsegroup.optim.group_step import Update, check_rows

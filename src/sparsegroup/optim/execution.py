@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import grouping
-from sparsegroup.kernels import cpu, eager, rounding
+from sparsegroup.kernels import rounding
+from sparsegroup.kernels.cpu import compiled_step
+from sparsegroup.kernels.eager import eager_step
 from sparsegroup.kernels.gpu.runtime import WIDEST_ROW
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.views import array_of
@@ -68,7 +70,11 @@ class Execution:
                 place.count_step()
             if not place.count * place.width and not update.parameter.numel():
                 continue
-            if place.on_host and update.is_contiguous() and cpu.is_ready(self.rule, place.carries_u, place.dtype):
+            if (
+                place.on_host
+                and update.is_contiguous()
+                and compiled_step.is_ready(self.rule, place.carries_u, place.dtype)
+            ):
                 if update.rows is not None:
                     _over_rows(step, update, place)
                 else:
@@ -96,7 +102,7 @@ class Execution:
 
 def _over_tensors(step: GroupStep, batch: Batch, gradients: Sequence[tuple[int, int]]) -> None:
     """Dense gradients of one dtype, at these addresses, in one launch."""
-    cpu.advance_tensors(
+    compiled_step.advance_tensors(
         step.rule,
         batch.carries_u,
         batch.dtype,
@@ -112,12 +118,12 @@ def _over_rows(step: GroupStep, update: Update, place: Place) -> None:
     assert update.rows is not None
     if not len(update.rows):
         return
-    cpu.advance_rows(
+    compiled_step.advance_rows(
         step.rule,
         place.carries_u,
         place.dtype,
         array_of(update.rows),
-        cpu.ONE_PAGE,
+        compiled_step.ONE_PAGE,
         place.layout,
         np.array([(_address(update.gradient), _address(update.hessian))], np.int64),
         place.width,
@@ -165,12 +171,12 @@ def _eagerly(step: GroupStep, update: Update, place: Place, numbers: Numbers, st
             value = rounding.to_bfloat16(value.float(), _elements(tensor, rows), numbers.seed, part)
         write(tensor, value)
 
-    before = eager.Block(
+    before = eager_step.Block(
         read(parameter),
         read(state["u"]) if "u" in state else None,
         [read(state[name]) for name in step.rule.state],
     )
-    after = eager.advance(
+    after = eager_step.advance(
         step.rule,
         before,
         [g.to(dtype) for g in (update.gradient, update.hessian) if g is not None],

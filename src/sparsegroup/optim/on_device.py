@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import Along, ByIndex
-from sparsegroup.kernels.eager import updated_before
+from sparsegroup.kernels.eager.eager_step import updated_before
 from sparsegroup.kernels.gpu.watch import Watch
 from sparsegroup.kernels.numbers import Numbers, as_stored
 from sparsegroup.kernels.settings import Settings

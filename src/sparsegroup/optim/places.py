@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import Grouping, GroupSpec, contiguous_groups, grouping
-from sparsegroup.kernels import cpu
+from sparsegroup.kernels.cpu import compiled_step
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES, array_of
 
@@ -107,7 +107,7 @@ class Place:
         )
         self.base = [part.data_ptr() for part in parts]
         row_bytes = self.width * self.dtype.itemsize
-        self.layout = cpu.row_layout(row_bytes, self.base, row_bytes)
+        self.layout = compiled_step.row_layout(row_bytes, self.base, row_bytes)
         self.kind = (self.dtype, self.carries_u)
 
     @cached_property
@@ -159,4 +159,4 @@ class Batch:
         widths = np.array([place.width for place in places], np.int64)
         counts = np.array([place.count for place in places], np.int64)
         base = np.array([place.base for place in places], np.int64)
-        self.tensors = cpu.Tensors(widths, counts, base, cpu.pieces(widths, counts))
+        self.tensors = compiled_step.Tensors(widths, counts, base, compiled_step.pieces(widths, counts))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sparsegroup.kernels.jit import array_at, copy, jitted, kernel, load, prefetch
-from sparsegroup.kernels.turns import done, enter, leave, take, wait
+from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
+from sparsegroup.kernels.cpu.turns import done, enter, leave, take, wait
 from sparsegroup.kernels.views import array_of
 from sparsegroup.table.index import (
     ABSENT,
@@ -123,7 +123,7 @@ def _look_up(
     rows are asked for, so that they are in a cache when another call fetches.
 
     Args:
-        turns: See `sparsegroup.kernels.turns`.
+        turns: See `sparsegroup.kernels.cpu.turns`.
         finds: Do the first half. Without it `inverse`, `count` and `rows` are given.
         fetches: Do the second half. Without it `vectors` and `out` stay as they are.
         keys: `[n]` int64.

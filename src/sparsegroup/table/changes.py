@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.jit import kernel
+from sparsegroup.kernels.cpu.jit import kernel
 
 Int64s = npt.NDArray[np.int64]
 

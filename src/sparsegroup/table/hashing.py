@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsegroup.kernels.jit import jitted
+from sparsegroup.kernels.cpu.jit import jitted
 
 
 @jitted

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.jit import jitted, kernel, load, prefetch, store
+from sparsegroup.kernels.cpu.jit import jitted, kernel, load, prefetch, store
 from sparsegroup.table.hashing import mix
 from sparsegroup.table.pages import Pages
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels import cpu
-from sparsegroup.kernels.jit import array_at, kernel
+from sparsegroup.kernels.cpu import compiled_step
+from sparsegroup.kernels.cpu.jit import array_at, kernel
 from sparsegroup.table.pages import Pages
 
 Int64s = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class Rows:
         self.row_bytes = (1 + len(initial)) * dim * dtype.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self.pages = Pages(self.row_bytes << self.shift, huge_pages)
-        self._layouts: dict[tuple[str, ...], cpu.RowLayout] = {}
+        self._layouts: dict[tuple[str, ...], compiled_step.RowLayout] = {}
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -58,13 +58,13 @@ class Rows:
         unit = self.pages.unit
         return -(-count * self.row_bytes // unit) * unit
 
-    def layout(self, parts: tuple[str, ...]) -> cpu.RowLayout:
+    def layout(self, parts: tuple[str, ...]) -> compiled_step.RowLayout:
         """Where the parts lie in a row, for the step."""
         known = self._layouts.get(parts)
         if known is None:
             part_bytes = self.dim * self.dtype.itemsize
             offsets = [self.parts.index(part) * part_bytes for part in parts]
-            known = self._layouts[parts] = cpu.row_layout(self.row_bytes, offsets, part_bytes)
+            known = self._layouts[parts] = compiled_step.row_layout(self.row_bytes, offsets, part_bytes)
         return known
 
     def read(self, part: str, rows: Int64s) -> Floats:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsegroup.kernels.jit import jitted, kernel
+from sparsegroup.kernels.cpu.jit import jitted, kernel
 from sparsegroup.table.hashing import mix
 
 Init = Literal["normal", "uniform"]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
-from sparsegroup.kernels import threads
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.kinds import new_table

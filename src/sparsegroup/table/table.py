@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels import cpu, threads
+from sparsegroup.kernels.cpu import compiled_step, threads
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.settings import Settings
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
@@ -369,7 +369,7 @@ class Table:
 
     def check_rule(self, rule: Rule, carries_u: bool) -> None:
         """Raise RuntimeError if `rule` cannot be compiled."""
-        if not cpu.is_ready(rule, carries_u, self.config.dtype):
+        if not compiled_step.is_ready(rule, carries_u, self.config.dtype):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def step(self, rule: Rule, rows: Tensor, gradients: Sequence[Tensor], numbers: Numbers, settings: Settings) -> None:
@@ -393,12 +393,12 @@ class Table:
                 self.changes.mark(numbers_of_rows)
             contiguous = [gradient.contiguous() for gradient in gradients]
             addresses = [gradient.data_ptr() for gradient in contiguous] + [0]
-            self._num_live += cpu.advance_rows(
+            self._num_live += compiled_step.advance_rows(
                 rule,
                 carries_u,
                 self.config.dtype,
                 numbers_of_rows,
-                cpu.Pages(self.rows.pages.addresses, self.rows.shift),
+                compiled_step.Pages(self.rows.pages.addresses, self.rows.shift),
                 self.rows.layout(parts),
                 np.array([addresses[:2]], np.int64),
                 self.config.dim,

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from sparsegroup import prox
 from sparsegroup.kernels import rounding
-from sparsegroup.kernels.gpu import namespace, rows, tensors, tile
+from sparsegroup.kernels.gpu import rows, tensors, tile, triton_namespace
 from sparsegroup.rules import Rule
 
 _NOT_SPECIALIZED = ("count", "seed", "height", "chunks")
@@ -99,9 +99,9 @@ def row_kernels() -> RowKernels:
 
 @cache
 def _namespace() -> SimpleNamespace:
-    module: Any = ModuleType("sparsegroup.kernels.gpu.namespace")  # Triton wants a module
+    module: Any = ModuleType("sparsegroup.kernels.gpu.triton_namespace")  # Triton wants a module
     for name in ("sqrt", "where", "maximum"):
-        setattr(module, name, _bound(getattr(namespace, name), {}))
+        setattr(module, name, _bound(getattr(triton_namespace, name), {}))
     return module  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,7 @@
 Within a block the work is cut into loops over contiguous elements that the compiler turns into vector instructions;
 only the reduction of a group to its norm and the search for untouched groups go group by group.
 
-The globals marked below are replaced when the source is bound to a rule, see `sparsegroup.kernels.cpu`.
+The globals marked below are replaced when the source is bound to a rule, see `sparsegroup.kernels.cpu.compiled_step`.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparsegroup import prox
-from sparsegroup.kernels.jit import array_at, copy, fill_8, inline, jitted, prefetch
-from sparsegroup.kernels.turns import enter, leave, take
+from sparsegroup.kernels.cpu.jit import array_at, copy, fill_8, inline, jitted, prefetch
+from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 BLOCK = 256
 """Elements of a block. Its nine arrays take 9 KB of float32."""
@@ -292,7 +292,7 @@ def step(
     """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
 
     Args:
-        turns: See `sparsegroup.kernels.turns`; a piece is a line of `work`.
+        turns: See `sparsegroup.kernels.cpu.turns`; a piece is a line of `work`.
         work: `[k, 3]` int64: tensor, first group, and one past the last, if there are so many.
         counts: `[tensors]` int64, groups.
         base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sparsegroup.kernels.jit import array_at, kernel
+from sparsegroup.kernels.cpu.jit import array_at, kernel
 from sparsegroup.kernels.views import array_of
 
 _LANES = 64

@@ -23,7 +23,7 @@ from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sparsegroup.kernels import namespace
+from sparsegroup.kernels.cpu import numba_namespace
 from sparsegroup.rules import bind
 
 COMPILER: dict[str, Any] = {"error_model": "numpy", "nogil": True}
@@ -46,7 +46,7 @@ def with_globals(function: Callable[..., Any], bindings: Mapping[str, Any]) -> A
 
 def inline(function: Callable[..., Any]) -> Any:
     """`function` for use inside kernels, with Numba's scalars behind its global `xp`."""
-    return jitted(bind(function, namespace))
+    return jitted(bind(function, numba_namespace))
 
 
 def source(text: str, names: Mapping[str, Any]) -> Any:
@@ -130,13 +130,9 @@ def _noticed(name: str) -> Iterator[None]:
 @cache
 def _package_digest() -> str:
     """Of every source that a kernel can be made of."""
-    package = Path(__file__).parents[1]
-    files = [
-        package / "prox.py",
-        *sorted((package / "kernels").glob("*.py")),
-        *sorted((package / "table").glob("*.py")),
-        *sorted((package / "rules").glob("*.py")),
-    ]
+    package = Path(__file__).parents[2]
+    rooms = ("kernels", "kernels/cpu", "table", "rules", "penalties")
+    files = [package / "prox.py", *(file for room in rooms for file in sorted((package / room).glob("*.py")))]
     digest = hashlib.sha256(version("sparsegroup").encode())
     for file in files:
         digest.update(file.read_bytes())

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from sparsegroup.kernels import turns
-from sparsegroup.kernels.jit import Kernel
+from sparsegroup.kernels.cpu import turns
+from sparsegroup.kernels.cpu.jit import Kernel
 
 _Job = Callable[[], object]
 
@@ -46,7 +46,7 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     """Call `kernel(turns, *arguments)` in this thread, and in others as they come free.
 
     Args:
-        kernel: Takes pieces of its work in turns, see `sparsegroup.kernels.turns`.
+        kernel: Takes pieces of its work in turns, see `sparsegroup.kernels.cpu.turns`.
         *arguments: The kernel's.
         alone: The work is too little to wake a thread for.
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba.core.errors import NumbaError
 
 from sparsegroup import prox
-from sparsegroup.kernels import block, jit, threads
+from sparsegroup.kernels.cpu import block, jit, threads
 from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.rules import Rule
 

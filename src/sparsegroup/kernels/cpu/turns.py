@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.jit import fetch_and_add, jitted, kernel, load_now, relax
+from sparsegroup.kernels.cpu.jit import fetch_and_add, jitted, kernel, load_now, relax
 
 # Places in the int64 array of a job, each in a cache line of its own.
 _LINE = 8

@@ -1,0 +1,1 @@
+"""The step in eager PyTorch: readable, on any device, and the fallback of the others."""
