@@ -34,7 +34,7 @@ from sparsegroup.data.shapes import DATASETS
 from sparsegroup.data.synthesize import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN
-from sparsegroup.training import Config, Progress, train
+from sparsegroup.training import Config, HistoryPoint, train
 
 BATCH, DIM = 512, 8
 CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
@@ -133,7 +133,7 @@ def ours(log: Log) -> tuple[float, dict[str, float]]:
     """Samples per second of the pass, evaluation left out, and what it came to."""
     model, optimizer = CONFIG.build(log)
     begin = perf_counter()
-    history: list[Progress] = []
+    history: list[HistoryPoint] = []
     trained = train(
         model,
         optimizer,
@@ -151,7 +151,7 @@ def ours(log: Log) -> tuple[float, dict[str, float]]:
         "feature_rate": trained.feature_rate,
         "table_bytes": float(model.embedding.memory().total),
     }
-    done = Progress(0, *[0.0] * 4, 0.0, 0, 0, 0, 0.0, 0.0)
+    done = HistoryPoint(0, *[0.0] * 4, 0.0, 0, 0, 0, 0.0, 0.0)
     for mark in MARKS:
         if reached := [point for point in history if point.samples <= 1.01 * mark and point.samples > done.samples]:
             speed = (reached[-1].samples - done.samples) / (reached[-1].seconds - done.seconds)

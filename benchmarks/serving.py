@@ -25,11 +25,11 @@ import checkpoints
 import timing
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.serving import Opened, Wanted, export
+from sparsegroup.serving import TrainedModel, Wanted, export
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel
 from sparsegroup.serving.program import quiet
 from sparsegroup.training import ClickModel, Config
-from sparsegroup.training.columns import Columns
+from sparsegroup.training.input_columns import Columns
 from table_step import CARDINALITIES, Clicks, key
 
 FIELDS, NUMBERS, DIM = 26, 13, 8
@@ -126,7 +126,7 @@ def main() -> None:
     figures: dict[str, float] = {"rows": rows}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         place = Path(temporary)
-        opened = Opened(place, "run", CONFIG, COLUMNS, model.eval(), None)
+        opened = TrainedModel(place, "run", CONFIG, COLUMNS, model.eval(), None)
         export(opened, place / "full", wanted=Wanted(onnx=True))
         leave_live(model, clicks)
         live = model.embedding.num_live

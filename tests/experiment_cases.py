@@ -13,7 +13,7 @@ from sparsegroup.data.batches import Batch, Log
 from sparsegroup.experiments.datasets import Dataset
 from sparsegroup.experiments.runs import Outcome
 from sparsegroup.experiments.section import Cell, Table
-from sparsegroup.training import ClickModel, Config, Trained, Trainer, score, train
+from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
 
 BASE = Config.of(model="dcn", dim=4, hidden=[8], batch_size=135, lr=1e-2, l21=0.0)
 """Whole batches make up the 2,700 training rows of the tiny log, and nine tenths of them."""
@@ -58,7 +58,7 @@ class OneBatchLog:
             yield self.batch[begin : min(begin + size, stop)]
 
 
-def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = None) -> tuple[Trained, ClickModel]:
+def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = None) -> tuple[PassResult, ClickModel]:
     """Plain training."""
     model, optimizer = config.replace(seed=seed).build(log)
     size = config.training.batch_size

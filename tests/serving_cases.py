@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.serving import Opened
+from sparsegroup.serving import TrainedModel
 from sparsegroup.training import Config
-from sparsegroup.training.columns import Columns
+from sparsegroup.training.input_columns import Columns
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")
@@ -25,7 +25,7 @@ def random_keys(count: int, fields: int = len(FIELDS), seed: int = 0) -> torch.T
 
 def opened_model(
     model: str = "dcn", *, lists: bool = False, numbers: bool = False, rows: int = 300, seed: int = 0, dim: int = 4
-) -> Opened:
+) -> TrainedModel:
     """A model with `rows` rows, of which about a fifth are zero, so not live."""
     columns = columns_of(lists, numbers)
     config = Config.of(model=model, dim=dim, seed=seed)
@@ -35,10 +35,10 @@ def opened_model(
     vectors = torch.randn(len(keys), dim, generator=generator)
     vectors[torch.rand(len(keys), generator=generator) < 0.2] = 0
     click_model.embedding.assign(keys, vectors)
-    return Opened(Path("made-up"), "run", config, columns, click_model.eval(), None)
+    return TrainedModel(Path("made-up"), "run", config, columns, click_model.eval(), None)
 
 
-def batch_of(opened: Opened, size: int, seed: int = 1) -> Batch:
+def batch_of(opened: TrainedModel, size: int, seed: int = 1) -> Batch:
     """Rows of known and unknown keys, and bags of none to three."""
     generator = torch.Generator().manual_seed(seed)
     columns = opened.columns

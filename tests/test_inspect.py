@@ -14,12 +14,12 @@ import torch
 from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.kernels.settings import Regularizer
-from sparsegroup.serving.inspection import inspect
-from sparsegroup.serving.inspection_bins import Bins, as_shown, magnitudes, shares
-from sparsegroup.serving.inspection_page import render_inspection
-from sparsegroup.serving.inspection_rows import Largest, read_rows
-from sparsegroup.serving.inspection_threshold import Threshold, sigma_of
-from sparsegroup.serving.opened import open_trained
+from sparsegroup.serving.inspection.histogram import Bins, as_shown, magnitudes, shares
+from sparsegroup.serving.inspection.inspect_model import inspect
+from sparsegroup.serving.inspection.inspection_page import render_inspection
+from sparsegroup.serving.inspection.row_scan import Largest, read_rows
+from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
+from sparsegroup.serving.trained_model import open_trained
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 DIM = 4

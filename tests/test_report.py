@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size
+from sparsegroup.reporting.plots import plot_progress
+from sparsegroup.reporting.run_page import render_report
+from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.table import FieldCount
 from sparsegroup.training.metrics import Metrics
-from sparsegroup.training.plots import plot_progress
-from sparsegroup.training.records import Progress, Summary
-from sparsegroup.training.report import count, duration, metric, per_second, percent, render_report, short, size
 
 NAN = math.nan
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
@@ -26,17 +27,17 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture
-def history() -> list[Progress]:
+def history() -> list[HistoryPoint]:
     """50 windows over 39M samples, as of a large click log: AUC up, feature rate down, one jump in calibration."""
     return sample_history()
 
 
 @pytest.fixture
-def summary(history: list[Progress]) -> Summary:
+def summary(history: list[HistoryPoint]) -> Summary:
     return sample_summary(history)
 
 
-def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[Progress]:
+def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[HistoryPoint]:
     random = np.random.default_rng(0)
     fields = sample_fields().values()
     all_seen, all_live = sum(rows.seen for rows in fields), sum(rows.live for rows in fields)
@@ -49,7 +50,7 @@ def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[Progres
         speed = 88_000 - 6_000 * share + 1_500 * noise[2]
         seconds += samples / windows / speed
         points.append(
-            Progress(
+            HistoryPoint(
                 samples=round(samples * share),
                 auc=0.793 - 0.093 * math.exp(-5 * (share - 1 / windows)) + 0.0012 * noise[0],
                 log_loss=0.569 * entropy,
@@ -78,7 +79,7 @@ def sample_fields(fields: int = 26) -> dict[str, FieldCount]:
     return rows
 
 
-def sample_summary(history: list[Progress], fields: int = 26) -> Summary:
+def sample_summary(history: list[HistoryPoint], fields: int = 26) -> Summary:
     last = history[-1]
     return Summary(
         log="criteo-week",
@@ -135,7 +136,7 @@ class Page(HTMLParser):
             self.rows[-1].append(data)
 
 
-def render(history: list[Progress], summary: Summary, config: Mapping[str, Any] = CONFIG) -> Page:
+def render(history: list[HistoryPoint], summary: Summary, config: Mapping[str, Any] = CONFIG) -> Page:
     return Page(render_report(config, history, summary))
 
 
@@ -143,7 +144,7 @@ def field_rows(page: Page, summary: Summary) -> list[list[str]]:
     return [row for row in page.rows if row and row[0] in summary.fields and len(row) == 5]
 
 
-def test_says_what_the_run_came_to(history: list[Progress], summary: Summary) -> None:
+def test_says_what_the_run_came_to(history: list[HistoryPoint], summary: Summary) -> None:
     text = render(history, summary).text
     for expected in (
         "DCN, adam, λ21 = 1e-5 (lasso)",
@@ -166,7 +167,7 @@ def test_says_what_the_run_came_to(history: list[Progress], summary: Summary) ->
         assert expected in text
 
 
-def test_is_small_and_loads_nothing(history: list[Progress]) -> None:
+def test_is_small_and_loads_nothing(history: list[HistoryPoint]) -> None:
     html = render_report(CONFIG, history, sample_summary(history, fields=39))
     assert len(html.encode()) < 500_000
     page = Page(html)
@@ -180,11 +181,11 @@ def test_is_small_and_loads_nothing(history: list[Progress]) -> None:
     }
 
 
-def test_is_the_same_for_the_same_run(history: list[Progress], summary: Summary) -> None:
+def test_is_the_same_for_the_same_run(history: list[HistoryPoint], summary: Summary) -> None:
     assert render_report(CONFIG, history, summary) == render_report(CONFIG, history, summary)
 
 
-def test_ids_are_unique_and_references_resolve(history: list[Progress], summary: Summary) -> None:
+def test_ids_are_unique_and_references_resolve(history: list[HistoryPoint], summary: Summary) -> None:
     page = render(history, summary)
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(set(ids)) == len(ids)
@@ -195,7 +196,7 @@ def test_ids_are_unique_and_references_resolve(history: list[Progress], summary:
     assert references | clips <= set(ids)
 
 
-def test_charts_take_the_pages_colours_and_font(history: list[Progress], summary: Summary) -> None:
+def test_charts_take_the_pages_colours_and_font(history: list[HistoryPoint], summary: Summary) -> None:
     page = render(history, summary)
     assert page.tags.count("svg") == 8
     drawn = " ".join(value or "" for name, value in page.attributes if name == "style")
@@ -204,7 +205,7 @@ def test_charts_take_the_pages_colours_and_font(history: list[Progress], summary
     assert "40M" in page.text
 
 
-def test_values_are_escaped(history: list[Progress], summary: Summary) -> None:
+def test_values_are_escaped(history: list[HistoryPoint], summary: Summary) -> None:
     evil = "<script>alert(1)</script>\"'&"
     config = {evil: {evil: evil}, "model": {"name": evil}, "optimizer": {"name": evil, "l21": evil, "penalty": evil}}
     hostile = replace(
@@ -222,7 +223,7 @@ def test_values_are_escaped(history: list[Progress], summary: Summary) -> None:
     assert page.text.count(evil) >= 8
 
 
-def test_a_value_that_is_not_defined_is_a_dash(history: list[Progress], summary: Summary) -> None:
+def test_a_value_that_is_not_defined_is_a_dash(history: list[HistoryPoint], summary: Summary) -> None:
     nothing = {"auc": NAN, "log_loss": NAN, "normalized_entropy": NAN, "calibration": NAN}
     blank = [replace(point, **nothing) for point in history]  # type: ignore[arg-type]
     html = render_report(CONFIG, blank, replace(summary, test=Metrics(**nothing), feature_rate=NAN))
@@ -232,14 +233,14 @@ def test_a_value_that_is_not_defined_is_a_dash(history: list[Progress], summary:
     assert "nan" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).lower()
 
 
-def test_a_gap_leaves_lone_points_visible(history: list[Progress], summary: Summary) -> None:
+def test_a_gap_leaves_lone_points_visible(history: list[HistoryPoint], summary: Summary) -> None:
     gaps = [replace(point, auc=NAN) if index % 2 else point for index, point in enumerate(history)]
     html = render_report(CONFIG, gaps, summary)
     Page(html)
     assert html.count("<use xlink:href") > render_report(CONFIG, history, summary).count("<use xlink:href") + 20
 
 
-def test_without_a_test_set_shows_the_last_window(history: list[Progress], summary: Summary) -> None:
+def test_without_a_test_set_shows_the_last_window(history: list[HistoryPoint], summary: Summary) -> None:
     text = render(history, replace(summary, test=None, test_rows=0)).text
     assert f"Progressive AUC {history[-1].auc:.4f} of the last window, 785,839 samples" in text
     assert f"Progressive calibration {history[-1].calibration:.4f}" in text
@@ -247,7 +248,7 @@ def test_without_a_test_set_shows_the_last_window(history: list[Progress], summa
     assert "test rows none" in text
 
 
-def test_one_window(history: list[Progress], summary: Summary) -> None:
+def test_one_window(history: list[HistoryPoint], summary: Summary) -> None:
     page = render(history[:1], replace(summary, test=None, continued_from=None))
     assert "of the last window, 785,839 samples" in page.text
     assert "1 point in numbers" in page.text
@@ -268,14 +269,14 @@ def test_empty_history(summary: Summary) -> None:
     assert "Throughput – " in text
 
 
-def test_nothing_live_and_nothing_seen(history: list[Progress], summary: Summary) -> None:
+def test_nothing_live_and_nothing_seen(history: list[HistoryPoint], summary: Summary) -> None:
     dead = [replace(point, live_rows=0, features_seen=0, feature_rate=NAN, table_bytes=0) for point in history]
     page = render(dead, replace(summary, fields={"site": FieldCount(0, 0, 0)}))
     assert ["site", "0", "0", "0", "–"] in page.rows
 
 
 @pytest.mark.parametrize("fields", [1, 26, 256])
-def test_fields_stand_in_order_of_features_seen(history: list[Progress], fields: int) -> None:
+def test_fields_stand_in_order_of_features_seen(history: list[HistoryPoint], fields: int) -> None:
     summary = sample_summary(history, fields)
     page = render(history, summary)
     rows = field_rows(page, summary)
@@ -287,7 +288,7 @@ def test_fields_stand_in_order_of_features_seen(history: list[Progress], fields:
     assert rows[0][2:] == [f"{largest.rows:,}", f"{largest.live:,}", f"{share:.2f} %"]
 
 
-def test_settings_may_stand_outside_a_section(history: list[Progress], summary: Summary) -> None:
+def test_settings_may_stand_outside_a_section(history: list[HistoryPoint], summary: Summary) -> None:
     page = render(history, summary, {"model": "opnn", "seed": 3, "lr": None, "deep": {"a": {"b": 1e-4}, "empty": {}}})
     assert "OPNN on criteo-week" in page.text
     assert "Training run" in render(history, summary, {}).text
@@ -319,6 +320,6 @@ def test_numbers_are_for_people(shown: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("test_auc", [0.7931, NAN, None])
-def test_the_picture_of_a_run_is_written(history: list[Progress], test_auc: float | None, tmp_path: Path) -> None:
+def test_the_picture_of_a_run_is_written(history: list[HistoryPoint], test_auc: float | None, tmp_path: Path) -> None:
     plot_progress(history, test_auc, "DCN", tmp_path / "progress.png")
     assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")

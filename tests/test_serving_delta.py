@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving_cases import opened_model
-from sparsegroup.serving import ExportError, Opened, apply_deltas, export, export_delta, open_trained, read_export
+from sparsegroup.serving import ExportError, TrainedModel, apply_deltas, export, export_delta, open_trained, read_export
 from sparsegroup.serving.difference import difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
 from sparsegroup.serving.quantize import encode
@@ -60,7 +60,7 @@ def embeddings_as_dict(some: Embeddings) -> dict[int, bytes]:
     }
 
 
-def train_a_little(opened: Opened, seed: int) -> None:
+def train_a_little(opened: TrainedModel, seed: int) -> None:
     """Change some rows, zero some, bring some back, drop some, add some; and change the network."""
     generator, table = torch.Generator().manual_seed(seed), opened.model.embedding
     keys = table.state_dict()["keys"]
@@ -121,7 +121,7 @@ def test_a_delta_of_nothing_is_empty(tmp_path: Path) -> None:
     assert len(load_embeddings(tmp_path / "b" / "upserts.safetensors", 4, "float32")) == 0
 
 
-def days(tmp_path: Path, count: int) -> Opened:
+def days(tmp_path: Path, count: int) -> TrainedModel:
     opened = opened_model()
     export(opened, tmp_path / "0")
     for day in range(1, count + 1):

@@ -13,7 +13,7 @@ import torch
 
 from serving_cases import batch_of, opened_model
 from sparsegroup.data.batches import Batch
-from sparsegroup.serving import ExportError, Opened, ServingModel, Wanted, export
+from sparsegroup.serving import ExportError, ServingModel, TrainedModel, Wanted, export
 from sparsegroup.serving import onnx as serving_onnx
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
@@ -27,13 +27,13 @@ CASES = [
 ]
 
 
-def serving(opened: Opened, dtype: str = "float32") -> ServingModel:
+def serving(opened: TrainedModel, dtype: str = "float32") -> ServingModel:
     rows = live_rows(opened.model.embedding, dtype)  # type: ignore[arg-type]
     return ServingModel(rows, opened.model.network, opened.columns)
 
 
 @torch.no_grad()
-def trained(opened: Opened, batch: Batch, dtype: str = "float32") -> torch.Tensor:
+def trained(opened: TrainedModel, batch: Batch, dtype: str = "float32") -> torch.Tensor:
     """What the trained model gives when its table holds the decoded vectors."""
     rows = live_rows(opened.model.embedding, dtype)  # type: ignore[arg-type]
     opened.model.embedding.assign(rows.keys, rows.vectors.decode())

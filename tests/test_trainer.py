@@ -14,7 +14,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
 from sparsegroup.training import ClickModel, Config, Trainer, evaluate
 from sparsegroup.training.click_model import by_field, keys_to_look_up
-from sparsegroup.training.dense import has_compiler
+from sparsegroup.training.compiled_network import has_compiler
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_without_a_compiler_the_network_is_eager_and_that_is_said(
     monkeypatch.setenv("PATH", "/none")
     with pytest.warns(UserWarning, match=r"the network is not compiled, .*: there is no C\+\+ compiler"):
         assert trained_and_compiled(log, True) == eager
-    monkeypatch.setattr("sparsegroup.training.dense.has_compiler", lambda: True)  # one that does not work
+    monkeypatch.setattr("sparsegroup.training.compiled_network.has_compiler", lambda: True)  # one that does not work
     torch.compiler.reset()
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     with pytest.warns(UserWarning, match="compiling failed"):

@@ -20,7 +20,7 @@ from sparsegroup.training import (
     summarize,
     train,
 )
-from sparsegroup.training.one_pass import WINDOWS
+from sparsegroup.training.log_pass import WINDOWS
 
 
 @pytest.fixture(scope="module")

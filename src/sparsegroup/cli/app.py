@@ -14,8 +14,8 @@ from sparsegroup import __version__
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.data import ClickLogError
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.settings import SettingsError
 from sparsegroup.training import RunError
+from sparsegroup.yaml_settings import SettingsError
 
 app = typer.Typer(
     add_completion=False,

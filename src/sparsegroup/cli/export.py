@@ -11,14 +11,14 @@ from rich.table import Table
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data.errors import ClickLogError
+from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.export import export
 from sparsegroup.serving.folder import check_free
 from sparsegroup.serving.manifest import MANIFEST, Manifest, Test, read_manifest
 from sparsegroup.serving.onnx import INSTALL, has_onnx
-from sparsegroup.serving.opened import open_trained
 from sparsegroup.serving.quantize import Dtype
-from sparsegroup.serving.testing import TestRows, open_test_rows
+from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.serving.writing import Wanted
 from sparsegroup.training import Config
 

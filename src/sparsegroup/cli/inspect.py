@@ -11,11 +11,11 @@ from rich.text import Text
 
 from sparsegroup.cli.app import app, console
 from sparsegroup.files import write_atomically
-from sparsegroup.serving.inspection import Inspection, inspect
-from sparsegroup.serving.inspection_page import feature_name, render_inspection
-from sparsegroup.serving.inspection_words import Pairs, effects, lead, note, share_of, sizes, title
-from sparsegroup.serving.opened import open_trained
-from sparsegroup.training.report import count, percent, trim_exponent
+from sparsegroup.reporting.formatting import count, percent, trim_exponent
+from sparsegroup.serving.inspection.inspect_model import Inspection, inspect
+from sparsegroup.serving.inspection.inspection_page import feature_name, render_inspection
+from sparsegroup.serving.inspection.wording import Pairs, effects, lead, note, share_of, sizes, title
+from sparsegroup.serving.trained_model import open_trained
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 20

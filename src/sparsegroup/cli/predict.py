@@ -31,20 +31,20 @@ from sparsegroup.data.lines import uncompressed_size
 from sparsegroup.data.prepared import PreparedLog
 from sparsegroup.data.reader import OnBadRow
 from sparsegroup.files import write_atomically
-from sparsegroup.serving.opened import open_trained
-from sparsegroup.settings import checked
+from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
 from sparsegroup.training.config import DataConfig
 from sparsegroup.training.scoring import (
     SUFFIXES,
     LogToScore,
-    Scores,
+    Predictions,
     Tally,
     open_to_score,
-    scores,
+    predictions,
     write_csv,
-    write_scores,
+    write_predictions,
 )
+from sparsegroup.yaml_settings import checked
 
 _MODELS = "the model's"
 _OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
@@ -88,8 +88,8 @@ def predict_command(
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
     with nullcontext(_nothing) if hidden else _scoring_bar(len(data.log), log.name, console) as on_rows:
 
-        def seen() -> Iterator[Scores]:
-            for part in scores(opened.model, data):
+        def seen() -> Iterator[Predictions]:
+            for part in predictions(opened.model, data):
                 tally.add(part)
                 yield part
                 on_rows(len(part.rows))
@@ -99,7 +99,7 @@ def predict_command(
         else:
             suffix = _suffix(out)
             assert suffix is not None
-            write_atomically(out, lambda path: write_scores(seen(), path, suffix))
+            write_atomically(out, lambda path: write_predictions(seen(), path, suffix))
     console.print(_outcome(tally, perf_counter() - begin, out), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -142,7 +142,7 @@ def _open(log: Path, data: DataConfig, threads: int, console: Console) -> LogToS
     return opened
 
 
-def _write_to_stdout(parts: Iterator[Scores]) -> None:
+def _write_to_stdout(parts: Iterator[Predictions]) -> None:
     try:
         write_csv(parts, sys.stdout.buffer)
         sys.stdout.flush()

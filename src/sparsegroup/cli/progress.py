@@ -11,7 +11,7 @@ from rich.progress import Progress as ProgressBar
 from sparsegroup.cli.app import console
 from sparsegroup.data.lines import uncompressed_size
 from sparsegroup.experiments.compare import Reporter
-from sparsegroup.training import Progress
+from sparsegroup.training import HistoryPoint
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def training_bar(total: int, name: str) -> Iterator[Reporter]:
         def on_batch(samples: int, loss: float) -> None:
             bar.advance(task, samples)
 
-        def on_progress(point: Progress) -> None:
+        def on_progress(point: HistoryPoint) -> None:
             state.update(loss=point.log_loss, auc=point.auc, rate=point.feature_rate, bytes=point.table_bytes)
             show()
 

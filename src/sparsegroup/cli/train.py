@@ -30,7 +30,6 @@ from sparsegroup.data.formats import AvazuHour, CriteoNumbers
 from sparsegroup.data.reader import OnBadRow
 from sparsegroup.data.synthetic import SyntheticConfig
 from sparsegroup.prox import Norm, Penalty
-from sparsegroup.settings import assignment, checked, with_values
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import SHORT, OptimizerName, read_config
@@ -45,7 +44,8 @@ from sparsegroup.training.run_dir import (
     last_checkpoint,
     replace_run,
 )
-from sparsegroup.training.session import begun_in, claim_run
+from sparsegroup.training.session import claim_run, run_beginning
+from sparsegroup.yaml_settings import assignment, checked, with_values
 
 _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.seed")
 """What a run cannot change when it goes on."""
@@ -228,7 +228,7 @@ def train_command(
 def _resume(folder: Path, threads: int) -> None:
     place = _place_of(folder)
     if place.name != FINISHED and not _is_complete(place):
-        config, _ = begun_in(place)
+        config, _ = run_beginning(place)
         session = Session.resume(place, _open(config, threads))
         _introduce(session)
         _train(session, folder)

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from sparsegroup.data.errors import ClickLogError
 from sparsegroup.data.formats import TEST_FRACTION, LogFormat
-from sparsegroup.settings import Settings, SettingsError, checked, read_yaml
+from sparsegroup.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
 
-class LogSchema(Settings):
+class LogSchema(StrictSettings):
     """The columns of a log.
 
     Attributes:

@@ -3,7 +3,7 @@
 import math
 
 from sparsegroup.experiments.section import Cell, Table
-from sparsegroup.training.report import NONE, exact, trim_exponent
+from sparsegroup.reporting.formatting import NONE, exact, trim_exponent
 
 
 def cell_text(cell: Cell, format_spec: str) -> str:

@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sparsegroup.data import ClickLog
-from sparsegroup.training import ClickModel, Config, Metrics, Progress, prune_rows, score, train
+from sparsegroup.training import ClickModel, Config, HistoryPoint, Metrics, prune_rows, score, train
 
 KEY_BYTES, FLOAT_BYTES = 8, 4
 
-Reporter = tuple[Callable[[int, float], None], Callable[[Progress], None]]
+Reporter = tuple[Callable[[int, float], None], Callable[[HistoryPoint], None]]
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from matplotlib.ticker import (
 )
 
 from sparsegroup.experiments.section import Figure, Series
-from sparsegroup.training.plots import COLOURS, INK, STYLE, svg_element
-from sparsegroup.training.report import trim_exponent
+from sparsegroup.reporting.formatting import trim_exponent
+from sparsegroup.reporting.plots import COLOURS, INK, STYLE, svg_element
 
 _COLOURS = (*COLOURS.values(), INK)
 _MARKERS = "os^DvPX<>p*h"

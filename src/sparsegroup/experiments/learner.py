@@ -11,7 +11,7 @@ import torch
 
 from sparsegroup.data.batches import Log
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.one_pass import EVALUATED
+from sparsegroup.training.log_pass import EVALUATED
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from sparsegroup.experiments.cells import numeric_columns, table_texts
 from sparsegroup.experiments.figures import describe
 from sparsegroup.experiments.section import Facts, Figure, Section, Table
-from sparsegroup.training.report import duration
+from sparsegroup.reporting.formatting import duration
 
 
 def section_markdown(section: Section, level: int = 1, folder: str = "") -> str:

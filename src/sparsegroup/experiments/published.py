@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from sparsegroup.settings import Settings, checked, read_yaml
+from sparsegroup.yaml_settings import StrictSettings, checked, read_yaml
 
 Network = Literal["mlp", "opnn", "dcn"]
 """MLP on Avazu, OPNN on iPinYou, DCN on Criteo."""
@@ -13,14 +13,14 @@ Base = Literal["adam", "adagrad"]
 """An optimizer, and its group version."""
 
 
-class TableInfo(Settings):
+class TableInfo(StrictSettings):
     """A table of the paper: its number, and what it shows."""
 
     number: int
     caption: str
 
 
-class Setup(Settings):
+class Setup(StrictSettings):
     """What holds in all of the paper's experiments.
 
     Attributes:
@@ -40,7 +40,7 @@ class Setup(Settings):
     default_l2: float
 
 
-class NetworkInfo(Settings):
+class NetworkInfo(StrictSettings):
     """A network and its data set; counts are rounded, and None where the paper gives none.
 
     Attributes:
@@ -67,7 +67,7 @@ class NetworkInfo(Settings):
     train_features: float
 
 
-class Claims(Settings):
+class Claims(StrictSettings):
     """What the text says of Table 2.
 
     Attributes:
@@ -83,7 +83,7 @@ class Claims(Settings):
     share_significant_at_low_rate: float
 
 
-class SparsityPoint(Settings):
+class SparsityPoint(StrictSettings):
     """A cell of Table 2: Group Adam at a strength of l21, and Adam pruned to the same feature rate."""
 
     l21: float
@@ -93,7 +93,7 @@ class SparsityPoint(Settings):
     p_value: float
 
 
-class BestAuc(Settings):
+class BestAuc(StrictSettings):
     """A cell of Table 3.
 
     Attributes:
@@ -112,7 +112,7 @@ class BestAuc(Settings):
     feature_rate_p_value_is_bound: bool = False
 
 
-class DimensionPoint(Settings):
+class DimensionPoint(StrictSettings):
     """A row of Table 4."""
 
     dimension: int
@@ -120,7 +120,7 @@ class DimensionPoint(Settings):
     auc: float
 
 
-class Lambdas(Settings):
+class Lambdas(StrictSettings):
     """A row of Table 6 or 7: strengths of the penalties."""
 
     l1: float
@@ -128,7 +128,7 @@ class Lambdas(Settings):
     l2: float
 
 
-class FineTune(Settings):
+class FineTune(StrictSettings):
     """A cell of Table 8.
 
     Attributes:
@@ -147,14 +147,14 @@ class FineTune(Settings):
         return self.aucs[self.best_share]
 
 
-class NormGrids(Settings):
+class NormGrids(StrictSettings):
     """Table 9: strengths of l21 tried with s and with s̃ inside the norm."""
 
     s: tuple[float, ...]
     s_tilde: tuple[float, ...]
 
 
-class Published(Settings):
+class Published(StrictSettings):
     """All of it.
 
     Attributes:

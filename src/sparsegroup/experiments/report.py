@@ -114,7 +114,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _environment() -> Environment:
-    loaders = [PackageLoader(f"sparsegroup.{package}", ".") for package in ("experiments", "training")]
+    loaders = [PackageLoader(f"sparsegroup.{package}", ".") for package in ("experiments", "reporting")]
     environment = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from sparsegroup.serving.difference import difference
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.folder import check_free, describe, new_folder
 from sparsegroup.serving.manifest import (
     EMBEDDINGS,
@@ -19,17 +19,17 @@ from sparsegroup.serving.manifest import (
     Follows,
     Manifest,
 )
-from sparsegroup.serving.opened import Opened
 from sparsegroup.serving.parts import parts_of
 from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.stored import apply, leads_through, read_export
+from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
 from sparsegroup.serving.writing import Parts, Wanted, make_and_test, save_network, write_export
 from sparsegroup.training.run_dir import VOCABULARY
 
 
 def export_delta(
-    opened: Opened,
+    trained: TrainedModel,
     out: str | Path,
     since: str | Path,
     dtype: Dtype | None = None,
@@ -40,7 +40,7 @@ def export_delta(
     """Write what leads from an earlier export, or delta, to the export of a trained model.
 
     Args:
-        opened: The model.
+        trained: The model.
         out: The folder.
         since: The export or delta to follow.
         dtype: Its format, which is the default.
@@ -52,13 +52,13 @@ def export_delta(
     """
     out, since, wanted = Path(out), Path(since), wanted or Wanted()
     check_free(out, overwrite)
-    wanted.check(opened.columns)
+    wanted.check(trained.columns)
     base = read_export(since)
     if leads_through(since, out):
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
-    parts = parts_of(opened, base.manifest.dtype)
+    parts = parts_of(trained, base.manifest.dtype)
     _check_kinship(base.manifest, parts.draft, since)
     change = difference(base.embeddings, parts.embeddings)
     with new_folder(out, overwrite) as folder:

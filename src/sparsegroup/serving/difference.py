@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.serving.embeddings import Embeddings
-from sparsegroup.serving.quantize import Encoded
+from sparsegroup.serving.quantize import QuantizedVectors
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ def merge(old: Embeddings, change: Difference) -> Embeddings:
     keys, order = torch.cat([kept.keys, change.upserts.keys]).sort()
     vectors = torch.cat([kept.vectors.vectors, change.upserts.vectors.vectors])[order]
     if kept.vectors.scale is None or change.upserts.vectors.scale is None:
-        return Embeddings(keys, Encoded(vectors))
-    return Embeddings(keys, Encoded(vectors, torch.cat([kept.vectors.scale, change.upserts.vectors.scale])[order]))
+        return Embeddings(keys, QuantizedVectors(vectors))
+    return Embeddings(
+        keys, QuantizedVectors(vectors, torch.cat([kept.vectors.scale, change.upserts.vectors.scale])[order])
+    )
 
 
 def _find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sparsegroup.serving.errors import ExportError
-from sparsegroup.serving.quantize import TORCH_DTYPES, Dtype, Encoded, encode
+from sparsegroup.serving.export_error import ExportError
+from sparsegroup.serving.quantize import TORCH_DTYPES, Dtype, QuantizedVectors, encode
 from sparsegroup.table import HashEmbedding
 
 
@@ -23,7 +23,7 @@ class Embeddings:
     """
 
     keys: Tensor
-    vectors: Encoded
+    vectors: QuantizedVectors
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -83,4 +83,4 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
         )
     if scale is not None and (scale.dtype != torch.float32 or scale.shape != keys.shape):
         raise ExportError(f"{path}: damaged (scale must be float32 [{len(keys)}])")
-    return Embeddings(keys, Encoded(vectors, scale))
+    return Embeddings(keys, QuantizedVectors(vectors, scale))

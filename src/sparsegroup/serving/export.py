@@ -2,22 +2,27 @@
 
 from pathlib import Path
 
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.folder import check_free
 from sparsegroup.serving.manifest import Manifest
-from sparsegroup.serving.opened import Opened
 from sparsegroup.serving.parts import parts_of
 from sparsegroup.serving.quantize import Dtype
+from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.writing import Wanted, write_export
 
 
 def export(
-    opened: Opened, out: str | Path, dtype: Dtype = "float32", wanted: Wanted | None = None, *, overwrite: bool = False
+    trained: TrainedModel,
+    out: str | Path,
+    dtype: Dtype = "float32",
+    wanted: Wanted | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Manifest:
     """Write the live rows and the network of a trained model into a folder.
 
     Args:
-        opened: The model, of `open_trained`.
+        trained: The model, of `open_trained`.
         out: The folder; it appears when it is complete.
         dtype: Format of the vectors.
         wanted: What else to write, and the test set.
@@ -30,7 +35,7 @@ def export(
     """
     wanted = wanted or Wanted()
     check_free(Path(out), overwrite)
-    if Path(out).resolve() == opened.path.resolve():
+    if Path(out).resolve() == trained.path.resolve():
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
-    wanted.check(opened.columns)
-    return write_export(parts_of(opened, dtype), Path(out), wanted, overwrite=overwrite)
+    wanted.check(trained.columns)
+    return write_export(parts_of(trained, dtype), Path(out), wanted, overwrite=overwrite)

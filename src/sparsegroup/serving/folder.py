@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparsegroup.files import checksum, sync
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.manifest import EMBEDDINGS, MANIFEST, NETWORK, ONNX, PROGRAM, TOMBSTONES, UPSERTS, FileInfo
 from sparsegroup.training.run_dir import VOCABULARY
 

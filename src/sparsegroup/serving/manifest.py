@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import BeforeValidator, PlainSerializer, ValidationError
 
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.quantize import Dtype
-from sparsegroup.settings import Settings, SettingsError, checked
 from sparsegroup.training import Config
-from sparsegroup.training.columns import Columns
+from sparsegroup.training.input_columns import Columns
+from sparsegroup.yaml_settings import SettingsError, StrictSettings, checked
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
@@ -32,28 +32,28 @@ Number = Annotated[
 """JSON has no NaN: an AUC of one class is null."""
 
 
-class FileInfo(Settings):
+class FileInfo(StrictSettings):
     """A file: its size, and XXH3_64 of its bytes in hexadecimal."""
 
     bytes: int
     xxh3_64: str
 
 
-class Content(Settings):
+class Content(StrictSettings):
     """The two files that a full export is made of; a delta names what it leads to."""
 
     embeddings: FileInfo
     network: FileInfo
 
 
-class Rows(Settings):
+class Rows(StrictSettings):
     """Features of a field: those in the export, and those that training has seen."""
 
     live: int
     seen: int
 
 
-class Before(Settings):
+class Before(StrictSettings):
     """Sizes before the export, in bytes.
 
     Attributes:
@@ -65,7 +65,7 @@ class Before(Settings):
     table: int
 
 
-class Scores(Settings):
+class Scores(StrictSettings):
     """Of one way to compute the probabilities of the test rows.
 
     Attributes:
@@ -79,7 +79,7 @@ class Scores(Settings):
     max_abs_difference: Number
 
 
-class Test(Settings):
+class Test(StrictSettings):
     """What the test rows gave.
 
     Attributes:
@@ -94,21 +94,21 @@ class Test(Settings):
     scores: Mapping[str, Scores]
 
 
-class Follows(Settings):
+class Follows(StrictSettings):
     """The export that a delta is to be applied to: its id, and where it was, seen from the delta's folder."""
 
     id: str
     path: str
 
 
-class Changes(Settings):
+class Changes(StrictSettings):
     """How many keys a delta sets and removes."""
 
     upserts: int
     tombstones: int
 
 
-class Manifest(Settings):
+class Manifest(StrictSettings):
     """What a folder holds.
 
     Attributes:

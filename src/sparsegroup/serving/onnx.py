@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from sparsegroup.serving.errors import ExportError
-from sparsegroup.serving.model import ServingModel
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.program import quiet
+from sparsegroup.serving.serving_model import ServingModel
 
 INSTALL = "pip install 'sparsegroup[onnx]'"
 OPSET = 20

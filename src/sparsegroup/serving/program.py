@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from sparsegroup.serving.errors import ExportError
-from sparsegroup.serving.model import ServingModel
+from sparsegroup.serving.export_error import ExportError
+from sparsegroup.serving.serving_model import ServingModel
 
 
 def trace(model: ServingModel) -> ExportedProgram:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
@@ -21,7 +21,7 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class Encoded:
+class QuantizedVectors:
     """Vectors in one of the formats.
 
     Attributes:
@@ -37,11 +37,11 @@ class Encoded:
         decoded = self.vectors.to(torch.float32)
         return decoded if self.scale is None else decoded * self.scale.unsqueeze(1)
 
-    def __getitem__(self, rows: Tensor) -> "Encoded":
-        return Encoded(self.vectors[rows], None if self.scale is None else self.scale[rows])
+    def __getitem__(self, rows: Tensor) -> "QuantizedVectors":
+        return QuantizedVectors(self.vectors[rows], None if self.scale is None else self.scale[rows])
 
 
-def encode(vectors: Tensor, dtype: Dtype) -> Encoded:
+def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
     """Vectors `[n, dim]` in a format; the same vectors give the same bits.
 
     float16 and bfloat16 round to nearest, ties to even. int8 has a scale for each row, max |x| / 127, so that each
@@ -60,12 +60,12 @@ def encode(vectors: Tensor, dtype: Dtype) -> Encoded:
         largest = vectors.abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
         scale = (largest / _LARGEST_INT8).clamp(min=_SMALLEST_SCALE)
         rounded = (vectors / scale.unsqueeze(1)).round().clamp(-_LARGEST_INT8, _LARGEST_INT8)
-        return Encoded(rounded.to(torch.int8), scale)
+        return QuantizedVectors(rounded.to(torch.int8), scale)
     encoded = vectors.to(TORCH_DTYPES[dtype])
     if not bool(torch.isfinite(encoded).all()):
         largest_value = float(vectors.abs().max())
         raise ExportError(f"{dtype} has no {largest_value:g}, which the table holds; take float32 or int8")
-    return Encoded(encoded)
+    return QuantizedVectors(encoded)
 
 
 def bytes_per_vector(dim: int, dtype: Dtype) -> int:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sparsegroup.serving.difference import Difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.folder import verify
 from sparsegroup.serving.manifest import EMBEDDINGS, NETWORK, TOMBSTONES, UPSERTS, Manifest, read_manifest
-from sparsegroup.serving.model import ServingModel
+from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.training import ClickModel
 from sparsegroup.training.run_dir import VOCABULARY
 

@@ -11,16 +11,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.serving.acceptance import RandomRows, Scorer, TestRows, as_test, check_agreement, compare
 from sparsegroup.serving.embeddings import Embeddings
 from sparsegroup.serving.folder import describe, new_folder
 from sparsegroup.serving.manifest import EMBEDDINGS, NETWORK, ONNX, PROGRAM, Content, Manifest, Test
-from sparsegroup.serving.model import ServingModel
 from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
 from sparsegroup.serving.program import load_program, save_program, trace
-from sparsegroup.serving.testing import MadeUpRows, Scorer, TestRows, as_test, check_agreement, compare
+from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.vocabulary import save_vocabulary
 from sparsegroup.training import ClickModel
-from sparsegroup.training.columns import Columns
+from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY
 
 
@@ -120,7 +120,7 @@ def make_and_test(parts: Parts, folder: Path, wanted: Wanted) -> Test | None:
     if wanted.program and traced is not None:
         save_program(traced, folder / PROGRAM)
         scorers["program"] = _torch_scorer(model, load_program(folder / PROGRAM))
-    rows = MadeUpRows(parts.embeddings.keys, columns) if wanted.test is None else wanted.test
+    rows = RandomRows(parts.embeddings.keys, columns) if wanted.test is None else wanted.test
     scores = compare(rows, scorers)
     check_agreement(scores, exact=parts.draft.dtype == "float32")
     return None if wanted.test is None else as_test(wanted.test, scores)

@@ -1,26 +1,26 @@
 """Training a click model on a click log: the pass, its metrics, magnitude pruning, and what a run leaves behind."""
 
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.columns import RunError
 from sparsegroup.training.config import Config, read_config
-from sparsegroup.training.metrics import Metrics, evaluate
-from sparsegroup.training.one_pass import Trained, predict, score, train
+from sparsegroup.training.log_pass import PassResult, predict, score, train
+from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.pruning import prune_rows
-from sparsegroup.training.records import Progress, Summary
 from sparsegroup.training.run_dir import Run, load_model, load_run, save_run, summarize
+from sparsegroup.training.run_error import RunError
 from sparsegroup.training.session import Session
 from sparsegroup.training.trainer import Trainer
 
 __all__ = [
     "ClickModel",
     "Config",
+    "HistoryPoint",
     "Metrics",
-    "Progress",
+    "PassResult",
     "Run",
     "RunError",
     "Session",
     "Summary",
-    "Trained",
     "Trainer",
     "evaluate",
     "load_model",

@@ -24,9 +24,9 @@ from sparsegroup.optim import (
     param_groups,
 )
 from sparsegroup.prox import Norm, Penalty
-from sparsegroup.settings import Settings, Share, checked, keys_of, read_yaml, with_values
 from sparsegroup.training.click_model import ClickModel, ModelName
-from sparsegroup.training.dense import WORTH_COMPILING
+from sparsegroup.training.compiled_network import WORTH_COMPILING
+from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
@@ -40,7 +40,7 @@ OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
 }
 
 
-class DataConfig(Settings):
+class DataConfig(StrictSettings):
     """Where the samples come from.
 
     Attributes:
@@ -82,7 +82,7 @@ class DataConfig(Settings):
         }
 
 
-class ModelConfig(Settings):
+class ModelConfig(StrictSettings):
     """The network over the embeddings.
 
     Attributes:
@@ -98,7 +98,7 @@ class ModelConfig(Settings):
     dropout: float | None = Field(default=None, ge=0, lt=1)
 
 
-class OptimizerConfig(Settings):
+class OptimizerConfig(StrictSettings):
     """The Group optimizer; with all λ = 0 it is the base optimizer.
 
     Attributes:
@@ -140,7 +140,7 @@ class OptimizerConfig(Settings):
         return OPTIMIZERS[self.name](param_groups(model, **regularizer), **options)
 
 
-class TrainingConfig(Settings):
+class TrainingConfig(StrictSettings):
     """How it is trained.
 
     Attributes:
@@ -162,7 +162,7 @@ class TrainingConfig(Settings):
         return self.compile == "always"
 
 
-class CheckpointConfig(Settings):
+class CheckpointConfig(StrictSettings):
     """When the state of a run is written, so that it can be gone on with.
 
     Attributes:
@@ -178,7 +178,7 @@ class CheckpointConfig(Settings):
     incremental: bool = True
 
 
-class Config(Settings):
+class Config(StrictSettings):
     """All settings of a run; checked when made.
 
     Examples:

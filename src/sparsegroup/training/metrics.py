@@ -1,31 +1,12 @@
 """How good predictions are."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import log_loss, roc_auc_score
 
-
-@dataclass(frozen=True)
-class Metrics:
-    """Of predicted probabilities against labels.
-
-    Attributes:
-        auc: Area under the ROC curve; NaN where only one class is present.
-        log_loss: Mean negative log-likelihood in nats.
-        normalized_entropy: Log loss over that of always predicting the mean label (He et al., ADKDD 2014); NaN where
-            only one class is present.
-        calibration: Sum of the predictions over the number of positives; NaN where there are none.
-
-    Where rows have weights, they count in all of them.
-    """
-
-    auc: float
-    log_loss: float
-    normalized_entropy: float
-    calibration: float
+from sparsegroup.reporting.run_record import Metrics
 
 
 def evaluate(

@@ -18,15 +18,15 @@ from sparsegroup.data.batches import Log
 from sparsegroup.data.prepared import PreparedLog
 from sparsegroup.files import write_atomically
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.reporting.plots import plot_progress
+from sparsegroup.reporting.run_page import render_report
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.table import FieldCount
-from sparsegroup.training.begun import Begun
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.columns import Columns, RunError
 from sparsegroup.training.config import Config, read_config
-from sparsegroup.training.metrics import Metrics
-from sparsegroup.training.plots import plot_progress
-from sparsegroup.training.records import Progress, Summary
-from sparsegroup.training.report import render_report
+from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.provenance import Provenance
+from sparsegroup.training.run_error import RunError
 
 CONFIG = "config.yaml"
 COLUMNS = "columns.json"
@@ -56,7 +56,7 @@ class Run:
     columns: Columns
     model: ClickModel
     optimizer: GroupOptimizer
-    history: list[Progress]
+    history: list[HistoryPoint]
     summary: Summary
     checkpoint_id: str
     notes: list[str]
@@ -68,7 +68,7 @@ def save_run(
     log: Log,
     model: ClickModel,
     optimizer: GroupOptimizer,
-    history: Sequence[Progress],
+    history: Sequence[HistoryPoint],
     summary: Summary,
 ) -> None:
     """Write the run into `folder`, which is made if need be; `summary.json`, written last, makes it whole.
@@ -82,7 +82,7 @@ def save_run(
     - `report.html` and `progress.png`: for people.
     - `summary.json`: final figures, versions.
     """
-    begin_run(folder, config, log, history, Begun.now(log))
+    begin_run(folder, config, log, history, Provenance.now(log))
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     for path in checkpoints.paths():
         files.remove(path)
@@ -95,7 +95,7 @@ def checkpoint_extra(config: Config, columns: Columns, samples: int, **more: Any
     return {"config": config.as_dict(), "columns": asdict(columns), "samples": samples, **more}
 
 
-def begin_run(folder: Path, config: Config, log: Log, history: Sequence[Progress], begun: Begun) -> None:
+def begin_run(folder: Path, config: Config, log: Log, history: Sequence[HistoryPoint], begun: Provenance) -> None:
     """Make the folder of a run, with what is known before it; `config.yaml`, written last, makes it one."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
@@ -115,13 +115,13 @@ def is_free(folder: Path) -> bool:
     return folder.is_dir() and all(path.name in (*own, *temporary) for path in folder.iterdir())
 
 
-def write_history(folder: Path, history: Sequence[Progress]) -> None:
+def write_history(folder: Path, history: Sequence[HistoryPoint]) -> None:
     """Write `metrics.jsonl` anew."""
     text = "".join(map(_line, history))
     write_atomically(folder / METRICS, lambda path: path.write_text(text))
 
 
-def finish_run(folder: Path, config: Config, log: Log, history: Sequence[Progress], summary: Summary) -> None:
+def finish_run(folder: Path, config: Config, log: Log, history: Sequence[HistoryPoint], summary: Summary) -> None:
     """Write what a run that has come to its end leaves behind."""
     write_history(folder, history)
     if isinstance(log, PreparedLog) and (log.folder / VOCABULARY).exists():
@@ -157,13 +157,13 @@ def replace_run(unfinished: Path, folder: Path) -> None:
     shutil.rmtree(unfinished)
 
 
-def append_point(folder: Path, point: Progress) -> None:
+def append_point(folder: Path, point: HistoryPoint) -> None:
     """Add a point to `metrics.jsonl` while training goes on."""
     with (folder / METRICS).open("a") as file:
         file.write(_line(point))
 
 
-def _line(point: Progress) -> str:
+def _line(point: HistoryPoint) -> str:
     return json.dumps(_finite(asdict(point)), allow_nan=False) + "\n"
 
 
@@ -248,14 +248,14 @@ def read_columns(folder: Path) -> Columns:
         raise RunError(f"{folder / COLUMNS}: damaged ({error})") from error
 
 
-def read_begun(folder: Path) -> Begun:
+def read_provenance(folder: Path) -> Provenance:
     """What was known of a run when it began.
 
     Raises:
         RunError: The file is missing or damaged.
     """
     try:
-        return Begun(**json.loads((folder / BEGUN).read_text()))
+        return Provenance(**json.loads((folder / BEGUN).read_text()))
     except _DAMAGE as error:
         raise RunError(f"{folder / BEGUN}: damaged ({error})") from error
 
@@ -266,7 +266,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 def summarize(
     log: Log,
     model: ClickModel,
-    history: Sequence[Progress],
+    history: Sequence[HistoryPoint],
     test: Metrics | None,
     started: str,
     *,
@@ -298,8 +298,8 @@ def summarize(
     )
 
 
-def _point(content: Mapping[str, Any]) -> Progress:
-    return Progress(**{field.name: _number(content[field.name]) for field in dataclasses.fields(Progress)})
+def _point(content: Mapping[str, Any]) -> HistoryPoint:
+    return HistoryPoint(**{field.name: _number(content[field.name]) for field in dataclasses.fields(HistoryPoint)})
 
 
 def _summary(content: dict[str, Any]) -> Summary:

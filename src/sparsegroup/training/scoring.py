@@ -19,9 +19,10 @@ from sparsegroup.data.opening import open_click_log
 from sparsegroup.data.prepared import PreparedLog
 from sparsegroup.data.raw import RawLog
 from sparsegroup.data.reader import OnBadRow
+from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.metrics import Metrics, evaluate
-from sparsegroup.training.one_pass import EVALUATED
+from sparsegroup.training.log_pass import EVALUATED
+from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.trainer import Trainer
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -42,7 +43,7 @@ class LogToScore:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Predictions:
     """Of some rows.
 
     Attributes:
@@ -84,8 +85,8 @@ def open_to_score(
     return LogToScore(raw, 2 if found.has_header and not is_columnar(log) else 1)
 
 
-def scores(model: ClickModel, log: LogToScore) -> Iterator[Scores]:
-    """Scores of all rows in order, bit for bit those of `predict`; the model is left in evaluation mode.
+def predictions(model: ClickModel, log: LogToScore) -> Iterator[Predictions]:
+    """Predictions of all rows in order, bit for bit those of `predict`; the model is left in evaluation mode.
 
     Raises:
         ClickLogError: As `RawLog.batches`.
@@ -98,11 +99,13 @@ def scores(model: ClickModel, log: LogToScore) -> Iterator[Scores]:
         rows = np.arange(done, done + len(batch)) if first is None else batch.times.numpy() - first
         done += len(batch)
         labels = batch.labels.numpy().astype(np.uint8) if labelled else None
-        yield Scores(rows, trainer.predict([batch]), labels, None if batch.weights is None else batch.weights.numpy())
+        yield Predictions(
+            rows, trainer.predict([batch]), labels, None if batch.weights is None else batch.weights.numpy()
+        )
 
 
 class Tally:
-    """Takes the scores of up to so many rows, in 9 bytes each (13 with weights), for their metrics.
+    """Takes the predictions of up to so many rows, in 9 bytes each (13 with weights), for their metrics.
 
     Args:
         rows: At most so many.
@@ -114,17 +117,17 @@ class Tally:
         self._labels = np.zeros(rows, np.uint8)
         self._weights: npt.NDArray[np.float32] | None = None
 
-    def add(self, scores: Scores) -> None:
+    def add(self, predictions: Predictions) -> None:
         """Take those of the next rows."""
-        if scores.labels is None:  # then there is nothing to compare with
-            self.rows += len(scores.rows)
+        if predictions.labels is None:  # then there is nothing to compare with
+            self.rows += len(predictions.rows)
             return
-        begin, end = self.rows, self.rows + len(scores.rows)
-        self._probabilities[begin:end], self._labels[begin:end] = scores.probabilities, scores.labels
-        if scores.weights is not None:
+        begin, end = self.rows, self.rows + len(predictions.rows)
+        self._probabilities[begin:end], self._labels[begin:end] = predictions.probabilities, predictions.labels
+        if predictions.weights is not None:
             if self._weights is None:
                 self._weights = np.empty(len(self._labels), np.float32)
-            self._weights[begin:end] = scores.weights
+            self._weights[begin:end] = predictions.weights
         self.rows = end
 
     @property
@@ -139,7 +142,7 @@ class Tally:
         return evaluate(self._labels[: self.rows], self._probabilities[: self.rows], weights)
 
 
-def write_csv(parts: Iterator[Scores], file: IO[bytes] | gzip.GzipFile) -> None:
+def write_csv(parts: Iterator[Predictions], file: IO[bytes] | gzip.GzipFile) -> None:
     """Write columns `row`, `probability` (which reads back as the same number) and, where there are labels, `label`."""
     for number, part in enumerate(parts):
         if number == 0:
@@ -147,11 +150,11 @@ def write_csv(parts: Iterator[Scores], file: IO[bytes] | gzip.GzipFile) -> None:
         file.write(pl.DataFrame(_columns(part)).write_csv(include_header=False).encode())
 
 
-def write_scores(parts: Iterator[Scores], path: Path, suffix: str) -> None:
+def write_predictions(parts: Iterator[Predictions], path: Path, suffix: str) -> None:
     """Write the columns of `write_csv` into a file.
 
     Args:
-        parts: The scores.
+        parts: The predictions.
         path: The file, whatever its name.
         suffix: One of `SUFFIXES`, which says what it is to be.
     """
@@ -166,7 +169,7 @@ def write_scores(parts: Iterator[Scores], path: Path, suffix: str) -> None:
             write_csv(parts, compressed)
 
 
-def _write_parquet(parts: Iterator[Scores], path: Path) -> None:
+def _write_parquet(parts: Iterator[Predictions], path: Path) -> None:
     first = pa.record_batch(_columns(next(parts)))  # a log has rows
     held: list[pa.RecordBatch] = [first]
     with closing(pq.ParquetWriter(path, first.schema, compression="zstd")) as writer:
@@ -179,6 +182,6 @@ def _write_parquet(parts: Iterator[Scores], path: Path) -> None:
             writer.write_table(pa.Table.from_batches(held))
 
 
-def _columns(part: Scores) -> dict[str, npt.NDArray[np.generic]]:
+def _columns(part: Predictions) -> dict[str, npt.NDArray[np.generic]]:
     labels = {} if part.labels is None else {"label": part.labels}
     return {"row": part.rows, "probability": part.probabilities, **labels}

@@ -11,12 +11,12 @@ from sparsegroup.checkpoint.chain import contents
 from sparsegroup.data.batches import Log
 from sparsegroup.files import Claim
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.training.begun import Begun
+from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.columns import Columns, RunError
 from sparsegroup.training.config import Config, read_config
-from sparsegroup.training.one_pass import EVALUATED, window_of
-from sparsegroup.training.records import Progress, Summary
+from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.log_pass import EVALUATED, window_of
+from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
     CONFIG,
@@ -26,12 +26,13 @@ from sparsegroup.training.run_dir import (
     finish_run,
     is_free,
     load_run,
-    read_begun,
     read_columns,
+    read_provenance,
     summarize,
     write_history,
 )
 from sparsegroup.training.run_dir import append_point as append
+from sparsegroup.training.run_error import RunError
 from sparsegroup.training.trainer import Trainer
 
 
@@ -46,7 +47,7 @@ class Session:
     """
 
     def __init__(
-        self, folder: Path, config: Config, log: Log, model: ClickModel, optimizer: GroupOptimizer, begun: Begun
+        self, folder: Path, config: Config, log: Log, model: ClickModel, optimizer: GroupOptimizer, begun: Provenance
     ) -> None:
         self.folder, self.config, self.log, self.begun = folder, config, log, begun
         self.model, self.optimizer = model, optimizer
@@ -81,7 +82,7 @@ class Session:
                 raise RunError(f"{folder}: another run has begun there meanwhile")
             model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
             origin = () if run is None else (str(run.folder), run.checkpoint_id)
-            session = cls(folder, config, log, model, optimizer, Begun.now(log, *origin))
+            session = cls(folder, config, log, model, optimizer, Provenance.now(log, *origin))
             session._claim = claim
             session._follow(run)
             begin_run(folder, config, log, session.trainer.history, session.begun)
@@ -100,14 +101,14 @@ class Session:
                 that it went on with is not there any more.
             CheckpointError: The checkpoint is another model's.
         """
-        config, begun = begun_in(folder)
+        config, begun = run_beginning(folder)
         with _claimed(folder) as claim:
             session = cls._resumed(folder, config, begun, log)
             session._claim = claim
         return session
 
     @classmethod
-    def _resumed(cls, folder: Path, config: Config, begun: Begun, log: Log) -> "Session":
+    def _resumed(cls, folder: Path, config: Config, begun: Provenance, log: Log) -> "Session":
         read_columns(folder).check(log)
         begun.check(log)
         checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -144,7 +145,7 @@ class Session:
         self,
         *,
         on_batch: Callable[[int, float], None] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[HistoryPoint], None] | None = None,
     ) -> Summary:
         """Train on what is left of the log, evaluate on its test rows, and write what the run leaves behind.
 
@@ -158,9 +159,9 @@ class Session:
             return self._train(on_batch, on_progress)
 
     def _train(
-        self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[Progress], None] | None
+        self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[HistoryPoint], None] | None
     ) -> Summary:
-        def note(point: Progress) -> None:
+        def note(point: HistoryPoint) -> None:
             append(self.folder, point)
             if on_progress is not None:
                 on_progress(point)
@@ -255,7 +256,7 @@ def _claimed(folder: Path) -> Iterator[Claim]:
         raise
 
 
-def begun_in(folder: Path) -> tuple[Config, Begun]:
+def run_beginning(folder: Path) -> tuple[Config, Provenance]:
     """Settings and beginning of the run in a folder, whole or not.
 
     Raises:
@@ -263,4 +264,4 @@ def begun_in(folder: Path) -> tuple[Config, Begun]:
     """
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
-    return read_config(folder / CONFIG, {}), read_begun(folder)
+    return read_config(folder / CONFIG, {}), read_provenance(folder)

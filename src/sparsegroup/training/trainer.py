@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.click_model import by_field, keys_to_look_up
-from sparsegroup.training.dense import Dense
-from sparsegroup.training.metrics import Metrics, evaluate
-from sparsegroup.training.records import Progress
+from sparsegroup.training.compiled_network import CompiledNetwork
+from sparsegroup.training.metrics import evaluate
 
 Sample = Batch | Sequence[Tensor]
 """A batch, or tensors (keys, labels) or (keys, numbers, labels), as a torch DataLoader gives them."""
@@ -67,7 +67,7 @@ class Trainer:
         *,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         window: int = 100_000,
-        history: Sequence[Progress] = (),
+        history: Sequence[HistoryPoint] = (),
         compile: bool = False,
     ) -> None:
         if window < 1:
@@ -78,11 +78,13 @@ class Trainer:
         self.go_on_after(history)
         self._begun: float | None = None
         self._window = _Window(0.0)
-        self._measured: Future[Progress] | None = None
+        self._measured: Future[HistoryPoint] | None = None
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
-        self._dense = Dense(model, compile and not self._second_order)  # what is compiled has no second derivatives
+        self._dense = CompiledNetwork(
+            model, compile and not self._second_order
+        )  # what is compiled has no second derivatives
 
-    def go_on_after(self, history: Sequence[Progress]) -> None:
+    def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
         self.history = list(history)
         self.samples = self.history[-1].samples if self.history else 0
@@ -93,9 +95,9 @@ class Trainer:
         stream: Iterable[Sample],
         *,
         on_batch: Callable[[int, float], None] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[HistoryPoint], None] | None = None,
         after_batch: Callable[[], None] | None = None,
-    ) -> list[Progress]:
+    ) -> list[HistoryPoint]:
         """Train on each batch of the stream once, in order, having predicted it first.
 
         Args:
@@ -152,7 +154,7 @@ class Trainer:
         """That training has taken so far."""
         return self._seconds if self._begun is None else self._seconds + perf_counter() - self._begun
 
-    def _settle(self) -> Progress | None:
+    def _settle(self) -> HistoryPoint | None:
         """Wait for a point whose metrics are being computed, add it to the history, and return it."""
         measured, self._measured = self._measured, None
         if measured is None:
@@ -180,7 +182,7 @@ class Trainer:
         `fit` is then to be given the batches that are left.
         """
         self.samples, self._seconds = state["samples"], state["seconds"]
-        self.history = [Progress(**point) for point in state["history"]]
+        self.history = [HistoryPoint(**point) for point in state["history"]]
         self._window = _Window.of(state["window"])
         self._dense.size = state["compiled_for"]
 
@@ -203,7 +205,7 @@ class Trainer:
             self.scheduler.step()
         return logits.detach(), loss.detach()
 
-    def _point(self, window: "_Window") -> Callable[[], Progress]:
+    def _point(self, window: "_Window") -> Callable[[], HistoryPoint]:
         """What is known at the end of a window, to be completed with its metrics."""
         table = self.table
         seconds = self.seconds
@@ -216,7 +218,7 @@ class Trainer:
             "seconds": seconds,
             "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
         }
-        return lambda: Progress(**facts, **asdict(window.metrics()))
+        return lambda: HistoryPoint(**facts, **asdict(window.metrics()))
 
     def evaluate(self, stream: Iterable[Sample]) -> Metrics:
         """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode."""

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 
-class Settings(BaseModel):
+class StrictSettings(BaseModel):
     """Keys with types; others are refused, and nothing is changed once it is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,7 +37,7 @@ class SettingsError(ValueError):
     """Settings that do not hold. The message names the file, the key, and the nearest one that exists."""
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
+AnySettings = TypeVar("AnySettings", bound=StrictSettings)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) ->
         raise SettingsError("; ".join(_explain(kind, one, source) for one in error.errors())) from error
 
 
-def _explain(kind: type[Settings], error: Any, source: str) -> str:
+def _explain(kind: type[StrictSettings], error: Any, source: str) -> str:
     key = ".".join(map(str, error["loc"])) or "the whole"
     if error["type"] == "extra_forbidden":
         known = list(keys_of(kind))
@@ -90,20 +90,22 @@ def _explain(kind: type[Settings], error: Any, source: str) -> str:
         return f"{source}: {key} is missing"
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
-    shown = f", got {given!r}" if not isinstance(given, dict | list | Settings) and repr(given) not in message else ""
+    shown = (
+        f", got {given!r}" if not isinstance(given, dict | list | StrictSettings) and repr(given) not in message else ""
+    )
     return f"{source}: {key}: {message[0].lower()}{message[1:]}{shown}"
 
 
-def _first_key(kind: type[Settings], section: str) -> str:
+def _first_key(kind: type[StrictSettings], section: str) -> str:
     return next(key for key in keys_of(kind) if key.startswith(f"{section}.")).removeprefix(f"{section}.")
 
 
-def keys_of(kind: type[Settings], prefix: str = "") -> Mapping[str, type[Settings]]:
+def keys_of(kind: type[StrictSettings], prefix: str = "") -> Mapping[str, type[StrictSettings]]:
     """All keys, nested ones with dots, and the class that each is in."""
-    found: dict[str, type[Settings]] = {}
+    found: dict[str, type[StrictSettings]] = {}
     for name, field in kind.model_fields.items():
         inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Settings):
+        if isinstance(inner, type) and issubclass(inner, StrictSettings):
             found |= keys_of(inner, f"{prefix}{name}.")
         else:
             found[prefix + (field.alias or name)] = kind

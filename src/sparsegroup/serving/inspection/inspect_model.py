@@ -12,10 +12,10 @@ import polars as pl
 
 from sparsegroup.data.keys import fields_of
 from sparsegroup.kernels.settings import Regularizer
-from sparsegroup.serving.inspection_bins import Bins, Histogram, as_shown
-from sparsegroup.serving.inspection_rows import Largest, Seen, read_rows
-from sparsegroup.serving.inspection_threshold import Threshold, sigma_of, table_group
-from sparsegroup.serving.opened import Kind, Opened
+from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
+from sparsegroup.serving.inspection.row_scan import Largest, RowStatistics, read_rows
+from sparsegroup.serving.inspection.threshold import Threshold, sigma_of, table_group
+from sparsegroup.serving.trained_model import Kind, TrainedModel
 from sparsegroup.table import FieldCount
 from sparsegroup.table.records import TableMemory
 
@@ -23,7 +23,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerSummary:
     """What the model was trained with; the penalties hold for the embeddings."""
 
     name: str
@@ -96,7 +96,7 @@ class Distances:
 
 
 @dataclass(frozen=True)
-class Regularized:
+class RegularizationEffect:
     """What λ did to the rows that the table has.
 
     Attributes:
@@ -144,7 +144,7 @@ class Inspection:
     model: str
     dim: int
     samples: int | None
-    optimizer: Optimizer
+    optimizer: OptimizerSummary
     sizes: Sizes
     features_seen: int
     live_rows: int
@@ -152,7 +152,7 @@ class Inspection:
     norms: Histogram
     norm_quantiles: Mapping[float, float]
     top: tuple[Feature, ...]
-    regularized: Regularized
+    regularized: RegularizationEffect
 
     @property
     def total(self) -> FieldCount:
@@ -166,11 +166,11 @@ class Inspection:
         return json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def inspect(opened: Opened, top: int = 10) -> Inspection:
+def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     """Look into a trained model, reading its rows once.
 
     Args:
-        opened: The model; not changed.
+        trained: The model; not changed.
         top: How many of the features with the largest ‖x‖ to list.
 
     Raises:
@@ -178,24 +178,24 @@ def inspect(opened: Opened, top: int = 10) -> Inspection:
     """
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
-    settings, table = opened.config.optimizer, opened.model.embedding.table
-    optimizer = settings.make(opened.model)  # for the defaults of what the settings leave open
+    settings, table = trained.config.optimizer, trained.model.embedding.table
+    optimizer = settings.make(trained.model)  # for the defaults of what the settings leave open
     regularizer = Regularizer(
         settings.l1, settings.l21, settings.l2, settings.norm, settings.penalty, settings.mcp_gamma
     )
-    threshold = Threshold.of(regularizer, sigma_of(optimizer, opened.steps))
+    threshold = Threshold.of(regularizer, sigma_of(optimizer, trained.steps))
     found = read_rows(table, top, threshold)
-    fields = _fields(opened)
+    fields = _fields(trained)
     features_seen = sum(rows.seen for rows in fields.values())
     vector = table.dim * table.dtype.itemsize
-    network = list(opened.model.network.parameters())
+    network = list(trained.model.network.parameters())
     return Inspection(
-        path=str(opened.path),
-        kind=opened.kind,
-        model=opened.config.model.name,
+        path=str(trained.path),
+        kind=trained.kind,
+        model=trained.config.model.name,
         dim=table.dim,
-        samples=opened.samples,
-        optimizer=Optimizer(
+        samples=trained.samples,
+        optimizer=OptimizerSummary(
             settings.name,
             float(table_group(optimizer)["lr"]),
             settings.l1,
@@ -210,19 +210,19 @@ def inspect(opened: Opened, top: int = 10) -> Inspection:
             sum(parameter.numel() for parameter in network),
             found.live * vector,
             features_seen * vector,
-            _files(opened.path),
+            _files(trained.path),
         ),
         features_seen=features_seen,
         live_rows=found.live,
         fields=fields,
         norms=as_shown(found.norms),
         norm_quantiles={share: found.norms.quantile(share) for share in QUANTILES},
-        top=_features(found.largest, opened),
+        top=_features(found.largest, trained),
         regularized=_regularized(found, table.dim, threshold),
     )
 
 
-def _regularized(seen: Seen, dim: int, threshold: Threshold | None) -> Regularized:
+def _regularized(seen: RowStatistics, dim: int, threshold: Threshold | None) -> RegularizationEffect:
     zero = _distances(seen.measured_zero, seen.near_zero)
     live = _distances(seen.measured_live, seen.near_live)
     kept = None
@@ -232,7 +232,7 @@ def _regularized(seen: Seen, dim: int, threshold: Threshold | None) -> Regulariz
             kept = {share: threshold.kept(measure) for share, measure in live.quantiles.items()}
     known = threshold is not None and (zero is not None or live is not None)
     measure = threshold.measure if threshold is not None and known else None
-    return Regularized(seen.zero, seen.zero_elements, seen.live * dim, measure, zero, live, kept)
+    return RegularizationEffect(seen.zero, seen.zero_elements, seen.live * dim, measure, zero, live, kept)
 
 
 def _distances(bins: Bins, near: int) -> Distances | None:
@@ -247,22 +247,22 @@ def _of_inverse(bins: Bins) -> dict[float, float]:
     return {share: 1 / value if value else math.inf for share, value in inverse.items()}
 
 
-def _fields(opened: Opened) -> dict[str, FieldCount]:
-    found = opened.model.embedding.field_counts()
-    counts = {name: found.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(opened.columns.fields)}
-    if opened.manifest is None:
+def _fields(trained: TrainedModel) -> dict[str, FieldCount]:
+    found = trained.model.embedding.field_counts()
+    counts = {name: found.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(trained.columns.fields)}
+    if trained.manifest is None:
         return counts
-    seen = {name: rows.seen for name, rows in opened.manifest.fields.items()}
+    seen = {name: rows.seen for name, rows in trained.manifest.fields.items()}
     return {name: FieldCount(seen[name], rows.rows, rows.live) for name, rows in counts.items()}
 
 
-def _features(largest: Largest, opened: Opened) -> tuple[Feature, ...]:
+def _features(largest: Largest, trained: TrainedModel) -> tuple[Feature, ...]:
     values: dict[int, str] = {}
-    if opened.vocabulary is not None and len(largest.keys):
-        wanted = pl.scan_parquet(opened.vocabulary).filter(pl.col("key").is_in(largest.keys.tolist()))
+    if trained.vocabulary is not None and len(largest.keys):
+        wanted = pl.scan_parquet(trained.vocabulary).filter(pl.col("key").is_in(largest.keys.tolist()))
         found = wanted.select("key", "value").collect(engine="streaming")
         values = dict(zip(found["key"].to_list(), found["value"].to_list(), strict=True))
-    names = [opened.columns.fields[number] for number in fields_of(largest.keys)]
+    names = [trained.columns.fields[number] for number in fields_of(largest.keys)]
     rows = zip(names, largest.keys.tolist(), largest.values.tolist(), strict=True)
     return tuple(Feature(field, key, values.get(key), norm) for field, key, norm in rows)
 

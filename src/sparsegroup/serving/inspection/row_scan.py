@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.serving.inspection_bins import Bins, magnitudes, shares
-from sparsegroup.serving.inspection_threshold import Threshold, ever_updated
+from sparsegroup.serving.inspection.histogram import Bins, magnitudes, shares
+from sparsegroup.serving.inspection.threshold import Threshold, ever_updated
 from sparsegroup.table.rows import WEIGHT
 from sparsegroup.table.table import Table
 
@@ -42,7 +42,7 @@ class Largest:
 
 
 @dataclass
-class Seen:
+class RowStatistics:
     """What a pass over the rows has found.
 
     Attributes:
@@ -68,7 +68,7 @@ class Seen:
     near_live: int = 0
 
 
-def read_rows(table: Table, top: int, threshold: Threshold | None) -> Seen:
+def read_rows(table: Table, top: int, threshold: Threshold | None) -> RowStatistics:
     """Go over all rows once.
 
     Rows that were never updated, such as one that was set by hand, have no measure.
@@ -78,7 +78,7 @@ def read_rows(table: Table, top: int, threshold: Threshold | None) -> Seen:
         top: How many of the largest rows to keep.
         threshold: To measure by; a table without u is not measured.
     """
-    seen = Seen(Largest(top))
+    seen = RowStatistics(Largest(top))
     if "u" not in table.state_names:
         threshold = None
     sigma = None if threshold is None else threshold.sigma

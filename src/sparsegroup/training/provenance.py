@@ -8,11 +8,11 @@ from typing import Any
 from sparsegroup.data.batches import Log
 from sparsegroup.data.prepared import PreparedLog
 from sparsegroup.data.raw import RawLog
-from sparsegroup.training.columns import RunError
+from sparsegroup.training.run_error import RunError
 
 
 @dataclass(frozen=True)
-class Begun:
+class Provenance:
     """What is known of a run when it begins.
 
     Attributes:
@@ -31,7 +31,7 @@ class Begun:
     continued_id: str | None = None
 
     @classmethod
-    def now(cls, log: Log, continued_from: str | None = None, continued_id: str | None = None) -> "Begun":
+    def now(cls, log: Log, continued_from: str | None = None, continued_id: str | None = None) -> "Provenance":
         """Of a run on `log`, which may go on with another."""
         return cls(
             datetime.now(UTC).isoformat(timespec="seconds"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving_cases import random_keys
-from sparsegroup.serving.lookup import Lookup
+from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.quantize import encode
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
@@ -22,13 +22,13 @@ any_key = st.one_of(
 )
 
 
-def table(keys: torch.Tensor, dtype: str = "float32", dim: int = 3) -> tuple[Lookup, torch.Tensor]:
+def table(keys: torch.Tensor, dtype: str = "float32", dim: int = 3) -> tuple[FrozenTable, torch.Tensor]:
     vectors = torch.randn(len(keys), dim, generator=torch.Generator().manual_seed(0))
     encoded = encode(vectors, dtype)  # type: ignore[arg-type]
-    return Lookup(keys, encoded), encoded.decode()
+    return FrozenTable(keys, encoded), encoded.decode()
 
 
-def check(keys: torch.Tensor, asked: torch.Tensor, dtype: str = "float32") -> Lookup:
+def check(keys: torch.Tensor, asked: torch.Tensor, dtype: str = "float32") -> FrozenTable:
     lookup, vectors = table(keys, dtype)
     expected = dict(zip(keys.tolist(), vectors, strict=True))
     found = lookup(asked)

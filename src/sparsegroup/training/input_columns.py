@@ -7,10 +7,7 @@ from typing import Any
 from sparsegroup.data.batches import Log
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.prepared import PreparedLog
-
-
-class RunError(ValueError):
-    """A folder that holds no run, or a run that does not fit what is asked of it."""
+from sparsegroup.training.run_error import RunError
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.serving.errors import ExportError
-from sparsegroup.serving.quantize import Encoded
+from sparsegroup.serving.export_error import ExportError
+from sparsegroup.serving.quantize import QuantizedVectors
 
 BLOCK = 16
 """Keys that are compared at once. Reading 16 that lie side by side costs little more than reading one."""
@@ -15,7 +15,7 @@ _PER_FIELD = 2.0**-56
 _FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the last
 
 
-class Lookup(nn.Module):
+class FrozenTable(nn.Module):
     """Key → vector, and zeros for a key that is not there.
 
     The sorted keys lie in blocks of 16. A directory says between which blocks a key's must be, bisection over their
@@ -45,7 +45,7 @@ class Lookup(nn.Module):
     vectors: Tensor
     scales: Tensor
 
-    def __init__(self, keys: Tensor, vectors: Encoded) -> None:
+    def __init__(self, keys: Tensor, vectors: QuantizedVectors) -> None:
         super().__init__()
         rows, limit = len(keys), torch.iinfo(torch.int32).max - 2 * BLOCK
         if rows > limit:

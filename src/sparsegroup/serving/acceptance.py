@@ -14,12 +14,12 @@ from sparsegroup.data.batches import Bags, Batch, Log
 from sparsegroup.data.opening import open_click_log
 from sparsegroup.data.prepared import PreparedLog
 from sparsegroup.data.raw import RawLog
-from sparsegroup.serving.errors import ExportError
+from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.manifest import Scores, Test
 from sparsegroup.training import Config
-from sparsegroup.training.columns import Columns
+from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.log_pass import EVALUATED
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.one_pass import EVALUATED
 from sparsegroup.training.scoring import open_to_score
 
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]
@@ -86,7 +86,7 @@ def _of(log: Log) -> TestRows:
     return TestRows(log, log.train_rows if log.train_rows < len(log) else 0, len(log))
 
 
-class MadeUpRows:
+class RandomRows:
     """Rows to compare models on where there is no log: of the embeddings' keys and as many absent ones.
 
     Args:
@@ -129,7 +129,7 @@ class MadeUpRows:
         return torch.where(torch.rand(shape, generator=self._generator) < 0.5, present, absent)
 
 
-def compare(rows: TestRows | MadeUpRows, scorers: Mapping[str, Scorer]) -> Mapping[str, Scores]:
+def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mapping[str, Scores]:
     """What each of several models gives on the same rows; differences are to the one named "export"."""
     gaps = dict.fromkeys(scorers, 0.0)
     probabilities: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}

@@ -7,11 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from sparsegroup.serving.inspection import Feature, Inspection, Regularized
-from sparsegroup.serving.inspection_bins import Histogram
-from sparsegroup.serving.inspection_words import effects, lead, note, share_of, sizes, title
-from sparsegroup.training.plots import COLOURS, INK, svg_element
-from sparsegroup.training.report import Tile, count, field_rows, page_environment, percent, short, size, trim_exponent
+from sparsegroup.reporting.formatting import count, percent, short, size, trim_exponent
+from sparsegroup.reporting.page import Tile, field_rows, page_environment
+from sparsegroup.reporting.plots import COLOURS, INK, svg_element
+from sparsegroup.serving.inspection.histogram import Histogram
+from sparsegroup.serving.inspection.inspect_model import Feature, Inspection, RegularizationEffect
+from sparsegroup.serving.inspection.wording import effects, lead, note, share_of, sizes, title
 
 _INCHES = (5.4, 2.5)
 _MEASURES = (0, 0.25, 0.5, 0.75, 1, 4 / 3, 2, 4, math.inf)
@@ -36,7 +37,7 @@ def render_inspection(inspection: Inspection) -> str:
             "trained on" if inspection.samples is not None else "not recorded",
         ),
     ]
-    environment = page_environment("serving")
+    environment = page_environment("sparsegroup.serving.inspection")
     environment.filters.update(feature=feature_name)
     return environment.get_template("inspection.html.jinja").render(
         inspection=inspection,
@@ -79,7 +80,7 @@ def _norms_svg(norms: Histogram) -> str | None:
     return svg_element("norms", _INCHES, draw)
 
 
-def _threshold_svg(effect: Regularized) -> str | None:
+def _threshold_svg(effect: RegularizationEffect) -> str | None:
     """Zero rows left of 1 by their measure, live rows right of it by its inverse."""
     if effect.measure is None:
         return None

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from sparsegroup.training.records import Progress
+from sparsegroup.reporting.run_record import HistoryPoint
 
 INK = "#24292f"
 """Of text and axes."""
@@ -94,20 +94,20 @@ class Chart:
     scale: Literal["fit", "zero", "log"] = "fit"
 
 
-def auc_chart(history: Sequence[Progress], test_auc: float | None) -> Chart:
+def auc_chart(history: Sequence[HistoryPoint], test_auc: float | None) -> Chart:
     """Progressive AUC, and the test set's as the reference unless it is None or NaN."""
     reference = None if test_auc is None or math.isnan(test_auc) else (f"test set: {test_auc:.4f}", test_auc)
     line = Line("next samples (test, then train)", [point.auc for point in history])
     return Chart("auc", "AUC", "", _samples(history), (line,), reference)
 
 
-def feature_rate_chart(history: Sequence[Progress]) -> Chart:
+def feature_rate_chart(history: Sequence[HistoryPoint]) -> Chart:
     """Live features over features seen."""
     line = Line("feature rate", [point.feature_rate for point in history], "orange")
     return Chart("feature-rate", "Feature rate", "%", _samples(history), (line,), scale="zero")
 
 
-def run_charts(history: Sequence[Progress], test_auc: float | None) -> tuple[Chart, ...]:
+def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple[Chart, ...]:
     """All that is drawn of a run, in the order to show it: quality, then sparsity, then cost."""
     samples = _samples(history)
 
@@ -166,7 +166,7 @@ def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Figure],
     return svg
 
 
-def plot_progress(history: Sequence[Progress], test_auc: float | None, title: str, path: Path) -> None:
+def plot_progress(history: Sequence[HistoryPoint], test_auc: float | None, title: str, path: Path) -> None:
     """AUC and feature rate along the pass, as a PNG or whatever the suffix of `path` says."""
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(7, 5), layout="constrained")
@@ -227,5 +227,5 @@ def _alone(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     return finite[1:-1] & ~finite[:-2] & ~finite[2:]
 
 
-def _samples(history: Sequence[Progress]) -> list[int]:
+def _samples(history: Sequence[HistoryPoint]) -> list[int]:
     return [point.samples for point in history]

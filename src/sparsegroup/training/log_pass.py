@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from sparsegroup.data.batches import Log
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.metrics import Metrics
-from sparsegroup.training.records import Progress
 from sparsegroup.training.trainer import Trainer
 
 EVALUATED = 4096
@@ -22,17 +21,17 @@ WINDOWS = 50
 
 
 @dataclass(frozen=True)
-class Trained:
+class PassResult:
     """What a pass leaves behind.
 
     Attributes:
-        history: Progress along the pass.
+        history: The points along the pass.
         test: Metrics on the test rows.
         feature_rate: Live features over features seen.
         live_rows: Live rows of the table.
     """
 
-    history: list[Progress]
+    history: list[HistoryPoint]
     test: Metrics
     feature_rate: float
     live_rows: int
@@ -48,8 +47,8 @@ def train(
     windows: int = WINDOWS,
     compile: bool = False,
     on_batch: Callable[[int, float], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Trained:
+    on_progress: Callable[[HistoryPoint], None] | None = None,
+) -> PassResult:
     """Train on the log's training rows once, in order, then evaluate.
 
     Args:
@@ -74,7 +73,7 @@ def train(
     stream = log.batches(0, stop, batch_size)
     history = trainer.fit(stream, on_batch=on_batch, on_progress=on_progress)
     test = trainer.evaluate(log.batches(stop, end, EVALUATED))
-    return Trained(history, test, model.embedding.feature_rate, model.embedding.num_live)
+    return PassResult(history, test, model.embedding.feature_rate, model.embedding.num_live)
 
 
 def window_of(rows: int, batch_size: int, windows: int) -> int:

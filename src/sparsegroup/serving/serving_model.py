@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.serving.embeddings import Embeddings
-from sparsegroup.serving.lookup import Lookup
-from sparsegroup.training.columns import Columns
+from sparsegroup.serving.frozen_table import FrozenTable
+from sparsegroup.training.input_columns import Columns
 
 
 class ServingModel(nn.Module):
@@ -30,7 +30,7 @@ class ServingModel(nn.Module):
     def __init__(self, embeddings: Embeddings, network: nn.Module, columns: Columns) -> None:
         super().__init__()
         self.columns = columns
-        self.lookup = Lookup(embeddings.keys, embeddings.vectors)
+        self.lookup = FrozenTable(embeddings.keys, embeddings.vectors)
         self.network = deepcopy(network)
         self.inputs = input_names(columns)
         self.requires_grad_(False)

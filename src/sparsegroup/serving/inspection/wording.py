@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from sparsegroup.serving.inspection import Inspection
-from sparsegroup.training.report import count, exact, percent, size
+from sparsegroup.reporting.formatting import count, exact, percent, size
+from sparsegroup.serving.inspection.inspect_model import Inspection
 
 Pairs = list[tuple[str, str]]
 

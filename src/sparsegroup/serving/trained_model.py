@@ -9,16 +9,17 @@ from sparsegroup.checkpoint.chain import contents
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
 from sparsegroup.serving.manifest import MANIFEST, Manifest
 from sparsegroup.serving.stored import read_export
-from sparsegroup.settings import checked
 from sparsegroup.training import ClickModel, Config
-from sparsegroup.training.columns import Columns, RunError
+from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
+from sparsegroup.training.run_error import RunError
+from sparsegroup.yaml_settings import checked
 
 Kind = Literal["run", "checkpoint", "export"]
 
 
 @dataclass(frozen=True)
-class Opened:
+class TrainedModel:
     """A trained model and what belongs to it.
 
     Attributes:
@@ -44,7 +45,7 @@ class Opened:
     manifest: Manifest | None = None
 
 
-def open_trained(path: str | Path) -> Opened:
+def open_trained(path: str | Path) -> TrainedModel:
     """The model in the folder `path`.
 
     Raises:
@@ -55,14 +56,14 @@ def open_trained(path: str | Path) -> Opened:
         export = read_export(path)
         columns, config = export.manifest.columns_and_config()
         names = export.vocabularies[0] if len(export.vocabularies) == 1 else None
-        return Opened(path, "export", config, columns, export.click_model(), names, manifest=export.manifest)
+        return TrainedModel(path, "export", config, columns, export.click_model(), names, manifest=export.manifest)
     if (path / CHECKPOINT).is_file():
         return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY)
     config_of(path)
     return _open_checkpoint(path, "run", last_checkpoint(path), path / VOCABULARY)
 
 
-def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path) -> Opened:
+def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path) -> TrainedModel:
     _, extra = contents(checkpoint)
     try:
         config = checked(Config, extra["config"], str(checkpoint))
@@ -72,7 +73,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path)
     model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
     load_checkpoint(checkpoint, model, optimizer, rng=False)
     entry = optimizer.state.get(model.embedding.weight)
-    return Opened(
+    return TrainedModel(
         path,
         kind,
         config,

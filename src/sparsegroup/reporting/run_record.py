@@ -1,14 +1,33 @@
-"""What is recorded of a run."""
+"""What is recorded of a run: its metrics, the points along its pass, and what it came to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparsegroup.table import FieldCount
-from sparsegroup.training.metrics import Metrics
 
 
 @dataclass(frozen=True)
-class Progress:
+class Metrics:
+    """Of predicted probabilities against labels.
+
+    Attributes:
+        auc: Area under the ROC curve; NaN where only one class is present.
+        log_loss: Mean negative log-likelihood in nats.
+        normalized_entropy: Log loss over that of always predicting the mean label (He et al., ADKDD 2014); NaN where
+            only one class is present.
+        calibration: Sum of the predictions over the number of positives; NaN where there are none.
+
+    Where rows have weights, they count in all of them.
+    """
+
+    auc: float
+    log_loss: float
+    normalized_entropy: float
+    calibration: float
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
     """State of a pass after `samples` samples.
 
     Attributes:

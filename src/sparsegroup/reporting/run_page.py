@@ -6,19 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from matplotlib.ticker import EngFormatter
-from rich.filesize import decimal
-
-from sparsegroup.table import FieldCount
-from sparsegroup.training.plots import Chart, Unit, run_charts, to_svg
-from sparsegroup.training.records import Progress, Summary
-
-NONE = "–"
-"""What stands for a value that is not defined."""
+from sparsegroup.reporting.formatting import NONE, count, duration, exact, metric, per_second, percent, short, size
+from sparsegroup.reporting.page import Tile, field_rows, page_environment
+from sparsegroup.reporting.plots import Chart, Unit, run_charts, to_svg
+from sparsegroup.reporting.run_record import HistoryPoint, Summary
 
 
-def render_report(config: Mapping[str, Any], history: Sequence[Progress], summary: Summary) -> str:
+def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], summary: Summary) -> str:
     """The run as an HTML page: key figures, charts along the pass, live rows per field, settings and versions.
 
     The page loads nothing, holds no script, and is the same for the same arguments.
@@ -31,7 +25,7 @@ def render_report(config: Mapping[str, Any], history: Sequence[Progress], summar
         summary: What the run came to. Without a test set the figures of the last point stand in its place.
     """
     test_auc = None if summary.test is None else summary.test.auc
-    page = page_environment().get_template("report.html.jinja")
+    page = page_environment().get_template("run.html.jinja")
     return page.render(
         headline=_headline(config),
         started=_moment(summary.started),
@@ -45,59 +39,6 @@ def render_report(config: Mapping[str, Any], history: Sequence[Progress], summar
     )
 
 
-def count(value: float) -> str:
-    """1234567 → "1,234,567"."""
-    return NONE if math.isnan(value) else f"{value:,.0f}"
-
-
-def short(value: float) -> str:
-    """33812345 → "33.8M"; below 10,000 in full."""
-    return count(value) if not abs(value) >= 10_000 else EngFormatter(places=1, sep="")(value)
-
-
-def per_second(value: float) -> str:
-    """85712.3 → "85.7k/s"."""
-    return NONE if math.isnan(value) else f"{short(value)}/s"
-
-
-def percent(share: float) -> str:
-    """0.02311 → "2.31 %"; a share above 0 is not shown as 0."""
-    if math.isnan(share):
-        return NONE
-    return "<0.01 %" if 0 < share < 5e-5 else f"{100 * share:.2f} %"
-
-
-def size(value: float) -> str:
-    """6123456789 → "6.1 GB"."""
-    return NONE if math.isnan(value) else decimal(int(value))
-
-
-def metric(value: float) -> str:
-    """0.793129 → "0.7931"."""
-    return NONE if math.isnan(value) else f"{value:.4f}"
-
-
-def exact(value: float) -> str:
-    """1e-05 → "1e-5", 0.001 → "0.001": with all digits."""
-    return trim_exponent(str(value))
-
-
-def trim_exponent(number: str) -> str:
-    """6e-07 → "6e-7"."""
-    return number.replace("e-0", "e-").replace("e+0", "e")
-
-
-def duration(seconds: float) -> str:
-    """458.3 → "7 min 38 s"."""
-    if math.isnan(seconds):
-        return NONE
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
 _FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "": metric,
     "%": percent,
@@ -105,23 +46,6 @@ _FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "B": size,
     "/s": per_second,
 }
-
-
-def page_environment(*packages: str) -> Environment:
-    """For pages whose templates lie in packages, and those that all pages share.
-
-    Args:
-        packages: Such as "serving".
-    """
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader(f"sparsegroup.{package}", ".") for package in (*packages, "training")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update({f.__name__: f for f in (count, per_second, percent, size, metric)}, width=width)
-    return environment
 
 
 def _headline(config: Mapping[str, Any]) -> str:
@@ -139,16 +63,7 @@ def _headline(config: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "Training run"
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A key figure: what it is, its value, and what it means."""
-
-    label: str
-    value: str
-    note: str
-
-
-def _tiles(history: Sequence[Progress], summary: Summary) -> list[Tile]:
+def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
     metrics = summary.test or (history[-1] if history else None)
     if summary.test is not None:
         of, note = "Test ", f"on {count(summary.test_rows)} test rows"
@@ -177,7 +92,7 @@ def _tiles(history: Sequence[Progress], summary: Summary) -> list[Tile]:
     ]
 
 
-def _window(history: Sequence[Progress], summary: Summary) -> str:
+def _window(history: Sequence[HistoryPoint], summary: Summary) -> str:
     """Its size in words; nothing where it is not known because the run it continues had trained before."""
     if len(history) == 1 and summary.continued_from is not None:
         return ""
@@ -218,35 +133,6 @@ def _figure(chart: Chart) -> _Figure:
         svg=None if empty else to_svg(chart),
         description=f"{chart.title} over the samples trained on: {', '.join(spans)}",
     )
-
-
-@dataclass(frozen=True)
-class FieldRow:
-    """A field of the table: its rows, and of the features seen the shares that are live, and that have a row of 0."""
-
-    name: str
-    count: FieldCount
-    live: float
-    zero: float
-
-
-def field_rows(fields: Mapping[str, FieldCount]) -> list[FieldRow]:
-    """All fields together, then each, the one with most features first."""
-    total = FieldCount(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
-    ordered = sorted(fields.items(), key=lambda field: (-field[1].seen, field[0]))
-    return [
-        FieldRow(name, rows, _share(rows.live, rows.seen), _share(rows.rows - rows.live, rows.seen))
-        for name, rows in (("all fields", total), *ordered)
-    ]
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
-
-
-def width(share: float) -> str:
-    """Of a bar, in CSS; what is not 0 is seen."""
-    return f"max(1px, {100 * share:.2f}%)" if share > 0 else "0px"
 
 
 def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:

@@ -20,7 +20,7 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"))
 
 
-class Dense:
+class CompiledNetwork:
     """A network that is compiled for batches of the first one's size; others, and all without a compiler, are eager.
 
     Args:

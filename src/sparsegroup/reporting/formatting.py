@@ -1,0 +1,62 @@
+"""Figures as reports show them."""
+
+import math
+
+from matplotlib.ticker import EngFormatter
+from rich.filesize import decimal
+
+NONE = "–"
+"""What stands for a value that is not defined."""
+
+
+def count(value: float) -> str:
+    """1234567 → "1,234,567"."""
+    return NONE if math.isnan(value) else f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """33812345 → "33.8M"; below 10,000 in full."""
+    return count(value) if not abs(value) >= 10_000 else EngFormatter(places=1, sep="")(value)
+
+
+def per_second(value: float) -> str:
+    """85712.3 → "85.7k/s"."""
+    return NONE if math.isnan(value) else f"{short(value)}/s"
+
+
+def percent(share: float) -> str:
+    """0.02311 → "2.31 %"; a share above 0 is not shown as 0."""
+    if math.isnan(share):
+        return NONE
+    return "<0.01 %" if 0 < share < 5e-5 else f"{100 * share:.2f} %"
+
+
+def size(value: float) -> str:
+    """6123456789 → "6.1 GB"."""
+    return NONE if math.isnan(value) else decimal(int(value))
+
+
+def metric(value: float) -> str:
+    """0.793129 → "0.7931"."""
+    return NONE if math.isnan(value) else f"{value:.4f}"
+
+
+def exact(value: float) -> str:
+    """1e-05 → "1e-5", 0.001 → "0.001": with all digits."""
+    return trim_exponent(str(value))
+
+
+def trim_exponent(number: str) -> str:
+    """6e-07 → "6e-7"."""
+    return number.replace("e-0", "e-").replace("e+0", "e")
+
+
+def duration(seconds: float) -> str:
+    """458.3 → "7 min 38 s"."""
+    if math.isnan(seconds):
+        return NONE
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
