@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import timing
 from sparsegroup.data import PreparedLog, RawLog
-from sparsegroup.data.batches import Batch, Log
-from sparsegroup.data.formats import criteo
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.formats.log_format import criteo
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.shapes import DATASETS
-from sparsegroup.data.synthesize import synthesize
+from sparsegroup.data.log import Log
+from sparsegroup.data.synthetic.log_shapes import DATASETS
+from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN
 from sparsegroup.training import Config, HistoryPoint, train

@@ -31,8 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup import GroupAdagrad, GroupAdam, feature_rate, param_groups
-from sparsegroup.data import SyntheticConfig, open_click_log, synthetic_log
-from sparsegroup.data.batches import Batch, Log
+from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
 from sparsegroup.kernels import rounding
 from sparsegroup.models import DCN
 from sparsegroup.optim import GroupOptimizer
@@ -183,11 +184,11 @@ def compare(data: Data, optimizer: str, l21: float, seeds: int) -> dict[str, flo
     return figures
 
 
-def open_log(name: str, rows: int) -> Data:
+def open_data(name: str, rows: int) -> Data:
     if name == SYNTHETIC:
         return Data.of(name, synthetic_log(SyntheticConfig(rows=rows)))
     path = Path(name)
-    return Data.of(path.name.split(".")[0], open_click_log(path))
+    return Data.of(path.name.split(".")[0], open_log(path))
 
 
 def main() -> None:
@@ -206,7 +207,7 @@ def main() -> None:
     print(f"{'log':<17}{'rule':<9}{'l21':<9}{'state':<12}{'AUC':<7}{'difference':>12}{'':>10}{'live rows':>10}")
     figures: dict[str, float] = {}
     for name in arguments.data:
-        data = open_log(name, rows)
+        data = open_data(name, rows)
         begin = perf_counter()
         for optimizer in OPTIMIZERS:
             for kind, l21 in (("plain", 0.0), ("l21", strength(data, optimizer))):

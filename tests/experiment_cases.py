@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsegroup.data import ClickLog, SyntheticConfig, synthetic_log
-from sparsegroup.data.batches import Batch, Log
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
 from sparsegroup.experiments.datasets import Dataset
 from sparsegroup.experiments.runs import Outcome
 from sparsegroup.experiments.section import Cell, Table
@@ -19,7 +20,7 @@ BASE = Config.of(model="dcn", dim=4, hidden=[8], batch_size=135, lr=1e-2, l21=0.
 """Whole batches make up the 2,700 training rows of the tiny log, and nine tenths of them."""
 
 
-def tiny_log(rows: int = 3_000, seed: int = 1) -> ClickLog:
+def tiny_log(rows: int = 3_000, seed: int = 1) -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=rows, cardinalities=(10, 50, 300), informative=0.4), seed=seed)
 
 
@@ -75,7 +76,7 @@ def live_keys(model: ClickModel) -> set[int]:
     return {key for key, _ in rows_of(model)}
 
 
-def counted(log: ClickLog, rows: int) -> Counter[int]:
+def counted(log: MemoryLog, rows: int) -> Counter[int]:
     return Counter(log.keys[:rows].flatten().tolist())
 
 

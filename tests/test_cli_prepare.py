@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from command import Run
-from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.prepared_log import PreparedLog
 from test_cli import click_log
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsegroup.data import PreparedLog, RawLog, preparation, prepare
 from sparsegroup.data.batches import Bags, Batch, rebatched
-from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
 from test_data_prepare import written
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sparsegroup.data import ClickLogError, RawLog, prepare
-from sparsegroup.data.choose import choose_format
-from sparsegroup.data.formats import avazu, criteo
-from sparsegroup.data.schema_file import read_schema
+from sparsegroup.data.formats.log_format import avazu, criteo
+from sparsegroup.data.formats.recognition import choose_format
+from sparsegroup.data.formats.schema_file import read_schema
 from test_data_prepare import AVAZU, INTEGERS, IPINYOU, avazu_log, criteo_log, written
 
 COLUMNS = "id, clicked, color, size, ts, label"

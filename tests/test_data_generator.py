@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from sparsegroup.data.effects import effects, is_informative
-from sparsegroup.data.errors import ClickLogError
-from sparsegroup.data.generator import BLOCK_ROWS, score, synthetic_batches
-from sparsegroup.data.shapes import DATASETS, FieldShape
-from sparsegroup.data.synthesize import synthesize
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.synthetic.log_shapes import DATASETS, FieldShape
+from sparsegroup.data.synthetic.row_generator import BLOCK_ROWS, score, synthetic_batches
+from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.data.synthetic.truth import effects, is_informative
 
 NAMES = sorted(DATASETS)
 ROWS = {"criteo": 150_000, "avazu": 150_000, "ipinyou": 600_000}

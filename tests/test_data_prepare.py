@@ -25,14 +25,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparsegroup.data import preparation
-from sparsegroup.data.encode import encode_chunk
-from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.formats import LogFormat, avazu, criteo, ipinyou
+from sparsegroup.data.formats.log_format import LogFormat, avazu, criteo, ipinyou
+from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.keys import keys_of
-from sparsegroup.data.lines import read_chunks
+from sparsegroup.data.log_errors import BadRows, ClickLogError
 from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared import MANIFEST, PreparedLog
-from sparsegroup.data.schema_file import read_schema
+from sparsegroup.data.prepared_log import MANIFEST, PreparedLog
+from sparsegroup.data.raw.encoding import encode_chunk
+from sparsegroup.data.raw.text_file import read_chunks
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 CSV = LogFormat("log", "label", ("a", "b"), numbers=("n",), time="t")
@@ -484,8 +484,8 @@ BAD = [kind for kind in KINDS if kind.reason]
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsegroup.data.lines.LONGEST_LINE", LONGEST)
-    monkeypatch.setattr("sparsegroup.data.encode.LONGEST_LINE", LONGEST)
+    monkeypatch.setattr("sparsegroup.data.raw.text_file.LONGEST_LINE", LONGEST)
+    monkeypatch.setattr("sparsegroup.data.raw.encoding.LONGEST_LINE", LONGEST)
 
 
 def mixed_lines(seed: int, good: int = 40) -> list[Line]:
@@ -809,7 +809,7 @@ def test_a_killed_process_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
     program = (
         "import importlib, sys; from pathlib import Path\n"
         "from sparsegroup.data import preparation as p; p.PART_CHUNKS = 1\n"
-        "from sparsegroup.data.formats import LogFormat\n"
+        "from sparsegroup.data.formats.log_format import LogFormat\n"
         "log = LogFormat('log', 'label', ('a', 'b'), numbers=('n',), time='t')\n"
         "p.prepare([Path(sys.argv[1])], Path(sys.argv[2]), log, chunk_bytes=2000)"
     )

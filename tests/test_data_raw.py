@@ -19,8 +19,8 @@ import torch
 
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.formats import LogFormat, avazu, criteo
-from sparsegroup.data.lines import uncompressed_size
+from sparsegroup.data.formats.log_format import LogFormat, avazu, criteo
+from sparsegroup.data.raw.text_file import uncompressed_size
 from test_data_prepare import (
     AGENTS,
     CSV,
@@ -199,7 +199,7 @@ def test_the_same_of_a_compressed_log(suffix: str, chunk_bytes: int, tmp_path: P
 def test_the_same_of_a_columnar_log(
     suffix: str, on_bad_row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsegroup.data.columnar._ROWS", 7)
+    monkeypatch.setattr("sparsegroup.data.raw.columnar_file._ROWS", 7)
     path = columnar_log(tmp_path / f"log{suffix}")
     if on_bad_row == "skip":
         frame = pl.read_parquet(path) if suffix == ".parquet" else pl.read_ipc(path)

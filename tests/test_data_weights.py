@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
-from sparsegroup.data.formats import LogFormat
-from sparsegroup.data.prepared import MANIFEST
-from sparsegroup.data.schema_file import read_schema
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.formats.schema_file import read_schema
+from sparsegroup.data.prepared_log import MANIFEST
 from test_data_prepare import written
 
 WEIGHTED = LogFormat("log", "label", ("a",), weight="w")

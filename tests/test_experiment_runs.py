@@ -30,9 +30,9 @@ from experiment_cases import (
     trained,
 )
 from sparsegroup import HashEmbedding
-from sparsegroup.data import ClickLog, ClickLogError
+from sparsegroup.data import ClickLogError, MemoryLog
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.data.excerpt import Excerpt, excerpt
+from sparsegroup.data.log_views import Excerpt, excerpt
 from sparsegroup.experiments import deeplight as deeplight_module
 from sparsegroup.experiments import frequency
 from sparsegroup.experiments.choices import TOLERANCE, best, choose_l21, grid
@@ -56,12 +56,12 @@ from sparsegroup.training import Config, predict, prune_rows, score
 
 
 @pytest.fixture(scope="module")
-def log() -> ClickLog:
+def log() -> MemoryLog:
     return tiny_log()
 
 
 @pytest.fixture(scope="module")
-def worker(log: ClickLog) -> Worker:
+def worker(log: MemoryLog) -> Worker:
     return Worker(log)
 
 
@@ -172,7 +172,7 @@ class Reported:
         yield self.done.append
 
 
-def test_what_was_run_is_not_run_again(log: ClickLog, tmp_path: Path) -> None:
+def test_what_was_run_is_not_run_again(log: MemoryLog, tmp_path: Path) -> None:
     def lab() -> tuple[Lab, Reported]:
         reported = Reported()
         return Lab(dataset_of(log), tmp_path, runs=2, workers=1, reporting=reported), reported
@@ -200,7 +200,7 @@ def test_what_was_run_is_not_run_again(log: ClickLog, tmp_path: Path) -> None:
     assert_same(again[1].outcomes[1], samples[1].outcomes[1])
 
 
-def test_a_run_that_is_wanted_twice_is_run_once(log: ClickLog, tmp_path: Path) -> None:
+def test_a_run_that_is_wanted_twice_is_run_once(log: MemoryLog, tmp_path: Path) -> None:
     reported = Reported()
     lab = Lab(dataset_of(log), tmp_path, runs=1, workers=1, reporting=reported)
     one, same = lab.samples([(BASE, Plain()), (BASE.replace(norm="metric"), Plain())], name="two")
@@ -208,14 +208,14 @@ def test_a_run_that_is_wanted_twice_is_run_once(log: ClickLog, tmp_path: Path) -
     assert_same(one.outcomes[0], same.outcomes[0])
 
 
-def test_a_lab_takes_a_method_for_each_seed(log: ClickLog, worker: Worker, tmp_path: Path) -> None:
+def test_a_lab_takes_a_method_for_each_seed(log: MemoryLog, worker: Worker, tmp_path: Path) -> None:
     lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1)
     sample = lab.sample(BASE, [Pruned(0.3), Pruned(0.1)], name="pruned")
     assert_same(sample.outcomes[0], result_of(worker, Run(BASE, Pruned(0.3))))
     assert_same(sample.outcomes[1], result_of(worker, Run(BASE.replace(seed=1), Pruned(0.1))))
 
 
-def test_a_folder_of_another_log_is_refused(log: ClickLog, tmp_path: Path) -> None:
+def test_a_folder_of_another_log_is_refused(log: MemoryLog, tmp_path: Path) -> None:
     Lab(dataset_of(log), tmp_path, workers=1)
     Lab(dataset_of(log), tmp_path, workers=1, runs=3)
     with pytest.raises(ClickLogError, match=r"holds results on another log.*\(rows 3000 there, 2000 here\).*--out"):
@@ -228,7 +228,7 @@ def test_a_folder_of_another_log_is_refused(log: ClickLog, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("validate", [False, True])
-def test_a_plain_run_is_plain_training(log: ClickLog, worker: Worker, validate: bool) -> None:
+def test_a_plain_run_is_plain_training(log: MemoryLog, worker: Worker, validate: bool) -> None:
     config = BASE.replace(l21=1e-3, seed=3)
     result = result_of(worker, Run(config, validate=validate))
     expected, model = trained(log, config, seed=3, train_rows=2_430 if validate else None)
@@ -246,7 +246,9 @@ def test_a_plain_run_is_plain_training(log: ClickLog, worker: Worker, validate: 
     assert sum(part.live_informative for part in result.survivors) == len(live & informative)
 
 
-def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions(log: ClickLog, worker: Worker) -> None:
+def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions(
+    log: MemoryLog, worker: Worker
+) -> None:
     result = result_of(worker, Run(BASE))
     assert result.resampled.shape == (1_000,)
     assert result.resampled.mean() == pytest.approx(
@@ -261,14 +263,14 @@ def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions
 
 
 @dataclass(frozen=True)
-class Guarded(ClickLog):
+class Guarded(MemoryLog):
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         assert stop <= self.train_rows
         return super().batches(start, stop, size)
 
 
 @pytest.mark.parametrize("method", [Plain(), Pruned(0.2), Pruned(0.2, 0.2), CutOff(3), DeepLight(0.8)])
-def test_a_choice_never_reads_test_rows(log: ClickLog, method: Method) -> None:
+def test_a_choice_never_reads_test_rows(log: MemoryLog, method: Method) -> None:
     labels = log.labels.copy()
     labels[log.train_rows :] = np.nan
     guarded = Guarded("x", log.fields, log.keys, labels, log.train_rows, log.informative)
@@ -279,7 +281,7 @@ def test_a_choice_never_reads_test_rows(log: ClickLog, method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", [Plain(), Pruned(0.2, 0.2), CutOff(2), DeepLight(0.5)])
-def test_a_run_that_diverges_has_no_auc_and_the_others_go_on(log: ClickLog, tmp_path: Path, method: Method) -> None:
+def test_a_run_that_diverges_has_no_auc_and_the_others_go_on(log: MemoryLog, tmp_path: Path, method: Method) -> None:
     lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1)
     wild = BASE.replace(optimizer="momentum", lr=1e30)
     diverged, well = lab.samples([(wild, method), (BASE, method)], name="both")
@@ -302,13 +304,13 @@ def config(request: pytest.FixtureRequest) -> Config:
 METHODS = [Pruned(0.1, 0.3), Pruned(0.5, 0.3), Pruned(0.3, 0.1), Pruned(0.3, 0.0), Pruned(0.05, 0.0)]
 
 
-def models_after(log: ClickLog, config: Config, methods: Sequence[Pruned]) -> dict[Pruned, Any]:
+def models_after(log: MemoryLog, config: Config, methods: Sequence[Pruned]) -> dict[Pruned, Any]:
     learner = Learner(log, config)
     return {m: copy.deepcopy(parts_of(learner.model)) for m in magnitude_pruning(learner, methods, log.train_rows)}
 
 
 @pytest.fixture(scope="module")
-def together(log: ClickLog, config: Config) -> dict[Pruned, Any]:
+def together(log: MemoryLog, config: Config) -> dict[Pruned, Any]:
     return models_after(log, config, METHODS)
 
 
@@ -318,7 +320,7 @@ def test_all_methods_of_a_job_are_yielded_once(together: dict[Pruned, Any]) -> N
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_each_method_of_a_job_gives_what_it_gives_alone_and_by_hand(
-    log: ClickLog, config: Config, together: dict[Pruned, Any], method: Pruned
+    log: MemoryLog, config: Config, together: dict[Pruned, Any], method: Pruned
 ) -> None:
     auc, live, model = pruned_by_hand(log, config, method.keep, method.fine_tune, 2_700, 3_000)
     assert together[method] == models_after(log, config, [method])[method] == parts_of(model)
@@ -327,7 +329,7 @@ def test_each_method_of_a_job_gives_what_it_gives_alone_and_by_hand(
     assert (result.auc, result.live) == (auc, live)
 
 
-def test_without_fine_tuning_it_is_plain_training_pruned(log: ClickLog, config: Config) -> None:
+def test_without_fine_tuning_it_is_plain_training_pruned(log: MemoryLog, config: Config) -> None:
     _, model = trained(log, config, seed=config.training.seed)
     keep = round(0.3 * model.embedding.num_seen)
     prune_rows(model.embedding, keep)
@@ -336,14 +338,14 @@ def test_without_fine_tuning_it_is_plain_training_pruned(log: ClickLog, config: 
     assert result.feature_rate == keep / model.embedding.num_seen
 
 
-def test_a_base_optimizer_with_l21_may_have_fewer_rows_than_are_to_stay(log: ClickLog, worker: Worker) -> None:
+def test_a_base_optimizer_with_l21_may_have_fewer_rows_than_are_to_stay(log: MemoryLog, worker: Worker) -> None:
     config = BASE.replace(l21=1e-2)
     plain, pruned = (result_of(worker, Run(config, method)) for method in (Plain(), Pruned(0.9)))
     assert pruned.live == plain.live < 0.9 * plain.seen
     assert pruned.auc == plain.auc
 
 
-def test_without_fine_tuning_it_is_so_whatever_the_last_batch(log: ClickLog) -> None:
+def test_without_fine_tuning_it_is_so_whatever_the_last_batch(log: MemoryLog) -> None:
     config = BASE.replace(batch_size=500)  # 2,700 rows are 5.4 batches
     _, model = trained(log, config)
     prune_rows(model.embedding, round(0.1 * model.embedding.num_seen))
@@ -402,7 +404,7 @@ def test_features_seen_less_often_are_one_per_field(least: int) -> None:
     assert (without.fields, without.lists, without.train_rows, len(without)) == (("a", "b", "c"), ("c",), 300, 400)
 
 
-def test_the_rate_of_a_cut_off_counts_a_feature_for_each_field_with_rare_ones(log: ClickLog, worker: Worker) -> None:
+def test_the_rate_of_a_cut_off_counts_a_feature_for_each_field_with_rare_ones(log: MemoryLog, worker: Worker) -> None:
     for least in (2, 5, 40):
         result = result_of(worker, Run(BASE, CutOff(least)))
         counts = counted(log, 2_700)
@@ -439,7 +441,7 @@ def test_the_smallest_weights_are_pruned_and_no_more(sparsity: float) -> None:
     assert after[after != 0].abs().min() > before[after == 0].abs().max()
 
 
-def test_deeplight_prunes_more_and_more_every_tenth_step(log: ClickLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deeplight_prunes_more_and_more_every_tenth_step(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, found = [], []
 
     def recording(table: HashEmbedding, sparsity: float) -> None:
@@ -508,7 +510,7 @@ def test_no_features_have_no_survivors() -> None:
 # Excerpts
 
 
-def test_an_excerpt_is_the_rows_around_the_test_set(log: ClickLog) -> None:
+def test_an_excerpt_is_the_rows_around_the_test_set(log: MemoryLog) -> None:
     part = excerpt(log, 1_000)
     assert (part.train_rows, part.test_rows, len(part), part.features) == (900, 100, 1_000, None)
     assert (part.name, part.fields, part.lists, part.numbers) == (log.name, log.fields, (), ())
@@ -520,21 +522,21 @@ def test_an_excerpt_is_the_rows_around_the_test_set(log: ClickLog) -> None:
         assert labels == log.labels[1_800 + start : 1_800 + stop].tolist()
 
 
-def test_training_on_an_excerpt_is_training_on_its_rows(log: ClickLog) -> None:
-    rows = ClickLog("rows", log.fields, log.keys[1_800:2_800], log.labels[1_800:2_800], 900, log.informative)
+def test_training_on_an_excerpt_is_training_on_its_rows(log: MemoryLog) -> None:
+    rows = MemoryLog("rows", log.fields, log.keys[1_800:2_800], log.labels[1_800:2_800], 900, log.informative)
     ours = result_of(Worker(excerpt(log, 1_000)), Run(BASE))
     assert_same(ours, result_of(Worker(rows), Run(BASE)))
     assert ours.survivors
 
 
-def test_an_excerpt_of_all_rows_is_the_log(log: ClickLog) -> None:
+def test_an_excerpt_of_all_rows_is_the_log(log: MemoryLog) -> None:
     whole = excerpt(log, 3_000)
     assert (whole.train_rows, len(whole), whole.features) == (2_700, 3_000, log.features)
     assert len(excerpt(log, 10_000)) == 3_000
 
 
 @pytest.mark.parametrize(("train_rows", "test_rows"), [(0, 10), (2_701, 0), (10, -1), (10, 301)])
-def test_an_excerpt_must_be_in_the_log(log: ClickLog, train_rows: int, test_rows: int) -> None:
+def test_an_excerpt_must_be_in_the_log(log: MemoryLog, train_rows: int, test_rows: int) -> None:
     message = f"has 2,700 training and 300 test rows, got train_rows={train_rows:,}, test_rows={test_rows:,}"
     with pytest.raises(ValueError, match=message):
         Excerpt(log, train_rows, test_rows)
@@ -703,12 +705,12 @@ def test_pruning_has_as_many_trials_of_a_schedule_as_the_others_have_of_l2() -> 
     assert published().setup.default_l2 in L2S
 
 
-def test_a_data_set_in_memory_is_a_data_set(log: ClickLog) -> None:
+def test_a_data_set_in_memory_is_a_data_set(log: MemoryLog) -> None:
     assert isinstance(dataset_of(log), InMemory)
     assert dataset_of(log).whole_rows() == len(log)
 
 
-def test_several_processes_give_the_same_and_end_with_an_interruption(log: ClickLog, tmp_path: Path) -> None:
+def test_several_processes_give_the_same_and_end_with_an_interruption(log: MemoryLog, tmp_path: Path) -> None:
     wanted = [(BASE, Plain()), (BASE, Pruned(0.3, 0.2)), (BASE.replace(l21=1e-3), Plain())]
     with Lab(dataset_of(log), tmp_path / "one", runs=2, workers=1) as alone:
         expected = alone.samples(wanted, name="alone")

@@ -19,7 +19,7 @@ from scipy import stats
 from command import Run
 from experiment_cases import BASE as TINY
 from experiment_cases import counted, dataset_of, live_keys, pruned_by_hand, records, tiny_log, trained
-from sparsegroup.data import ClickLog, PreparedLog
+from sparsegroup.data import MemoryLog, PreparedLog
 from sparsegroup.experiments import published as published_module
 from sparsegroup.experiments.catalog import EXPERIMENTS
 from sparsegroup.experiments.contenders import CUT_OFF, GROUP_ADAM, PRUNED
@@ -75,7 +75,7 @@ class RecordingLab(Lab):
 
 
 @pytest.fixture(scope="module")
-def log() -> ClickLog:
+def log() -> MemoryLog:
     return tiny_log()
 
 
@@ -111,7 +111,7 @@ Ran = tuple[Section, list[Call]]
 
 
 @pytest.fixture(scope="module")
-def ran(log: ClickLog, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+def ran(log: MemoryLog, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
     """An experiment's section, and what it asked of the lab; each is run once."""
     lab = RecordingLab(dataset_of(log, BASE), tmp_path_factory.mktemp("lab"), runs=2, workers=1)
 
@@ -154,7 +154,7 @@ class Trainings:
 _TRAININGS: dict[tuple[str, int | None], Trainings] = {}
 
 
-def train_twice(log: ClickLog, config: Config, train_rows: int | None = None) -> Trainings:
+def train_twice(log: MemoryLog, config: Config, train_rows: int | None = None) -> Trainings:
     """Each is made once: several experiments have it."""
     key = (config.as_yaml(), train_rows)
     if key not in _TRAININGS:
@@ -162,7 +162,7 @@ def train_twice(log: ClickLog, config: Config, train_rows: int | None = None) ->
     return _TRAININGS[key]
 
 
-def _train_twice(log: ClickLog, config: Config, train_rows: int | None) -> Trainings:
+def _train_twice(log: MemoryLog, config: Config, train_rows: int | None) -> Trainings:
     results, predictions = [], []
     for seed in (0, 1):
         result, model = trained(log, config, seed, train_rows)
@@ -176,13 +176,13 @@ def _train_twice(log: ClickLog, config: Config, train_rows: int | None) -> Train
     )
 
 
-def prune_twice(log: ClickLog, config: Config, keeps: Sequence[float], share: float, validate: bool = False) -> Any:
+def prune_twice(log: MemoryLog, config: Config, keeps: Sequence[float], share: float, validate: bool = False) -> Any:
     stop, end = (VALIDATED_FROM, TRAIN_ROWS) if validate else (TRAIN_ROWS, len(log))
     aucs = [pruned_by_hand(log, config.replace(seed=s), keep, share, stop, end)[0] for s, keep in enumerate(keeps)]
     return pytest.approx(statistics.mean(aucs), rel=1e-12)
 
 
-def best_rate(log: ClickLog, optimizer: str, config: Config = BASE) -> float:
+def best_rate(log: MemoryLog, optimizer: str, config: Config = BASE) -> float:
     """The learning rate with the best validation AUC at λ = 0."""
     aucs = {
         lr: statistics.mean(train_twice(log, config.replace(optimizer=optimizer, lr=lr), VALIDATED_FROM).aucs)
@@ -224,7 +224,7 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> Any:
 
 
 def test_learning_rates_are_those_of_plain_training_and_the_best_is_chosen(
-    log: ClickLog, ran: Callable[[str], Ran]
+    log: MemoryLog, ran: Callable[[str], Ran]
 ) -> None:
     section, _ = ran("learning-rate")
     rows = table(section, "learning-rates")
@@ -249,7 +249,7 @@ def test_learning_rates_are_those_of_plain_training_and_the_best_is_chosen(
 # Sparsity and fine-tuning
 
 
-def test_group_adam_and_pruned_adam_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_group_adam_and_pruned_adam_are_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("sparsity-vs-auc")
     config = BASE.replace(lr=best_rate(log, "adam"))
     rows = table(section, "points")
@@ -278,7 +278,7 @@ def test_group_adam_and_pruned_adam_are_as_trained_by_hand(log: ClickLog, ran: C
     assert rows[-1]["feature rate"] <= LOWEST
 
 
-def test_what_is_said_of_sparsity_is_what_the_rows_say(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_what_is_said_of_sparsity_is_what_the_rows_say(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("sparsity-vs-auc")
     rows = table(section, "points")
     words = check_words(rows, "Group Adam", "Adam, pruned")
@@ -306,7 +306,7 @@ def test_what_is_said_of_sparsity_is_what_the_rows_say(log: ClickLog, ran: Calla
     assert {value: auc for value, auc in papers.items() if auc} == {1e-3: 0.8017, 5e-3: 0.8007, 1e-2: 0.7999}
 
 
-def test_features_seen_once_are_gone_where_it_is_said(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_features_seen_once_are_gone_where_it_is_said(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("sparsity-vs-auc")
     seen = counted(log, TRAIN_ROWS)
     once = {key for key, count in seen.items() if count == 1}
@@ -318,7 +318,7 @@ def test_features_seen_once_are_gone_where_it_is_said(log: ClickLog, ran: Callab
     assert section.findings[3] == expected
 
 
-def test_schedules_are_as_pruned_by_hand_and_chosen_on_training_rows(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_schedules_are_as_pruned_by_hand_and_chosen_on_training_rows(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("fine-tune")
     config = BASE.replace(lr=best_rate(log, "adam"))
     rows = table(section, "schedules")
@@ -354,7 +354,7 @@ def test_schedules_are_as_pruned_by_hand_and_chosen_on_training_rows(log: ClickL
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adagrad"])
-def test_the_best_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran], name: str) -> None:
+def test_the_best_are_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran], name: str) -> None:
     section, _ = ran("best-auc")
     papers, searched = (row for row in table(section, "best") if row["optimizer"] == name)
     lambdas = {"Adam": (4e-4, 5e-4, 1e-5), "Adagrad": (0.0, 4e-3, 1e-5)}[name]
@@ -392,7 +392,7 @@ def test_the_best_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran
 
 @pytest.mark.parametrize(("experiment", "row_names"), [("best-auc", ["Adam", "Adagrad"]), ("family", None)])
 def test_the_l21_chosen_is_the_sparsest_within_a_thousandth_on_training_rows(
-    log: ClickLog, ran: Callable[[str], Ran], experiment: str, row_names: list[str] | None
+    log: MemoryLog, ran: Callable[[str], Ran], experiment: str, row_names: list[str] | None
 ) -> None:
     section, calls = ran(experiment)
     searched = {
@@ -416,7 +416,7 @@ def test_the_l21_chosen_is_the_sparsest_within_a_thousandth_on_training_rows(
 
 
 def test_each_norm_is_as_trained_by_hand_and_all_are_the_same_without_lambda(
-    log: ClickLog, ran: Callable[[str], Ran]
+    log: MemoryLog, ran: Callable[[str], Ran]
 ) -> None:
     section, _ = ran("norm")
     rows = table(section, "points")
@@ -467,7 +467,7 @@ def test_norms_are_compared_at_the_same_rate(ran: Callable[[str], Ran]) -> None:
 # λ1 and λ21
 
 
-def test_equal_values_of_l1_and_l21_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_equal_values_of_l1_and_l21_are_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("l1-vs-l21")
     rows = table(section, "values")
     config = BASE.replace(dim=None, lr=best_rate(log, "adam", BASE.replace(dim=None)))
@@ -490,7 +490,7 @@ def test_equal_values_of_l1_and_l21_are_as_trained_by_hand(log: ClickLog, ran: C
 # Dimensions
 
 
-def test_dimensions_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_dimensions_are_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("embedding-dim")
     rows = table(section, "dimensions")
     lr = best_rate(log, "adam", BASE.replace(dim=None))
@@ -519,7 +519,7 @@ def test_dimensions_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], R
 # The family
 
 
-def test_the_family_is_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_the_family_is_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("family")
     rows = table(section, "family")
     names = ["SGD", "Momentum", "Adagrad", "Adam", "AMSGrad", "AdaHessian"]
@@ -565,7 +565,7 @@ def strength(row: dict[str, Any]) -> float:
     )
 
 
-def test_the_frontiers_points_are_as_trained_by_hand(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_the_frontiers_points_are_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     points = points_of(ran("frontier")[0])
     assert list(points) == CONTENDERS
     for name in REGULARIZED:
@@ -591,7 +591,7 @@ def test_the_frontiers_points_are_as_trained_by_hand(log: ClickLog, ran: Callabl
 
 
 def test_a_frontiers_cut_off_and_deeplight_have_the_share_that_they_are_asked_for(
-    log: ClickLog, ran: Callable[[str], Ran]
+    log: MemoryLog, ran: Callable[[str], Ran]
 ) -> None:
     points = points_of(ran("frontier")[0])
     seen = counted(log, TRAIN_ROWS)
@@ -662,7 +662,7 @@ def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], R
     assert [series.label for series in section.figures[0].series] == CONTENDERS
 
 
-def test_recovery_is_what_the_truth_says_of_the_survivors(log: ClickLog, ran: Callable[[str], Ran]) -> None:
+def test_recovery_is_what_the_truth_says_of_the_survivors(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, _ = ran("frontier")
     points = points_of(section)
     *parts, total = table(section, "recovery")

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from command import Run, call
-from sparsegroup.data import PreparedLog, open_click_log
+from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.training import evaluate, load_model, predict
 from sparsegroup.training.scoring import Tally, open_to_score, predictions
 
@@ -236,7 +236,7 @@ def test_scores_come_as_they_are_made_and_the_tally_takes_nine_bytes_a_row(place
         sizes.append(len(part.rows))
     assert sizes == [4096, 4096, ROWS - 2 * 4096]
     assert tally.metrics() == evaluate(np.array([label(i) for i in range(ROWS)]), expected(place))
-    assert open_click_log(place / "log.csv", label="clicked").train_rows < opened.log.train_rows == ROWS
+    assert open_log(place / "log.csv", label="clicked").train_rows < opened.log.train_rows == ROWS
 
 
 def test_figures_are_those_of_the_run_on_its_test_rows(place: Path, run: Run) -> None:

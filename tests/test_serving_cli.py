@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from command import Run
-from sparsegroup.data import open_click_log
+from sparsegroup.data import open_log
 from sparsegroup.serving import open_test_rows, open_trained, read_manifest
 from sparsegroup.training import Config
 from sparsegroup.training.scoring import open_to_score, predictions
@@ -146,7 +146,7 @@ def test_which_rows_are_the_test_set(tmp_path: Path) -> None:
     assert (alien.start, alien.stop) == (0, 500)
     all_rows = open_test_rows(log, config.replace(test_fraction=0.0))
     assert (all_rows.start, all_rows.stop) == (0, 2_000)
-    assert len(open_click_log(log)) == 2_000
+    assert len(open_log(log)) == 2_000
 
 
 def test_what_an_export_may_not_take_the_place_of(tmp_path: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
 from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, param_groups
-from sparsegroup.data import ClickLog, SyntheticConfig, synthetic_log
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
 from sparsegroup.training import ClickModel, Config, Trainer, evaluate
@@ -18,7 +18,7 @@ from sparsegroup.training.compiled_network import has_compiler
 
 
 @pytest.fixture(scope="module")
-def log() -> ClickLog:
+def log() -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=4)
 
 
@@ -87,7 +87,7 @@ def test_weights_count_in_the_metrics_as_copies_of_rows_do() -> None:
         assert getattr(weighted, name) == pytest.approx(value, rel=1e-6), name
 
 
-def test_a_data_loader_of_tensors_is_a_stream(log: ClickLog) -> None:
+def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:
     keys, labels = torch.from_numpy(log.keys[:1000]), torch.from_numpy(log.labels[:1000])
     results = []
     for stream in (DataLoader(TensorDataset(keys, labels), batch_size=100), log.batches(0, 1000, 100)):
@@ -102,7 +102,7 @@ def test_a_data_loader_of_tensors_is_a_stream(log: ClickLog) -> None:
         trainer.fit([(keys,)])
 
 
-def test_two_passes_are_one_over_both(log: ClickLog) -> None:
+def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
     def trained(*ends: int) -> tuple[Trainer, ClickModel]:
         model, optimizer = Config.of(lr=1e-2, l21=1e-3).build(log)
         trainer = Trainer(model.network, model.embedding, optimizer, window=2_000)
@@ -120,7 +120,7 @@ def test_two_passes_are_one_over_both(log: ClickLog) -> None:
     assert sorted(point.seconds for point in twice.history) == [point.seconds for point in twice.history]
 
 
-def test_points_count_the_features_of_their_samples_alone(log: ClickLog) -> None:
+def test_points_count_the_features_of_their_samples_alone(log: MemoryLog) -> None:
     model, optimizer = Config.of(l21=0.0, dim=4).build(log)
     # Batches so large that the next one's keys are looked up ahead.
     history = Trainer(model.network, model.embedding, optimizer, window=3_000).fit(log.batches(0, 10_500, 1_500))
@@ -130,7 +130,7 @@ def test_points_count_the_features_of_their_samples_alone(log: ClickLog) -> None
         assert point.samples_per_s > 0
 
 
-def test_several_optimizers_and_a_scheduler_are_stepped(log: ClickLog) -> None:
+def test_several_optimizers_and_a_scheduler_are_stepped(log: MemoryLog) -> None:
     torch.manual_seed(0)
     table, network = HashEmbedding(4), MLP(fields=3, dim=4)
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
@@ -152,7 +152,7 @@ def test_an_empty_stream_trains_nothing_and_evaluates_to_nothing() -> None:
         Trainer(DCN(1, 2), HashEmbedding(2), (), window=0)
 
 
-def test_a_weight_of_zero_hides_a_row(log: ClickLog) -> None:
+def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
     def trained(label: float) -> torch.Tensor:
         model, optimizer = Config.of(dim=4).build(log)
         batch = next(log.batches(0, 64, 64))
@@ -166,7 +166,7 @@ def test_a_weight_of_zero_hides_a_row(log: ClickLog) -> None:
     assert torch.equal(trained(0.0), trained(1.0))
 
 
-def trained_and_compiled(log: ClickLog, compile: bool) -> list[float]:
+def trained_and_compiled(log: MemoryLog, compile: bool) -> list[float]:
     model, optimizer = Config.of(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
     trainer = Trainer(model.network, model.embedding, optimizer, compile=compile)
     trainer.fit(log.batches(0, 1_100, 250))  # the last batch has another size
@@ -175,13 +175,13 @@ def trained_and_compiled(log: ClickLog, compile: bool) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
-def test_a_compiled_network_trains_to_the_same(log: ClickLog) -> None:
+def test_a_compiled_network_trains_to_the_same(log: MemoryLog) -> None:
     assert trained_and_compiled(log, True) == pytest.approx(trained_and_compiled(log, False), abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_without_a_compiler_the_network_is_eager_and_that_is_said(
-    log: ClickLog, monkeypatch: pytest.MonkeyPatch
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager = trained_and_compiled(log, False)
     monkeypatch.setenv("CXX", "/none")

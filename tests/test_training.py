@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsegroup import HashEmbedding
-from sparsegroup.data import ClickLog, SyntheticConfig, synthetic_log
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.training import (
     Config,
     evaluate,
@@ -24,11 +24,11 @@ from sparsegroup.training.log_pass import WINDOWS
 
 
 @pytest.fixture(scope="module")
-def log() -> ClickLog:
+def log() -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=20_000, cardinalities=(10, 100, 2_000)), seed=3)
 
 
-def test_training_learns_and_the_history_covers_the_pass(log: ClickLog) -> None:
+def test_training_learns_and_the_history_covers_the_pass(log: MemoryLog) -> None:
     model, optimizer = Config.of(lr=1e-2).build(log)
     untrained = score(model, log)
     trained = train(model, optimizer, log)
@@ -41,7 +41,7 @@ def test_training_learns_and_the_history_covers_the_pass(log: ClickLog) -> None:
     assert WINDOWS // 2 <= len(samples) <= WINDOWS
 
 
-def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
+def test_history_tests_each_sample_before_training_on_it(log: MemoryLog) -> None:
     # With one batch as the whole window, the first point must be that of the untrained model.
     config = Config.of(lr=1e-2, batch_size=log.train_rows)
     model, optimizer = config.build(log)
@@ -55,7 +55,7 @@ def test_history_tests_each_sample_before_training_on_it(log: ClickLog) -> None:
     assert history[0].log_loss == pytest.approx(before.log_loss, abs=1e-6)
 
 
-def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: ClickLog) -> None:
+def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: MemoryLog) -> None:
     rates = []
     for l21 in (0.0, 1e-4, 1e-3, 1e-2, 10.0):
         model, optimizer = Config.of(lr=1e-2, l21=l21).build(log)
@@ -70,7 +70,7 @@ def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: ClickLog) -> None
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"])
 @pytest.mark.parametrize("model", ["mlp", "opnn", "dcn"])
-def test_every_optimizer_trains_every_model_twice_the_same(log: ClickLog, model: str, optimizer: str) -> None:
+def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model: str, optimizer: str) -> None:
     config = Config.of(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=4, seed=5)
     results = []
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_every_optimizer_trains_every_model_twice_the_same(log: ClickLog, model:
     assert np.isfinite(one.test.log_loss)
 
 
-def test_validation_uses_training_rows_alone(log: ClickLog) -> None:
+def test_validation_uses_training_rows_alone(log: MemoryLog) -> None:
     model, optimizer = Config.of(lr=1e-2).build(log)
     trained = train(model, optimizer, log, train_rows=16_000)
     assert trained.history[-1].samples == 16_000
@@ -91,7 +91,7 @@ def test_validation_uses_training_rows_alone(log: ClickLog) -> None:
     assert trained.test == again
 
 
-def test_unknown_features_are_the_zero_vector(log: ClickLog) -> None:
+def test_unknown_features_are_the_zero_vector(log: MemoryLog) -> None:
     model, optimizer = Config.of(lr=1e-2).build(log)
     train(model, optimizer, log, train_rows=5_000)
     unknown = torch.full((2, 3), -1)
@@ -109,7 +109,7 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
         prune_rows(embedding, 6)
 
 
-def test_a_saved_run_predicts_the_same(log: ClickLog, tmp_path: Path) -> None:
+def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
     config = Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4)
     model, optimizer = config.build(log)
     trained = train(model, optimizer, log, train_rows=5_000)

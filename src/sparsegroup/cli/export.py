@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
 from sparsegroup.cli.progress import reading_bar
-from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.export import export

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from sparsegroup.cli.app import UsageError, app, console
 from sparsegroup.data import ClickLogError
-from sparsegroup.data.batches import Log
+from sparsegroup.data.log import Log
 from sparsegroup.experiments.catalog import EXPERIMENTS, REGRET
 from sparsegroup.experiments.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
 from sparsegroup.experiments.lab import Lab, Recipe

@@ -24,12 +24,12 @@ from sparsegroup.cli.options import (
     SCHEMA,
     log_option,
 )
-from sparsegroup.data.choose import DatasetName
-from sparsegroup.data.errors import ClickLogError
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers
-from sparsegroup.data.lines import uncompressed_size
-from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.reader import OnBadRow
+from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
+from sparsegroup.data.formats.recognition import DatasetName
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.chunk_reader import OnBadRow
+from sparsegroup.data.raw.text_file import uncompressed_size
 from sparsegroup.files import write_atomically
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config

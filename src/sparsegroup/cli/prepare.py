@@ -9,15 +9,15 @@ from rich.table import Table
 
 from sparsegroup.cli.app import THREADS, UsageError, app, console
 from sparsegroup.data import ClickLogError
-from sparsegroup.data.choose import DatasetName, choose_format
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers
+from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
+from sparsegroup.data.formats.recognition import DatasetName, choose_format
 from sparsegroup.data.keys import expected_collisions
-from sparsegroup.data.lines import uncompressed_size
 from sparsegroup.data.preparation import Progress as Prepared
 from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared import Manifest
-from sparsegroup.data.published import compare_with_published
-from sparsegroup.data.reader import OnBadRow
+from sparsegroup.data.prepared_log import Manifest
+from sparsegroup.data.public_counts import compare_with_published
+from sparsegroup.data.raw.chunk_reader import OnBadRow
+from sparsegroup.data.raw.text_file import uncompressed_size
 
 
 @app.command("prepare")

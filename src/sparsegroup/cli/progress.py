@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextCol
 from rich.progress import Progress as ProgressBar
 
 from sparsegroup.cli.app import console
-from sparsegroup.data.lines import uncompressed_size
+from sparsegroup.data.raw.text_file import uncompressed_size
 from sparsegroup.experiments.compare import Reporter
 from sparsegroup.training import HistoryPoint
 
@@ -19,7 +19,7 @@ def reading_bar(logs: Sequence[Path]) -> Iterator[Callable[[int], None]]:
     """A progress bar over the bytes of raw logs, while their rows are counted.
 
     Yields:
-        `on_progress` of `open_click_log`.
+        `on_progress` of `open_log`.
     """
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
     with ProgressBar(*columns, console=console, transient=True) as bar:

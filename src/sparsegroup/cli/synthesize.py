@@ -8,8 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sparsegroup.cli.app import UsageError, app, console
 from sparsegroup.cli.prepare import summary
-from sparsegroup.data.shapes import DATASETS
-from sparsegroup.data.synthesize import synthesize
+from sparsegroup.data.synthetic.log_shapes import DATASETS
+from sparsegroup.data.synthetic.synthesis import synthesize
 
 
 @app.command("synthesize")
@@ -23,7 +23,7 @@ def synthesize_command(
 ) -> None:
     """Make up a click log with the fields, the skew and the late features of a public one, of any size up to its own.
 
-    Its informative features are known: `sparsegroup.data.effects.effects` gives their effects.
+    Its informative features are known: `sparsegroup.data.synthetic.truth.effects` gives their effects.
     """
     shape = DATASETS[dataset]
     wanted = shape.full_rows if rows is None else rows

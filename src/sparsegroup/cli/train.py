@@ -24,11 +24,11 @@ from sparsegroup.cli.options import (
     log_option,
 )
 from sparsegroup.cli.progress import reading_bar, training_bar
-from sparsegroup.data import ClickLog, PreparedLog, RawLog, open_click_log, synthetic_log
-from sparsegroup.data.choose import DatasetName
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers
-from sparsegroup.data.reader import OnBadRow
-from sparsegroup.data.synthetic import SyntheticConfig
+from sparsegroup.data import MemoryLog, PreparedLog, RawLog, open_log, synthetic_log
+from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
+from sparsegroup.data.formats.recognition import DatasetName
+from sparsegroup.data.raw.chunk_reader import OnBadRow
+from sparsegroup.data.synthetic.zipf_log import SyntheticConfig
 from sparsegroup.prox import Norm, Penalty
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.click_model import ModelName
@@ -279,7 +279,7 @@ def _name(config: Config) -> str:
     return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
 
 
-def _open(config: Config, threads: int) -> ClickLog | PreparedLog | RawLog:
+def _open(config: Config, threads: int) -> MemoryLog | PreparedLog | RawLog:
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
@@ -287,7 +287,7 @@ def _open(config: Config, threads: int) -> ClickLog | PreparedLog | RawLog:
     test = None if data.test is None else Path(data.test)
     with nullcontext() if path.is_dir() else reading_bar([path, *([test] if test else [])]) as on_progress:
         try:
-            opened = open_click_log(
+            opened = open_log(
                 path,
                 test,
                 on_bad_row=data.on_bad_row,

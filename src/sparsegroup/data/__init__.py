@@ -1,21 +1,21 @@
 """Click logs: reading them, and making one up."""
 
-from sparsegroup.data.clicklog import ClickLog
-from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.opening import open_click_log
+from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.log_opening import open_log
+from sparsegroup.data.memory_log import MemoryLog
 from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.raw import RawLog
-from sparsegroup.data.synthetic import SyntheticConfig, synthetic_log
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.raw_log import RawLog
+from sparsegroup.data.synthetic.zipf_log import SyntheticConfig, synthetic_log
 
 __all__ = [
     "BadRows",
-    "ClickLog",
     "ClickLogError",
+    "MemoryLog",
     "PreparedLog",
     "RawLog",
     "SyntheticConfig",
-    "open_click_log",
+    "open_log",
     "prepare",
     "synthetic_log",
 ]

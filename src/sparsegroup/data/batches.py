@@ -1,10 +1,10 @@
-"""Batches of samples, and what a log has to offer for training."""
+"""Batches of samples: made of parts of other sizes, and read ahead."""
 
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from queue import Full, Queue
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -73,39 +73,6 @@ class Batch:
             None if self.weights is None else self.weights[part],
             tuple(bags[part] for bags in self.bags),
         )
-
-
-class Log(Protocol):
-    """A click log in time order, the training rows first."""
-
-    @property
-    def name(self) -> str:
-        """Where it comes from."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields, by their number in the keys."""
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Those of them that have several values, in the order of a batch's bags."""
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
-
-    @property
-    def train_rows(self) -> int:
-        """Rows, from the start, for training; the others are the test set."""
-
-    @property
-    def features(self) -> int | None:
-        """Distinct features in the training rows, if they have been counted."""
-
-    def __len__(self) -> int: ...
-
-    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer."""
 
 
 def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:

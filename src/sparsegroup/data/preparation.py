@@ -12,17 +12,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.columns import schema_of
-from sparsegroup.data.detect import formats_of
-from sparsegroup.data.encode import Encoded
-from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.encoded_columns import schema_of
+from sparsegroup.data.formats.headed import formats_of
+from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
-from sparsegroup.data.lines import CHUNK_BYTES
-from sparsegroup.data.prepared import MANIFEST, Manifest, PreparedLog, count_features, write_manifest
-from sparsegroup.data.reader import OnBadRow, Reader
-from sparsegroup.data.source import source_of
-from sparsegroup.data.split import RowsSeen
+from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.prepared_log import MANIFEST, Manifest, PreparedLog, count_features, write_manifest
+from sparsegroup.data.raw.chunk_reader import OnBadRow, Reader
+from sparsegroup.data.raw.encoding import Encoded
+from sparsegroup.data.raw.raw_source import source_of
+from sparsegroup.data.raw.row_count import RowCount
+from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.files import write_atomically
 
 PART_CHUNKS = 8
@@ -32,7 +32,7 @@ _META = b"sparsegroup"
 
 
 @dataclass
-class _State(RowsSeen):
+class _State(RowCount):
     """How far a log has been read: written into each file, and read from the last one to go on.
 
     Attributes:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from sparsegroup.data import ClickLog
+from sparsegroup.data import MemoryLog
 from sparsegroup.training import ClickModel, Config, HistoryPoint, Metrics, prune_rows, score, train
 
 KEY_BYTES, FLOAT_BYTES = 8, 4
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def compare(
-    log: ClickLog,
+    log: MemoryLog,
     config: Config,
     reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
 ) -> list[Outcome]:
@@ -55,7 +55,7 @@ def compare(
 
 
 def _train(
-    log: ClickLog,
+    log: MemoryLog,
     config: Config,
     name: str,
     reporting: Callable[[str], AbstractContextManager[Reporter | None]],
@@ -69,7 +69,7 @@ def _train(
     return _outcome(name, log, model, trained.test), model
 
 
-def _outcome(name: str, log: ClickLog, model: ClickModel, metrics: Metrics) -> Outcome:
+def _outcome(name: str, log: MemoryLog, model: ClickModel, metrics: Metrics) -> Outcome:
     table = model.embedding
     rows = table.num_live
     informative = None

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import VALUE_BITS, Int64s
-from sparsegroup.data.view import View
+from sparsegroup.data.log_views import LogView
 
 RARE = (1 << VALUE_BITS) - 1
 """Value part of the key that rare features get."""
 
 
 @dataclass(frozen=True)
-class WithoutRare(View):
+class WithoutRare(LogView):
     """A log in which each field's rare features are one, those of the test rows included.
 
     Attributes:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsegroup.data import ClickLogError, PreparedLog, SyntheticConfig, prepare, synthetic_log
-from sparsegroup.data.batches import Log
-from sparsegroup.data.choose import choose_format
-from sparsegroup.data.excerpt import excerpt
+from sparsegroup.data.formats.recognition import choose_format
+from sparsegroup.data.log import Log
+from sparsegroup.data.log_views import excerpt
 from sparsegroup.data.preparation import Progress
 from sparsegroup.files import write_atomically
 from sparsegroup.training import Config, read_config

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from sparsegroup.data.batches import Log
+from sparsegroup.data.log import Log
 from sparsegroup.experiments.cut_off import WithoutRare
 from sparsegroup.experiments.deeplight import deeplight
 from sparsegroup.experiments.frequency import Counts, count_keys, survivors, truth_of

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sparsegroup.data import ClickLog, PreparedLog
-from sparsegroup.data.batches import Log
-from sparsegroup.data.effects import is_informative
-from sparsegroup.data.excerpt import Excerpt
+from sparsegroup.data import MemoryLog, PreparedLog
 from sparsegroup.data.keys import Int64s
+from sparsegroup.data.log import Log
+from sparsegroup.data.log_views import Excerpt
+from sparsegroup.data.synthetic.truth import is_informative
 from sparsegroup.experiments.runs import Survivors
 from sparsegroup.training.click_model import keys_to_look_up
 
@@ -72,7 +72,7 @@ def truth_of(log: Log) -> Truth | None:
     """Which features have an effect on the label; None where that is not known."""
     if isinstance(log, Excerpt):
         return truth_of(log.log)
-    if isinstance(log, ClickLog) and log.informative is not None:
+    if isinstance(log, MemoryLog) and log.informative is not None:
         return log.are_informative
     if isinstance(log, PreparedLog) and "synthetic" in log.manifest.source:
         seed = int(log.manifest.source["seed"])

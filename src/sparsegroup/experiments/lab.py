@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.data.batches import Log
+from sparsegroup.data.log import Log
 from sparsegroup.experiments.datasets import Dataset, claim
 from sparsegroup.experiments.execution import Worker, jobs_of
 from sparsegroup.experiments.results import Results

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.data.batches import Log
+from sparsegroup.data.log import Log
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.log_pass import EVALUATED
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.data.batches import Bags, Batch, Log
-from sparsegroup.data.opening import open_click_log
-from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.raw import RawLog
+from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.log import Log
+from sparsegroup.data.log_opening import open_log
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.manifest import Scores, Test
 from sparsegroup.training import Config
@@ -75,7 +76,7 @@ def open_test_rows(
     }
     if data.log is not None and path.resolve() == Path(data.log).resolve():
         test = None if data.test is None else Path(data.test)
-        return _of(open_click_log(path, test, **how))
+        return _of(open_log(path, test, **how))
     opened = open_to_score(path, **how)
     if isinstance(opened.log, RawLog) and not opened.log.format.labelled:
         raise ExportError(f"{path}: has no labels, which a test set needs")

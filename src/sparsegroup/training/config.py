@@ -8,10 +8,10 @@ import torch
 import yaml
 from pydantic import Field, model_validator
 
-from sparsegroup.data.batches import Log
-from sparsegroup.data.choose import DatasetName, FormatOptions
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers
-from sparsegroup.data.reader import OnBadRow
+from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
+from sparsegroup.data.formats.recognition import DatasetName, FormatOptions
+from sparsegroup.data.log import Log
+from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -51,7 +51,7 @@ class DataConfig(StrictSettings):
         schema_file: YAML file that says what its columns are. In files it is called `schema`.
         label, exclude, test_fraction: Of a raw log with a header: its label column, columns that are no features, and
             the share of the rows, the last ones, for the test set.
-        criteo_numbers, avazu_hour: See `sparsegroup.data.formats`.
+        criteo_numbers, avazu_hour: See `sparsegroup.data.formats.log_format`.
         on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
     """
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparsegroup.data.batches import Log
 from sparsegroup.data.keys import HASH
-from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.log import Log
+from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.training.run_error import RunError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.data.batches import Log
+from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sparsegroup.data.batches import Log
-from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.raw import RawLog
+from sparsegroup.data.log import Log
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.training.run_error import RunError
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from sparsegroup import files
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.manifest import read_manifest
-from sparsegroup.data.batches import Log
-from sparsegroup.data.prepared import PreparedLog
+from sparsegroup.data.log import Log
+from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.files import write_atomically
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.plots import plot_progress

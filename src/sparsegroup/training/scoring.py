@@ -13,12 +13,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.choose import FormatOptions, choose_format
-from sparsegroup.data.columnar import is_columnar
-from sparsegroup.data.opening import open_click_log
-from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.raw import RawLog
-from sparsegroup.data.reader import OnBadRow
+from sparsegroup.data.formats.recognition import FormatOptions, choose_format
+from sparsegroup.data.log_opening import open_log
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.chunk_reader import OnBadRow
+from sparsegroup.data.raw.columnar_file import is_columnar
+from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.log_pass import EVALUATED
@@ -69,7 +69,7 @@ def open_to_score(
     on_progress: Callable[[int], None] | None = None,
     **options: Unpack[FormatOptions],
 ) -> LogToScore:
-    """A log to score, as `open_click_log` opens one to train on; but it needs no time, order, test set or label.
+    """A log to score, as `open_log` opens one to train on; but it needs no time, order, test set or label.
 
     Raises:
         ClickLogError: It cannot be read.
@@ -77,7 +77,7 @@ def open_to_score(
         OSError: No such file.
     """
     if log.is_dir():
-        prepared = open_click_log(log, **options)
+        prepared = open_log(log, **options)
         assert isinstance(prepared, PreparedLog)
         return LogToScore(prepared, None)
     found = replace(choose_format(log, needs_label=False, **options), time=None, split="none", split_column=None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.chain import contents
-from sparsegroup.data.batches import Log
+from sparsegroup.data.log import Log
 from sparsegroup.files import Claim
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary

@@ -4,13 +4,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparsegroup.data.columnar import column_names, is_columnar
-from sparsegroup.data.columns import reserved
-from sparsegroup.data.errors import ClickLogError
-from sparsegroup.data.formats import TEST_FRACTION, LogFormat, avazu, criteo, ipinyou, is_avazu, is_criteo, is_ipinyou
-from sparsegroup.data.formats import svm as svm_format
+from sparsegroup.data.encoded_columns import reserved
+from sparsegroup.data.formats.log_format import (
+    TEST_FRACTION,
+    LogFormat,
+    avazu,
+    criteo,
+    ipinyou,
+    is_avazu,
+    is_criteo,
+    is_ipinyou,
+)
+from sparsegroup.data.formats.log_format import svm as svm_format
 from sparsegroup.data.keys import MOST_FIELDS
-from sparsegroup.data.lines import first_line
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.raw.columnar_file import column_names, is_columnar
+from sparsegroup.data.raw.text_file import first_line
 
 LABELS = ("label", "click")
 TIMES = ("ts", "timestamp")

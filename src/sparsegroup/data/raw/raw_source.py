@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.formats.log_format import LogFormat
 
 
 def source_of(logs: Sequence[Path], log: LogFormat) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.data.clicklog import ClickLog
 from sparsegroup.data.keys import VALUE_BITS
+from sparsegroup.data.memory_log import MemoryLog
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def bounded_zipf(uniform: npt.NDArray[np.float64], cardinality: int, exponent: f
     return clipped
 
 
-def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) -> ClickLog:
+def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) -> MemoryLog:
     """Draw a log whose label is Bernoulli(sigmoid(bias + Σ effect of the row's values)).
 
     A value is informative with probability `informative`, whatever its frequency; its effect is N(0, effect²). All
@@ -64,7 +64,7 @@ def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) ->
         columns.append(first + values)
         truths.append(first + np.flatnonzero(informative))
     labels = (generator.random(config.rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    return ClickLog(
+    return MemoryLog(
         "synthetic",
         tuple(f"field_{number}" for number in range(len(columns))),
         np.stack(columns, axis=1),

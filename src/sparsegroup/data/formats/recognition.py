@@ -5,9 +5,17 @@ from inspect import signature
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from sparsegroup.data.detect import fixed_format, has_label, told_from
-from sparsegroup.data.formats import AvazuHour, CriteoNumbers, LogFormat, avazu, criteo, ipinyou, without_label
-from sparsegroup.data.schema_file import read_schema
+from sparsegroup.data.formats.headed import fixed_format, has_label, told_from
+from sparsegroup.data.formats.log_format import (
+    AvazuHour,
+    CriteoNumbers,
+    LogFormat,
+    avazu,
+    criteo,
+    ipinyou,
+    without_label,
+)
+from sparsegroup.data.formats.schema_file import read_schema
 
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 

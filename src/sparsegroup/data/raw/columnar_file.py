@@ -7,8 +7,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from sparsegroup.data.errors import ClickLogError
-from sparsegroup.data.lines import Chunk
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.raw.text_file import Chunk
 
 _FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc"}
 _ROWS = 1 << 16

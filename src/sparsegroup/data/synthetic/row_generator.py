@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparsegroup.data.effects import check_seed, effects, effects_of_values, keys_of_values, salt_of
-from sparsegroup.data.shapes import DAY, FieldShape, LogShape
+from sparsegroup.data.synthetic.log_shapes import DAY, FieldShape, LogShape
+from sparsegroup.data.synthetic.truth import check_seed, effects, effects_of_values, keys_of_values, salt_of
 
 BLOCK_ROWS = 1 << 14
 """Rows that share a random generator, and within which a field's new values come in random order."""
@@ -47,7 +47,7 @@ def synthetic_batches(shape: LogShape, rows: int, seed: int, batch_rows: int = 1
         ValueError: `rows`, `seed` or `batch_rows` out of range.
 
     Example:
-        >>> from sparsegroup.data.shapes import DATASETS
+        >>> from sparsegroup.data.synthetic.log_shapes import DATASETS
         >>> batch = next(synthetic_batches(DATASETS["avazu"], rows=1000, seed=0))
         >>> batch.num_rows, batch.schema.names[:4]
         (1000, ['label', 'time', 'hour', 'C1'])

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from sparsegroup.data.columns import schema_of
-from sparsegroup.data.errors import BadRows
-from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.encoded_columns import schema_of
+from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import Int64s, keys_of
-from sparsegroup.data.lines import LONGEST_LINE, Chunk
+from sparsegroup.data.log_errors import BadRows
+from sparsegroup.data.raw.text_file import LONGEST_LINE, Chunk
 
 Bad = tuple[int, str, str]
 """A row that is left out: its line, the reason, and its text."""

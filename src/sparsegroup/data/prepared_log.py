@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
-from sparsegroup.data.columns import batch_of
-from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.encoded_columns import batch_of
+from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.files import write_atomically
 
 MANIFEST = "log.json"

@@ -1,14 +1,45 @@
-"""A part of a log, as a log of its own."""
+"""Logs made of another log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsegroup.data.batches import Batch, Log
-from sparsegroup.data.view import View
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
 
 
 @dataclass(frozen=True)
-class Excerpt(View):
+class LogView:
+    """What a log has in common with another one that is made of it: its name and columns.
+
+    Attributes:
+        log: The one it is made of.
+    """
+
+    log: Log
+
+    @property
+    def name(self) -> str:
+        """The log's."""
+        return self.log.name
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the categorical fields."""
+        return self.log.fields
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Fields of several values."""
+        return self.log.lists
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numeric ones."""
+        return self.log.numbers
+
+
+@dataclass(frozen=True)
+class Excerpt(LogView):
     """Consecutive rows of a log: its last training rows and its first test rows.
 
     Attributes:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
-from sparsegroup.data.columns import batch_of
-from sparsegroup.data.detect import formats_of
-from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.formats import LogFormat
-from sparsegroup.data.lines import CHUNK_BYTES
-from sparsegroup.data.reader import OnBadRow, Reader
-from sparsegroup.data.source import source_of
-from sparsegroup.data.split import RowsSeen
+from sparsegroup.data.encoded_columns import batch_of
+from sparsegroup.data.formats.headed import formats_of
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.raw.chunk_reader import OnBadRow, Reader
+from sparsegroup.data.raw.raw_source import source_of
+from sparsegroup.data.raw.row_count import RowCount
+from sparsegroup.data.raw.text_file import CHUNK_BYTES
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class RawLog:
         path, columns = self._logs[number], self._columns[number]
         return Reader(path, log, columns, bad, self._on_bad_row, False, self._threads, self._chunk_bytes)
 
-    def _count(self, on_progress: Callable[[int], None] | None) -> RowsSeen:
-        seen = RowsSeen()
+    def _count(self, on_progress: Callable[[int], None] | None) -> RowCount:
+        seen = RowCount()
         log = _to_count(self.format, self._on_bad_row)
         done = 0
         for number, path in enumerate(self._logs):

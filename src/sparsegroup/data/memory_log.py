@@ -13,7 +13,7 @@ from sparsegroup.data.keys import Int64s
 
 
 @dataclass(frozen=True)
-class ClickLog:
+class MemoryLog:
     """Rows in time order, the training rows first.
 
     Attributes:

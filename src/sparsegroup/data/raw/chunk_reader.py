@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from sparsegroup.data.columnar import is_columnar, read_columns
-from sparsegroup.data.encode import Encoded, encode_chunk
-from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.formats import LogFormat
-from sparsegroup.data.lines import Chunk, read_chunks
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.raw.columnar_file import is_columnar, read_columns
+from sparsegroup.data.raw.encoding import Encoded, encode_chunk
+from sparsegroup.data.raw.text_file import Chunk, read_chunks
 
 OnBadRow = Literal["error", "skip"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.data.errors import ClickLogError
+from sparsegroup.data.log_errors import ClickLogError
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
@@ -41,7 +41,7 @@ class Chunk:
     too_long: str | None = None
 
 
-def open_log(path: Path) -> Any:
+def open_stream(path: Path) -> Any:
     """A binary stream of the log, uncompressed (.gz, .bz2, .xz, .zst, .lz4, or none).
 
     Raises:
@@ -68,7 +68,7 @@ def first_line(path: Path) -> str:
     Raises:
         ClickLogError: There is none.
     """
-    with open_log(path) as stream:
+    with open_stream(path) as stream:
         begin = _read(stream, 1 << 16, path, 1)
     if not begin:
         raise ClickLogError(f"{path}: the file is empty")
@@ -91,7 +91,7 @@ def read_chunks(path: Path, offset: int = 0, line: int = 1, chunk_bytes: int = C
         ClickLogError: The compressed file is damaged or truncated, with the line up to which it could be read.
     """
     rest = b""
-    with open_log(path) as stream:
+    with open_stream(path) as stream:
         _skip(stream, offset, path)
         while True:
             block = _read(stream, chunk_bytes - len(rest) % chunk_bytes, path, line)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
-from sparsegroup.data.choose import FORMAT_DEFAULTS, FormatOptions, choose_format
-from sparsegroup.data.prepared import PreparedLog
-from sparsegroup.data.raw import RawLog
-from sparsegroup.data.reader import OnBadRow
+from sparsegroup.data.formats.recognition import FORMAT_DEFAULTS, FormatOptions, choose_format
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.chunk_reader import OnBadRow
+from sparsegroup.data.raw.raw_log import RawLog
 
 
-def open_click_log(
+def open_log(
     log: Path,
     test: Path | None = None,
     *,

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsegroup.data.columns import LABEL, TIME
-from sparsegroup.data.encode import Encoded
-from sparsegroup.data.errors import BadRows, ClickLogError
-from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.encoded_columns import LABEL, TIME
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.raw.encoding import Encoded
 
 _DAY = 24 * 3600
 
 
 @dataclass
-class RowsSeen:
+class RowCount:
     """What is to be known of the rows so far to tell where the test set begins.
 
     Attributes:

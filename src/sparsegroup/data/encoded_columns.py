@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.data.formats import LogFormat
+from sparsegroup.data.formats.log_format import LogFormat
 
 LABEL, TIME, WEIGHT = "label", "time", "weight"
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sparsegroup.data.errors import ClickLogError
-from sparsegroup.data.formats import TEST_FRACTION, LogFormat
+from sparsegroup.data.formats.log_format import TEST_FRACTION, LogFormat
+from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
 

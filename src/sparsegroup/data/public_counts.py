@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsegroup.data.prepared import Manifest
+from sparsegroup.data.prepared_log import Manifest
 
 
 @dataclass(frozen=True)
-class Published:
+class PublicCounts:
     """Counts of a whole log, as the paper and the data sets' pages give them.
 
     Attributes:
@@ -24,9 +24,9 @@ class Published:
 
 
 PUBLISHED = {
-    "avazu": Published(40.43e6, 9.4e6, 8.7e6, 22),
-    "criteo": Published(45.84e6, 33.8e6, 29.6e6, 26),
-    "ipinyou": Published(19.5e6, 1033.1e3, 937.7e3, 16),
+    "avazu": PublicCounts(40.43e6, 9.4e6, 8.7e6, 22),
+    "criteo": PublicCounts(45.84e6, 33.8e6, 29.6e6, 26),
+    "ipinyou": PublicCounts(19.5e6, 1033.1e3, 937.7e3, 16),
 }
 WHOLE = 0.9
 """Share of the published rows from which a log counts as whole."""

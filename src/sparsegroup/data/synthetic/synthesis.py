@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.columns import LABEL
-from sparsegroup.data.errors import ClickLogError
-from sparsegroup.data.generator import synthetic_batches
-from sparsegroup.data.prepared import Manifest, PreparedLog, count_features, write_manifest
-from sparsegroup.data.shapes import LogShape
+from sparsegroup.data.encoded_columns import LABEL
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.prepared_log import Manifest, PreparedLog, count_features, write_manifest
+from sparsegroup.data.synthetic.log_shapes import LogShape
+from sparsegroup.data.synthetic.row_generator import synthetic_batches
 from sparsegroup.files import write_atomically
 
 _BATCHES_PER_FILE = 16

@@ -1,0 +1,1 @@
+"""The formats that raw logs come in."""

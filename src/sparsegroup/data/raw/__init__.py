@@ -1,0 +1,1 @@
+"""Raw logs: files of rows, read as they are."""

@@ -1,0 +1,1 @@
+"""Logs that are made up, of known truth."""
