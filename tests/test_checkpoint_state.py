@@ -29,7 +29,7 @@ from sparsegroup import (
 )
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.manifest import read_manifest
-from sparsegroup.table import rows, storage
+from sparsegroup.table import host_rows, table_file
 
 GROUP = [GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL]
 
@@ -41,8 +41,8 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def make_pages_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_PAGE_BYTES", 1 << 12)
-    monkeypatch.setattr(storage, "_PIECE_BYTES", 600)
+    monkeypatch.setattr(host_rows, "_PAGE_BYTES", 1 << 12)
+    monkeypatch.setattr(table_file, "_PIECE_BYTES", 600)
 
 
 def goes_on_alike(one: Training, other: Training, steps: int = 3) -> None:

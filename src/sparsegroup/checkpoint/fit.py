@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.checkpoint.errors import CheckpointError
 from sparsegroup.checkpoint.manifest import Manifest, versions
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.table.module import rows_left_out
+from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
 
 

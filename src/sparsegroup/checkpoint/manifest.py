@@ -14,7 +14,7 @@ import xxhash
 
 from sparsegroup import files
 from sparsegroup.checkpoint.errors import CheckpointError
-from sparsegroup.table.storage import TableFacts
+from sparsegroup.table.table_file import TableFacts
 from sparsegroup.tensor_file import FileFacts
 
 MANIFEST = "checkpoint.json"

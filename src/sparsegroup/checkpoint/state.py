@@ -31,9 +31,9 @@ from sparsegroup.optim.state import load_state_without_rows, parameters_of, stat
 from sparsegroup.optim.stored import Claim, RowStore, StoredParameter
 from sparsegroup.table import HashEmbedding
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.module import rows_left_out
-from sparsegroup.table.storage import TableFacts, read_table, write_changes, write_table
+from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
+from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
 from sparsegroup.tensor_file import FileFacts, write_tensors
 
 Optimizers = Optimizer | Sequence[Optimizer] | None

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sparsegroup.table.module import HashEmbedding
+from sparsegroup.table.hash_embedding import HashEmbedding
 
 
 class HashEmbeddingBag(HashEmbedding):

@@ -24,7 +24,7 @@ from sparsegroup.table.index import (
     row_at_home,
     row_beyond,
 )
-from sparsegroup.table.start import start_row
+from sparsegroup.table.row_start import start_row
 
 PIECE = 256
 """Keys that a thread looks up at a time."""

@@ -1,4 +1,4 @@
-"""Rows of a table in a GPU's memory: the same as `sparsegroup.table.rows`, with Triton's kernels to reach them.
+"""Rows of a table in a GPU's memory: the same as `sparsegroup.table.host_rows`, with Triton's kernels to reach them.
 
 Pages are filled with new rows when they come: all rows that nobody has written are zero in their weights and hold the
 initial values in their other parts, so that inserting a key writes weights only.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import launch_rows
-from sparsegroup.table.rows import WEIGHT
+from sparsegroup.table.host_rows import WEIGHT
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]

@@ -21,10 +21,11 @@ from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
 from sparsegroup.table.device_rows import DeviceRows
+from sparsegroup.table.host_rows import HostRows
 from sparsegroup.table.index import ABSENT
-from sparsegroup.table.records import Ahead, Places, Space, TableConfig
-from sparsegroup.table.rows import Rows
+from sparsegroup.table.key_search import KeySearch, LookAhead, RowSpace
 from sparsegroup.table.table import CHUNK, Table
+from sparsegroup.table.table_config import TableConfig
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -66,10 +67,10 @@ class DeviceTable(Table):
         self._skipped_before = 0
         super().__init__(config)
 
-    def _no_rows(self) -> Rows:
+    def _no_rows(self) -> HostRows:
         config = self.config
-        # A Rows in all that a table asks of it.
-        return cast(Rows, DeviceRows(config.dim, config.weight_dtype, config.device, {}))
+        # A HostRows in all that a table asks of it.
+        return cast(HostRows, DeviceRows(config.dim, config.weight_dtype, config.device, {}))
 
     @property
     def rows(self) -> Any:
@@ -127,8 +128,8 @@ class DeviceTable(Table):
             chunks = [self._find(distinct[i : i + CHUNK], insert) for i in range(0, len(distinct), CHUNK)]
             return self._fetch(np.concatenate([array_of(places.rows) for places in chunks]), inverse)
 
-    def _find(self, keys: Int64s, insert: bool) -> Places:
-        places = Places(keys)
+    def _find(self, keys: Int64s, insert: bool) -> KeySearch:
+        places = KeySearch(keys)
         absent = self._share(places, None, finds=True)
         if absent and insert:
             self._insert(places, absent)
@@ -148,7 +149,7 @@ class DeviceTable(Table):
         vectors: Tensor = self.rows.gather(runs.rows)
         return located, vectors
 
-    def fetch(self, ahead: Ahead) -> tuple[DeviceLocated, Tensor]:  # type: ignore[override]
+    def fetch(self, ahead: LookAhead) -> tuple[DeviceLocated, Tensor]:  # type: ignore[override]
         """What `look_up` gives, of keys that have been looked up ahead."""
         with self.lock, self.pending:
             located = ahead.located
@@ -161,11 +162,11 @@ class DeviceTable(Table):
     def _rows_in_memory(self) -> tuple[int, int, int]:
         return _NOWHERE.ctypes.data, 62, 0  # so that the kernel, which would ask for the rows, asks for nothing
 
-    def _reserve(self, first: int, count: int) -> Space:
+    def _reserve(self, first: int, count: int) -> RowSpace:
         starts = np.empty((count, self.dim), self.config.dtype)
         self._waiting.append((first, starts))
         row_bytes = self.dim * starts.itemsize
-        return Space(np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, ())
+        return RowSpace(np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, ())
 
     # What an optimizer does
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import jitted, kernel, load, prefetch, store
 from sparsegroup.table.hashing import mix
-from sparsegroup.table.pages import Pages
+from sparsegroup.table.pages import MappedPages
 
 Int64s = npt.NDArray[np.int64]
 
@@ -256,7 +256,7 @@ class Index:
     """64-bit keys → rows.
 
     Args:
-        huge_pages: See `Pages`.
+        huge_pages: See `MappedPages`.
         buckets: To begin with.
 
     Attributes:
@@ -265,7 +265,7 @@ class Index:
 
     def __init__(self, huge_pages: bool, buckets: int = _FIRST_BUCKETS) -> None:
         self._huge_pages = huge_pages
-        self._pages = Pages(_PAGE_BUCKETS * BUCKET_BYTES, huge_pages)
+        self._pages = MappedPages(_PAGE_BUCKETS * BUCKET_BYTES, huge_pages)
         self.state: Int64s = np.zeros(_STATE, np.int64)
         self._lay_out(buckets)
         self.state[_OLD] = buckets

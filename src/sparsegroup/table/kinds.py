@@ -1,7 +1,7 @@
 """Which class a table is of."""
 
-from sparsegroup.table.records import TableConfig
 from sparsegroup.table.table import Table
+from sparsegroup.table.table_config import TableConfig
 
 
 def new_table(config: TableConfig) -> Table:

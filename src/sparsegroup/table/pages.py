@@ -10,7 +10,7 @@ _HUGE = 2 << 20
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
-class Pages:
+class MappedPages:
     """Zeroed pages whose addresses never change.
 
     The operating system hands out a page's memory piece by piece when it is first written, so that a page too many

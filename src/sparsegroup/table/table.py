@@ -21,12 +21,14 @@ from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
 from sparsegroup.table.changes import Changes
+from sparsegroup.table.host_rows import WEIGHT, HostRows
 from sparsegroup.table.index import ABSENT, Index
-from sparsegroup.table.inspection import count_fields, memory_of
+from sparsegroup.table.key_search import KeySearch, LookAhead, RowSpace
 from sparsegroup.table.pending import Pending, free_at_fork
-from sparsegroup.table.records import Ahead, FieldCount, Located, Places, Space, TableConfig, TableMemory
-from sparsegroup.table.rows import WEIGHT, Rows
-from sparsegroup.table.start import INITS, mixed_seed, start_rows
+from sparsegroup.table.row_locations import RowLocations
+from sparsegroup.table.row_start import INITS, mixed_seed, start_rows
+from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -61,7 +63,7 @@ class Table:
         self.generation = 0
         self.skipped_rows = 0
         self.claim: Claim | None = None
-        self._distinct: deque[Located] = deque(maxlen=8)
+        self._distinct: deque[RowLocations] = deque(maxlen=8)
         self._process = os.getpid()
         self._seed = mixed_seed(config.seed)
         self._scratch = batch.Scratch(0, config.dim, config.dtype)
@@ -73,8 +75,8 @@ class Table:
         self._num_live = 0
         free_at_fork(self)
 
-    def _no_rows(self) -> Rows:
-        return Rows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
+    def _no_rows(self) -> HostRows:
+        return HostRows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
 
     @property
     def num_rows(self) -> int:
@@ -96,7 +98,7 @@ class Table:
 
     # Lookup
 
-    def look_up(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
+    def look_up(self, keys: Int64s, insert: bool) -> tuple[RowLocations, Tensor]:
         """Where `keys` `[n]` are, and their vectors `[n, dim]`; with `insert`, a new key gets a row.
 
         Raises:
@@ -110,8 +112,8 @@ class Table:
                 return self._look_up(keys, insert)
             return self._look_up_many(keys, insert)
 
-    def _look_up(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
-        places, out = Places(keys), self._empty(len(keys))
+    def _look_up(self, keys: Int64s, insert: bool) -> tuple[RowLocations, Tensor]:
+        places, out = KeySearch(keys), self._empty(len(keys))
         absent = self._share(places, out, finds=True)
         if absent and insert:
             self._insert(places, absent)
@@ -124,7 +126,7 @@ class Table:
         except RuntimeError as error:  # as torch says that there is no memory
             raise MemoryError(str(error)) from error
 
-    def _share(self, places: Places, out: Tensor | None, *, finds: bool, alone: bool = False) -> int:
+    def _share(self, places: KeySearch, out: Tensor | None, *, finds: bool, alone: bool = False) -> int:
         """Find the rows, or fetch the vectors into `out`, or both; the number of distinct keys without a row."""
         n, index = len(places.keys), self.index
         if len(self._scratch.distinct) < n:
@@ -154,7 +156,7 @@ class Table:
         """For the lookup's kernel: address of the pages' addresses, log2 of the rows of a page, bytes of a row."""
         return self.rows.pages.addresses.ctypes.data, self.rows.shift, self.rows.row_bytes
 
-    def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[Located, Tensor]:
+    def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[RowLocations, Tensor]:
         distinct, inverse = batch.distinct_of_many(keys)
         if insert:
             new = int((self.index.find(distinct) == ABSENT).sum())
@@ -163,10 +165,10 @@ class Table:
         located, vectors = zip(*(self._look_up(chunk, insert) for chunk in chunks), strict=True)
         rows = torch.cat([part.rows_tensor for part in located])
         has_absent = any(part.has_absent for part in located)
-        everything = Located(rows, inverse, self.generation, has_absent)
+        everything = RowLocations(rows, inverse, self.generation, has_absent)
         return everything, batch.expanded(everything.inverse, torch.cat(vectors))
 
-    def look_ahead(self, keys: Int64s, insert: bool) -> Ahead | None:
+    def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
         """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, a new key gets a row.
 
         Whoever looks at the table meanwhile finds that done. Nothing is done for so few keys that it would not pay, or
@@ -176,7 +178,7 @@ class Table:
             return None
         if insert:
             self._check_process("insert keys")
-        ahead = Ahead(Places(keys.copy()), insert)
+        ahead = LookAhead(KeySearch(keys.copy()), insert)
         with self.lock, self.pending:
             self.pending.job = partial(self._locate, ahead)
         threads.submit(self._do_pending)
@@ -186,14 +188,14 @@ class Table:
         with self.lock, self.pending:
             pass
 
-    def _locate(self, ahead: Ahead) -> None:
+    def _locate(self, ahead: LookAhead) -> None:
         with suppress(Exception):  # which the lookup itself runs into, if it still holds
             absent = self._share(ahead.places, None, finds=True, alone=True)
             if absent and ahead.insert:
                 self._insert(ahead.places, absent)
             ahead.located = ahead.places.located(self.generation, bool(absent) and not ahead.insert)
 
-    def fetch(self, ahead: Ahead) -> tuple[Located, Tensor]:
+    def fetch(self, ahead: LookAhead) -> tuple[RowLocations, Tensor]:
         """What `look_up` gives, of keys that have been looked up ahead.
 
         Raises:
@@ -209,7 +211,7 @@ class Table:
             self._share(ahead.places, out, finds=False)
             return located, out
 
-    def _insert(self, places: Places, absent: int) -> None:
+    def _insert(self, places: KeySearch, absent: int) -> None:
         """Give rows to the `absent` keys that have none, and put their vectors with the others."""
         found = int(places.count[0])
         rows, scratch = array_of(places.rows)[:found], self._scratch
@@ -242,11 +244,11 @@ class Table:
         if len(self.dropped):
             self._num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
 
-    def _reserve(self, first: int, count: int) -> Space:
+    def _reserve(self, first: int, count: int) -> RowSpace:
         """Memory for `count` new rows from `first` on."""
         rows = self.rows
         rows.reserve(first + count)
-        return Space(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
+        return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
 
     def _check_room(self, new: int) -> None:
         if self.num_rows + new > self.config.max_rows:
@@ -268,7 +270,7 @@ class Table:
         found: npt.NDArray[np.bool_] = self.dropped[at] == values
         return found
 
-    def check_generation(self, located: Located) -> None:
+    def check_generation(self, located: RowLocations) -> None:
         """Raise RuntimeError if the table's rows have been renumbered since."""
         if located.generation != self.generation:
             raise RuntimeError(
@@ -341,7 +343,7 @@ class Table:
         """Whether a step leaves out rows with a non-finite gradient instead of raising."""
         return self.config.skips_nonfinite
 
-    def know_distinct(self, located: Located) -> None:
+    def know_distinct(self, located: RowLocations) -> None:
         """Remember that the rows of a lookup, which its gradient will bring back, are distinct."""
         self._distinct.append(located)
 

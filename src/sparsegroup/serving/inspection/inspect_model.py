@@ -17,7 +17,7 @@ from sparsegroup.serving.inspection.row_scan import Largest, RowStatistics, read
 from sparsegroup.serving.inspection.threshold import Threshold, sigma_of, table_group
 from sparsegroup.serving.trained_model import Kind, TrainedModel
 from sparsegroup.table import FieldCount
-from sparsegroup.table.records import TableMemory
+from sparsegroup.table.table_report import TableMemory
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

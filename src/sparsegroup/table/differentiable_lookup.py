@@ -9,14 +9,14 @@ from torch.autograd import Function
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table import batch
 from sparsegroup.table.index import ABSENT
-from sparsegroup.table.records import Located
+from sparsegroup.table.row_locations import RowLocations
 from sparsegroup.table.table import Table
 
 
 def for_autograd(weight: StoredParameter, table: Table, located: Any, vectors: Tensor) -> Tensor:
     """The vectors of a lookup, `[keys, dim]`, with a graph if `weight` and autograd want one."""
     if torch.is_grad_enabled() and weight.requires_grad:
-        lookup = _Lookup if isinstance(located, Located) else _DeviceLookup
+        lookup = _Lookup if isinstance(located, RowLocations) else _DeviceLookup
         result: Tensor = lookup.apply(weight, table, located, [vectors])  # type: ignore[no-untyped-call]
         return result
     return vectors
@@ -24,7 +24,9 @@ def for_autograd(weight: StoredParameter, table: Table, located: Any, vectors: T
 
 class _Lookup(Function):
     @staticmethod
-    def forward(ctx: Any, weight: StoredParameter, table: Table, located: Located, vectors: list[Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, weight: StoredParameter, table: Table, located: RowLocations, vectors: list[Tensor]
+    ) -> Tensor:
         ctx.table, ctx.located = table, located
         return vectors[0]  # in a list: of a tensor that is an argument autograd would return a view
 
@@ -70,7 +72,7 @@ class _AddUp(Function):
     """Sums over the keys that share a row: `[keys, dim]` → `[distinct, dim]`."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, located: Located) -> Tensor:
+    def forward(ctx: Any, values: Tensor, located: RowLocations) -> Tensor:
         ctx.located = located
         return batch.added_up(located.inverse, values, len(located.rows_tensor))
 
@@ -83,7 +85,7 @@ class _Gather(Function):
     """A row's values for each of its keys: `[distinct, dim]` → `[keys, dim]`."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, located: Located) -> Tensor:
+    def forward(ctx: Any, values: Tensor, located: RowLocations) -> Tensor:
         ctx.located = located
         return batch.expanded(located.inverse, values)
 

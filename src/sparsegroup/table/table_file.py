@@ -19,11 +19,11 @@ from safetensors import safe_open
 
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
+from sparsegroup.table.host_rows import WEIGHT, HostRows
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.kinds import new_table
-from sparsegroup.table.records import TableConfig
-from sparsegroup.table.rows import WEIGHT, Rows
 from sparsegroup.table.table import Table
+from sparsegroup.table.table_config import TableConfig
 from sparsegroup.tensor_file import NAMES, FileFacts, TensorWriter
 
 Int64s = npt.NDArray[np.int64]
@@ -181,7 +181,7 @@ def _writer(table: Table, path: Path, count: int, dropped: npt.NDArray[Any]) -> 
     return TensorWriter(path, shapes, {"parts": ",".join(rows.parts)})
 
 
-def _pieces(count: int, rows: Rows) -> list[slice]:
+def _pieces(count: int, rows: HostRows) -> list[slice]:
     at_a_time = max(1, _PIECE_BYTES // rows.row_bytes)
     return [slice(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
 

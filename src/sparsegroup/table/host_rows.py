@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sparsegroup.kernels.cpu import compiled_step
 from sparsegroup.kernels.cpu.jit import array_at, kernel
-from sparsegroup.table.pages import Pages
+from sparsegroup.table.pages import MappedPages
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -18,13 +18,13 @@ WEIGHT = "weight"
 _PAGE_BYTES = 16 << 20
 
 
-class Rows:
+class HostRows:
     """Rows of `dim` numbers per part.
 
     Args:
         dim: Length of a part.
         dtype: float32 or float64.
-        huge_pages: See `Pages`.
+        huge_pages: See `MappedPages`.
         initial: The parts after the weights: name → value of a new row's elements.
     """
 
@@ -35,7 +35,7 @@ class Rows:
         self.initial = dict(initial)
         self.row_bytes = (1 + len(initial)) * dim * dtype.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
-        self.pages = Pages(self.row_bytes << self.shift, huge_pages)
+        self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
         self._layouts: dict[tuple[str, ...], compiled_step.RowLayout] = {}
 
     @property
@@ -116,13 +116,13 @@ class Rows:
         offset = self.parts.index(part) * self.dim * self.dtype.itemsize
         return self.pages.addresses, self.shift, self.row_bytes, offset
 
-    def relaid(self, initial: Mapping[str, float], count: int) -> "Rows":
+    def relaid(self, initial: Mapping[str, float], count: int) -> "HostRows":
         """The first `count` rows with other parts after the weights; parts of the same name are kept. Empties `self`.
 
         Raises:
             MemoryError: The system has no more; nothing has changed.
         """
-        other = Rows(self.dim, self.dtype, self.huge_pages, initial)
+        other = HostRows(self.dim, self.dtype, self.huge_pages, initial)
         other.reserve(count)
         step = 1 << self.shift
         for first in range(0, count, step):

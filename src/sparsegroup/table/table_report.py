@@ -1,13 +1,46 @@
 """What a table tells of its index and rows."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.table.host_rows import HostRows
 from sparsegroup.table.index import ABSENT, Index
-from sparsegroup.table.records import FieldCount, TableMemory
-from sparsegroup.table.rows import Rows
 
 Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """Bytes of a table.
+
+    Attributes:
+        index: Of the index's slots.
+        rows: Of the rows, in whole pages of the system's (2 MiB where they are huge).
+        dropped: Of the keys that `shrink` has dropped, which are remembered to count distinct keys.
+        parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
+    """
+
+    index: int
+    rows: int
+    dropped: int
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Of all that is allocated."""
+        return self.index + self.rows + self.dropped
+
+
+@dataclass(frozen=True)
+class FieldCount:
+    """Of one field: distinct keys ever seen, rows, and rows with a non-zero vector."""
+
+    seen: int
+    rows: int
+    live: int
 
 
 def count_fields(index: Index, alive: npt.NDArray[np.bool_], dropped: Int64s, bits: int) -> dict[int, FieldCount]:
@@ -30,7 +63,7 @@ def count_fields(index: Index, alive: npt.NDArray[np.bool_], dropped: Int64s, bi
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
 
 
-def memory_of(index: Index, rows: Rows, dropped: int) -> TableMemory:
+def memory_of(index: Index, rows: HostRows, dropped: int) -> TableMemory:
     """Bytes of a table whose dropped keys take `dropped`."""
     parts = {part: index.num_keys * rows.dim * rows.itemsize(part) for part in rows.parts}
     return TableMemory(index.bytes, rows.bytes(index.num_keys), dropped, parts)

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES, TORCH_DTYPES
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
+from sparsegroup.table.differentiable_lookup import for_autograd
+from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.kinds import new_table
-from sparsegroup.table.lookup import for_autograd
-from sparsegroup.table.records import Ahead, FieldCount, TableConfig, TableMemory
-from sparsegroup.table.start import Init
+from sparsegroup.table.row_start import Init
 from sparsegroup.table.table import Table
+from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.table_report import FieldCount, TableMemory
 
 _rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
 
@@ -128,7 +130,7 @@ class HashEmbedding(nn.Module):
         )
         self.table = new_table(config)
         self.register_parameter("weight", StoredParameter(self.table))
-        self._ahead: Ahead | None = None
+        self._ahead: LookAhead | None = None
 
     def forward(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`.
