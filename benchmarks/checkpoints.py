@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import timing
-from sparsegroup import files
+from sparsegroup.artifact import disk
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.optim import GroupOptimizer
@@ -48,7 +48,7 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 def copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
-    files.sync(target)
+    disk.sync(target)
 
 
 def touched(size: int) -> float:

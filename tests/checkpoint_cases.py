@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.checkpoint import Loaded, load_checkpoint, save_checkpoint
-from sparsegroup.checkpoint.manifest import Manifest
+from sparsegroup.checkpoint import LoadResult, load_checkpoint, save_checkpoint
+from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest
 
 LAMBDAS = {"l1": 1e-4, "l21": 3e-3}
 
@@ -64,10 +64,10 @@ class Training:
             self.scheduler.step()
         return keys
 
-    def save(self, folder: Path, **options: Any) -> Manifest:
+    def save(self, folder: Path, **options: Any) -> CheckpointManifest:
         return save_checkpoint(folder, self.model, self.optimizers, self.scheduler, **options)
 
-    def load(self, folder: Path, **options: Any) -> Loaded:
+    def load(self, folder: Path, **options: Any) -> LoadResult:
         return load_checkpoint(folder, self.model, self.optimizers, self.scheduler, **options)
 
     @property

@@ -4,8 +4,9 @@ Started once by `kill_runs.Driver`, it takes a request per line and answers with
 loaded, and the kernels used, before it forks: a run then takes a fraction of a second.
 
 An operation is what changes the disk: a write, a sync, a rename, a removal, a new folder, a file opened for writing.
-Those of Python are seen by an audit hook, the writes and syncs by the functions of `sparsegroup.files`, whole files
-written by others by the functions that do so. Report and plot, which take most of a small run's time, are stood in for.
+Those of Python are seen by an audit hook, the writes and syncs by the functions of `sparsegroup.artifact.disk`, whole
+files written by others by the functions that do so. Report and plot, which take most of a small run's time, are stood
+in for.
 """
 
 import gc
@@ -23,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from sparsegroup import files, tensor_file
+from sparsegroup.artifact import disk, tensor_file
 from sparsegroup.cli import main
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import run_dir, session, trainer
@@ -89,8 +90,8 @@ class Faults:
         setattr(module, name, wrapped)
 
     def install(self) -> None:
-        self.wrap(files, "write", lambda real, file, data: real(file, memoryview(data).cast("B")[: len(data) // 2]))
-        self.wrap(files, "sync")
+        self.wrap(disk, "write", lambda real, file, data: real(file, memoryview(data).cast("B")[: len(data) // 2]))
+        self.wrap(disk, "sync")
         self.wrap(tensor_file, "save_file", half_of_a_file)
         self.wrap(run_dir, "plot_progress", half_of_a_file)
         self.wrap(shutil, "copyfile", half_of_a_file)

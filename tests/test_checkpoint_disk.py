@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
-from sparsegroup import files, tensor_file
+from sparsegroup.artifact import disk as operations
+from sparsegroup.artifact import tensor_file
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.cli import main
 from sparsegroup.kernels.cpu import threads
@@ -24,7 +25,7 @@ class FullDisk:
         self.left: float = float("inf")
         self.done = 0
         for name in ("write", "sync", "rename"):
-            self._wrap(monkeypatch, files, name)
+            self._wrap(monkeypatch, operations, name)
         self._wrap(monkeypatch, tensor_file, "save_file")
 
     def _wrap(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:

@@ -14,9 +14,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
-from sparsegroup import files
+from sparsegroup.artifact import disk
 from sparsegroup.checkpoint import CheckpointError, Checkpoints
-from sparsegroup.checkpoint import manifest as manifests
+from sparsegroup.checkpoint import checkpoint_manifest as manifests
 
 MANIFEST, STATE, TABLE = "checkpoint.json", "state.safetensors", "table-users.safetensors"
 
@@ -197,7 +197,7 @@ def forge_tensors(checkpoint: Path, name: str, change: Callable[[dict[str, Any]]
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    facts = {"bytes": path.stat().st_size, "xxh3_64": files.checksum(path)}
+    facts = {"bytes": path.stat().st_size, "xxh3_64": disk.checksum(path)}
     forge(checkpoint, lambda content: content["files"].update({name: facts}))
 
 

@@ -28,7 +28,7 @@ from sparsegroup import (
     HashEmbedding,
 )
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
-from sparsegroup.checkpoint.manifest import read_manifest
+from sparsegroup.checkpoint.checkpoint_manifest import read_manifest
 from sparsegroup.table import host_rows, table_file
 
 GROUP = [GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL]

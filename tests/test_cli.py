@@ -15,7 +15,7 @@ from command import Run
 from run_folders import state_of
 from sparsegroup.data import PreparedLog
 from sparsegroup.training import evaluate, load_model, predict, read_config
-from sparsegroup.training.session import claim_run
+from sparsegroup.training.session import lock_run
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 
@@ -372,7 +372,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, run: Run) -> 
     log = click_log(tmp_path / "log.csv")
     assert run("train", log).returncode == 0
     (tmp_path / "runs" / "log" / "summary.json").unlink()
-    with claim_run(tmp_path / "runs" / "log"):
+    with lock_run(tmp_path / "runs" / "log"):
         done = run("train", "--resume", "runs/log")
     assert (done.returncode, done.stderr) == (2, "error: runs/log: another process is training this run\n")
     assert run("train", "--resume", "runs/log").returncode == 0
@@ -401,7 +401,7 @@ def test_resume_wants_the_settings_it_was_begun_with_and_no_others(tmp_path: Pat
 def test_two_runs_cannot_begin_in_one_folder(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
     (tmp_path / "run").mkdir()
-    with claim_run(tmp_path / "run"):
+    with lock_run(tmp_path / "run"):
         done = run("train", log, "--out", "run")
     assert (done.returncode, done.stderr) == (2, "error: run: another process is training this run\n")
     assert not any((tmp_path / "run").iterdir())

@@ -11,7 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from serving_cases import batch_of, opened_model
-from sparsegroup.serving import ExportError, Manifest, Wanted, export, open_trained, read_export, read_manifest
+from sparsegroup.serving import (
+    ExportError,
+    ExportManifest,
+    ExportRequest,
+    export,
+    open_trained,
+    read_export,
+    read_manifest,
+)
 from sparsegroup.serving.onnx import OnnxModel
 from sparsegroup.serving.quantize import bytes_per_vector
 
@@ -54,7 +62,7 @@ def test_files_are_as_large_as_their_rows(dtype: str, tmp_path: Path) -> None:
     opened = replace(opened, config=opened.config.replace(hidden=(4,)))
     opened.model.network = opened.config.build_for(5, 0)[0].network
     with_onnx = dtype in ("float32", "int8")
-    manifest = export(opened, tmp_path / "out", dtype, Wanted(onnx=with_onnx))  # type: ignore[arg-type]
+    manifest = export(opened, tmp_path / "out", dtype, ExportRequest(onnx=with_onnx))  # type: ignore[arg-type]
     rows = manifest.live_rows * (bytes_per_vector(8, dtype) + 8)  # type: ignore[arg-type]
     assert 1 <= manifest.files["embeddings.safetensors"].bytes / rows < 1.01
     if with_onnx:
@@ -76,7 +84,7 @@ def test_rows_that_a_format_rounds_to_zero_are_left_out_and_counted(tmp_path: Pa
 
 def test_an_empty_table_can_be_exported(tmp_path: Path) -> None:
     opened = opened_model(rows=0)
-    manifest = export(opened, tmp_path / "out", wanted=Wanted(onnx=True))
+    manifest = export(opened, tmp_path / "out", wanted=ExportRequest(onnx=True))
     assert (manifest.live_rows, manifest.feature_rate) == (0, 0.0)
     assert open_trained(tmp_path / "out").model.embedding.num_rows == 0
     zeros = torch.zeros(2, 5, dtype=torch.int64)
@@ -179,6 +187,6 @@ def test_damage_is_found_and_named(what: str, tmp_path: Path) -> None:
 
 def test_the_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     manifest = export(opened_model(), tmp_path / "out")
-    assert isinstance(manifest, Manifest)
+    assert isinstance(manifest, ExportManifest)
     assert read_manifest(tmp_path / "out") == manifest
     assert manifest.test is None

@@ -13,7 +13,7 @@ import torch
 
 from serving_cases import batch_of, opened_model
 from sparsegroup.data.batches import Batch
-from sparsegroup.serving import ExportError, ServingModel, TrainedModel, Wanted, export
+from sparsegroup.serving import ExportError, ExportRequest, ServingModel, TrainedModel, export
 from sparsegroup.serving import onnx as serving_onnx
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
@@ -128,7 +128,7 @@ def test_without_the_packages_the_error_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert not serving_onnx.has_onnx()
     with pytest.raises(ExportError, match=r"pip install 'sparsegroup\[onnx\]'"):
-        export(opened_model(), tmp_path / "out", wanted=Wanted(onnx=True))
+        export(opened_model(), tmp_path / "out", wanted=ExportRequest(onnx=True))
     assert not list(tmp_path.iterdir())
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from sparsegroup.checkpoint.errors import CheckpointError
-from sparsegroup.checkpoint.manifest import Manifest, check_files, read_manifest
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
+from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, check_files, read_manifest
 from sparsegroup.checkpoint.plain import from_plain
 
 STATE = "state.safetensors"
@@ -15,7 +15,7 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, 
 """What reading a damaged file may raise."""
 
 
-def chain_of(folder: Path) -> list[tuple[Path, Manifest]]:
+def chain_of(folder: Path) -> list[tuple[Path, CheckpointManifest]]:
     """A checkpoint behind those that it changes, from the one with all rows on.
 
     Raises:
@@ -37,7 +37,7 @@ def chain_of(folder: Path) -> list[tuple[Path, Manifest]]:
     return chain
 
 
-def verified(folder: Path) -> list[tuple[Path, Manifest]]:
+def verified(folder: Path) -> list[tuple[Path, CheckpointManifest]]:
     """`chain_of` a checkpoint, all of whose files are as they were written.
 
     Raises:
@@ -49,7 +49,7 @@ def verified(folder: Path) -> list[tuple[Path, Manifest]]:
     return chain
 
 
-def contents(folder: str | Path) -> tuple[Manifest, Any]:
+def contents(folder: str | Path) -> tuple[CheckpointManifest, Any]:
     """The manifest of a checkpoint and what was kept as `extra`; its rows are not looked at.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsegroup.checkpoint.errors import CheckpointError
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 
 TENSOR, TUPLE, ITEMS, NUMBER, COUNTER = "__tensor__", "__tuple__", "__items__", "__number__", "__counter__"
 DTYPE = "__dtype__"

@@ -13,13 +13,13 @@ from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
-from sparsegroup.serving.export import export
-from sparsegroup.serving.folder import check_free
-from sparsegroup.serving.manifest import MANIFEST, Manifest, Test, read_manifest
+from sparsegroup.serving.export_folder import check_free
+from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest, TestResult, read_manifest
+from sparsegroup.serving.export_request import ExportRequest
+from sparsegroup.serving.export_writer import export
 from sparsegroup.serving.onnx import INSTALL, has_onnx
 from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.trained_model import open_trained
-from sparsegroup.serving.writing import Wanted
 from sparsegroup.training import Config
 
 Onnx = Annotated[
@@ -70,9 +70,9 @@ def export_command(
     opened = open_trained(model)
     rows = None if test is None else _open_test(test, opened.config, threads)
     if since is not None:
-        manifest = export_delta(opened, out, since, dtype, Wanted(test=rows), overwrite=overwrite)
+        manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
     else:
-        wanted = Wanted(_wants_onnx(onnx), program, rows, threads)
+        wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
         manifest = export(opened, out, dtype or "float32", wanted, overwrite=overwrite)
     console.print(_outcome(manifest, out), highlight=False)
 
@@ -96,7 +96,7 @@ def apply_command(
     base, *deltas, out = folders
     check_free(out, overwrite)
     rows = None if test is None else _open_test(test, read_manifest(base).columns_and_config()[1], threads)
-    wanted = Wanted(_wants_onnx(onnx), program, rows, threads)
+    wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
     console.print(_outcome(apply_deltas(base, deltas, out, wanted, overwrite=overwrite), out), highlight=False)
 
 
@@ -119,7 +119,7 @@ def _open_test(path: Path, config: Config, threads: int) -> TestRows:
             raise UsageError(str(error)) from error
 
 
-def _outcome(manifest: Manifest, out: Path) -> Table:
+def _outcome(manifest: ExportManifest, out: Path) -> Table:
     table = Table(show_header=False, box=None)
     rate = f"{manifest.feature_rate:.4f}  ({manifest.live_rows:,} of {manifest.features_seen:,} features)"
     table.add_row("feature rate", rate)
@@ -138,7 +138,7 @@ def _outcome(manifest: Manifest, out: Path) -> Table:
     return table
 
 
-def _add_test(table: Table, test: Test) -> None:
+def _add_test(table: Table, test: TestResult) -> None:
     table.add_row("tested on", f"{test.rows:,} rows of {test.log}")
     before = test.scores.get("training")
     for name, score in test.scores.items():

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import app, console
-from sparsegroup.files import write_atomically
 from sparsegroup.reporting.formatting import count, percent, trim_exponent
 from sparsegroup.serving.inspection.inspect_model import Inspection, inspect
 from sparsegroup.serving.inspection.inspection_page import feature_name, render_inspection

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
 from sparsegroup.cli.options import (
     AVAZU_HOUR,
@@ -30,7 +31,6 @@ from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.raw.text_file import uncompressed_size
-from sparsegroup.files import write_atomically
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
 from sparsegroup.training.config import DataConfig

@@ -12,9 +12,8 @@ from sparsegroup.data import ClickLogError
 from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
 from sparsegroup.data.formats.recognition import DatasetName, choose_format
 from sparsegroup.data.keys import expected_collisions
-from sparsegroup.data.preparation import Progress as Prepared
-from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared_log import Manifest
+from sparsegroup.data.preparation import PreparationProgress, prepare
+from sparsegroup.data.prepared_log import LogManifest
 from sparsegroup.data.public_counts import compare_with_published
 from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.raw.text_file import uncompressed_size
@@ -93,7 +92,7 @@ def prepare_command(
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(compact=True), console=console) as bar:
         task = bar.add_task(f"preparing {log.name}", total=total, rows="")
 
-        def show(done: Prepared) -> None:
+        def show(done: PreparationProgress) -> None:
             bad = f", {done.bad:,} bad" if done.bad else ""
             bar.update(task, completed=done.bytes, rows=f"{done.rows:,} rows{bad}")
 
@@ -125,7 +124,7 @@ def _share(text: str) -> float:
     return share
 
 
-def summary(manifest: Manifest, out: Path) -> Table:
+def summary(manifest: LogManifest, out: Path) -> Table:
     """What a prepared log holds."""
     table = Table(show_header=False, box=None)
     rows, train = manifest.rows, manifest.train_rows

@@ -44,7 +44,7 @@ from sparsegroup.training.run_dir import (
     last_checkpoint,
     replace_run,
 )
-from sparsegroup.training.session import claim_run, run_beginning
+from sparsegroup.training.session import lock_run, run_beginning
 from sparsegroup.yaml_settings import assignment, checked, with_values
 
 _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.seed")
@@ -218,7 +218,7 @@ def train_command(
     data = _open(config, threads)
     if taken:  # the old run stays until the new one is complete
         if (folder / UNFINISHED).is_dir():
-            claim_run(folder / UNFINISHED).close()
+            lock_run(folder / UNFINISHED).close()
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     session = Session.begin(folder / UNFINISHED if taken else folder, config, data, run)
     _introduce(session)

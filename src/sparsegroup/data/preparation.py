@@ -12,18 +12,18 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.data.encoded_columns import schema_of
 from sparsegroup.data.formats.headed import formats_of
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log_errors import BadRows, ClickLogError
-from sparsegroup.data.prepared_log import MANIFEST, Manifest, PreparedLog, count_features, write_manifest
+from sparsegroup.data.prepared_log import MANIFEST, LogManifest, PreparedLog, count_features, write_manifest
 from sparsegroup.data.raw.chunk_reader import OnBadRow, Reader
 from sparsegroup.data.raw.encoding import Encoded
 from sparsegroup.data.raw.raw_source import source_of
 from sparsegroup.data.raw.row_count import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.files import write_atomically
 
 PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""
@@ -49,7 +49,7 @@ class _State(RowCount):
 
 
 @dataclass(frozen=True)
-class Progress:
+class PreparationProgress:
     """How far `prepare` has come: rows written, rows left out, and bytes of the (uncompressed) log."""
 
     rows: int
@@ -66,7 +66,7 @@ def prepare(
     max_bad: float = 0.001,
     vocabulary: bool = False,
     threads: int = 2,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[PreparationProgress], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[PreparedLog, list[BadRows]]:
     """Read raw logs, and write their keys, numbers, labels, times and weights as Parquet.
@@ -116,7 +116,7 @@ def prepare(
     if vocabulary:
         joined = pl.scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
         write_atomically(folder / "vocabulary.parquet", joined.sink_parquet)
-    manifest = Manifest(
+    manifest = LogManifest(
         dataset=log.name,
         fields=log.fields,
         numbers=log.numbers,
@@ -166,7 +166,7 @@ def _write(
     state: _State,
     files: dict[str, int],
     source: dict[str, Any],
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[PreparationProgress], None] | None,
 ) -> None:
     """Write the rest of one log as parts."""
     held: list[Encoded] = []
@@ -180,7 +180,7 @@ def _write(
             _write_part(folder, log, held, state, files, source)
             held = []
         if on_progress:
-            on_progress(Progress(state.rows, sum(state.bad.values()), state.offset))
+            on_progress(PreparationProgress(state.rows, sum(state.bad.values()), state.offset))
     if any(encoded.batch.num_rows for encoded in held):
         _write_part(folder, log, held, state, files, source)
 

@@ -10,17 +10,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
 from sparsegroup.data.encoded_columns import batch_of
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.files import write_atomically
 
 MANIFEST = "log.json"
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Manifest:
+class LogManifest:
     """What a prepared folder holds.
 
     Attributes:
@@ -58,7 +58,7 @@ class Manifest:
     format: int = FORMAT
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: LogManifest) -> None:
     """Complete the folder."""
     text = json.dumps(asdict(manifest), indent=1) + "\n"
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text))
@@ -90,7 +90,7 @@ class PreparedLog:
             for name in ("fields", "numbers", "lists"):
                 content[name] = tuple(content[name])
             content["features"] = {name: tuple(counts) for name, counts in content["features"].items()}
-            self.manifest = Manifest(**content)
+            self.manifest = LogManifest(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, ClickLogError):
                 raise

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsegroup.data.prepared_log import Manifest
+from sparsegroup.data.prepared_log import LogManifest
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ WHOLE = 0.9
 TOLERANCE = 0.01
 
 
-def compare_with_published(manifest: Manifest) -> Iterator[str]:
+def compare_with_published(manifest: LogManifest) -> Iterator[str]:
     """Lines that say how the counts of a whole public log compare; nothing for a part of one, or another log."""
     published = PUBLISHED.get(manifest.dataset)
     if published is None or len(manifest.fields) != published.fields or manifest.rows < WHOLE * published.rows:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.data import ClickLogError, PreparedLog, SyntheticConfig, prepare, synthetic_log
 from sparsegroup.data.formats.recognition import choose_format
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_views import excerpt
-from sparsegroup.data.preparation import Progress
-from sparsegroup.files import write_atomically
+from sparsegroup.data.preparation import PreparationProgress
 from sparsegroup.training import Config, read_config
 from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import OptimizerConfig
@@ -89,7 +89,7 @@ def open_dataset(
     test: Path | None,
     scale: Scale,
     folder: Path,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[PreparationProgress], None] | None = None,
 ) -> Dataset:
     """The data set of a command; a raw log is prepared first.
 

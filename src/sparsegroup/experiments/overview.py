@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.experiments.markdown import section_markdown
 from sparsegroup.experiments.published import published
 from sparsegroup.experiments.report import FACTS, as_csv, read_facts, read_section, sections_in
 from sparsegroup.experiments.section import Cell, Column, Facts, Section, Table
 from sparsegroup.experiments.statistics import Count, share_significant
-from sparsegroup.files import write_atomically
 
 INDEX = "index.md"
 

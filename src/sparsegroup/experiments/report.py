@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from pydantic import TypeAdapter
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.experiments.cells import numeric_columns, table_texts
 from sparsegroup.experiments.figures import describe, to_png, to_svg
 from sparsegroup.experiments.markdown import made, report_markdown, section_markdown
 from sparsegroup.experiments.section import Facts, Section, Table
-from sparsegroup.files import write_atomically
 
 ORDER = (
     "learning-rate",

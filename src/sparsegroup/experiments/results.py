@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.experiments.runs import Outcome, Run, Survivors
-from sparsegroup.files import write_atomically
 
 
 class Results:

@@ -16,7 +16,7 @@ from sparsegroup.data.log_opening import open_log
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.manifest import Scores, Test
+from sparsegroup.serving.export_manifest import PathScores, TestResult
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.log_pass import EVALUATED
@@ -130,7 +130,7 @@ class RandomRows:
         return torch.where(torch.rand(shape, generator=self._generator) < 0.5, present, absent)
 
 
-def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mapping[str, Scores]:
+def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mapping[str, PathScores]:
     """What each of several models gives on the same rows; differences are to the one named "export"."""
     gaps = dict.fromkeys(scorers, 0.0)
     probabilities: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
@@ -151,11 +151,11 @@ def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mappi
     found = {}
     for name, parts in probabilities.items():
         metrics = evaluate(every, np.concatenate(parts), counts)
-        found[name] = Scores(auc=metrics.auc, log_loss=metrics.log_loss, max_abs_difference=gaps[name])
+        found[name] = PathScores(auc=metrics.auc, log_loss=metrics.log_loss, max_abs_difference=gaps[name])
     return found
 
 
-def check_agreement(scores: Mapping[str, Scores], exact: bool) -> None:
+def check_agreement(scores: Mapping[str, PathScores], exact: bool) -> None:
     """Whether the files compute what PyTorch does, and in float32 what the trained model does.
 
     Raises:
@@ -169,6 +169,6 @@ def check_agreement(scores: Mapping[str, Scores], exact: bool) -> None:
             )
 
 
-def as_test(rows: TestRows, scores: Mapping[str, Scores]) -> Test:
+def as_test(rows: TestRows, scores: Mapping[str, PathScores]) -> TestResult:
     """For the manifest."""
-    return Test(log=rows.log.name, rows=len(rows), scores=scores)
+    return TestResult(log=rows.log.name, rows=len(rows), scores=scores)

@@ -7,24 +7,25 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from sparsegroup.serving.difference import difference
+from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.folder import check_free, describe, new_folder
-from sparsegroup.serving.manifest import (
+from sparsegroup.serving.export_folder import check_free, describe, new_folder
+from sparsegroup.serving.export_manifest import (
     EMBEDDINGS,
     NETWORK,
     TOMBSTONES,
     UPSERTS,
-    Changes,
-    Content,
-    Follows,
-    Manifest,
+    DeltaBase,
+    DeltaCounts,
+    ExportContent,
+    ExportManifest,
 )
-from sparsegroup.serving.parts import parts_of
+from sparsegroup.serving.export_reader import apply, leads_through, read_export
+from sparsegroup.serving.export_request import ExportRequest
+from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
 from sparsegroup.serving.quantize import Dtype
-from sparsegroup.serving.stored import apply, leads_through, read_export
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
-from sparsegroup.serving.writing import Parts, Wanted, make_and_test, save_network, write_export
 from sparsegroup.training.run_dir import VOCABULARY
 
 
@@ -33,10 +34,10 @@ def export_delta(
     out: str | Path,
     since: str | Path,
     dtype: Dtype | None = None,
-    wanted: Wanted | None = None,
+    wanted: ExportRequest | None = None,
     *,
     overwrite: bool = False,
-) -> Manifest:
+) -> ExportManifest:
     """Write what leads from an earlier export, or delta, to the export of a trained model.
 
     Args:
@@ -50,7 +51,7 @@ def export_delta(
     Raises:
         ExportError: As `export`; `since` has another format, other columns or another network, or is damaged.
     """
-    out, since, wanted = Path(out), Path(since), wanted or Wanted()
+    out, since, wanted = Path(out), Path(since), wanted or ExportRequest()
     check_free(out, overwrite)
     wanted.check(trained.columns)
     base = read_export(since)
@@ -58,14 +59,14 @@ def export_delta(
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
-    parts = parts_of(trained, base.manifest.dtype)
+    parts = draft_of(trained, base.manifest.dtype)
     _check_kinship(base.manifest, parts.draft, since)
     change = difference(base.embeddings, parts.embeddings)
     with new_folder(out, overwrite) as folder:
         whole = folder / EMBEDDINGS
         parts.embeddings.save(whole)
         save_network(parts.network, folder / NETWORK)
-        content = Content(embeddings=describe(whole), network=describe(folder / NETWORK))
+        content = ExportContent(embeddings=describe(whole), network=describe(folder / NETWORK))
         whole.unlink()
         change.upserts.save(folder / UPSERTS)
         save_file({"keys": change.tombstones.contiguous()}, folder / TOMBSTONES)
@@ -76,9 +77,9 @@ def export_delta(
                 "kind": "delta",
                 "content": content,
                 "files": {path.name: describe(path) for path in sorted(folder.iterdir())},
-                "follows": Follows(id=base.manifest.id, path=Path(os.path.relpath(since, out)).as_posix()),
-                "changes": Changes(upserts=len(change.upserts), tombstones=len(change.tombstones)),
-                "test": make_and_test(parts, folder, Wanted(test=wanted.test)),
+                "follows": DeltaBase(id=base.manifest.id, path=Path(os.path.relpath(since, out)).as_posix()),
+                "changes": DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones)),
+                "test": make_and_test(parts, folder, ExportRequest(test=wanted.test)),
             }
         ).with_id()
         manifest.write(folder)
@@ -89,10 +90,10 @@ def apply_deltas(
     base: str | Path,
     deltas: Sequence[str | Path],
     out: str | Path,
-    wanted: Wanted | None = None,
+    wanted: ExportRequest | None = None,
     *,
     overwrite: bool = False,
-) -> Manifest:
+) -> ExportManifest:
     """Write the export that deltas lead to, one after the other, from `base`: byte for byte the one made at once.
 
     Args:
@@ -105,18 +106,18 @@ def apply_deltas(
     Raises:
         ExportError: As `export`; a delta that is damaged or does not follow what is before it. Nothing is written.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
     result = read_export(base)
     for delta in deltas:
         result = apply(result, Path(delta))
     draft = result.manifest.model_copy(update={"kind": "export", "follows": None, "changes": None})
-    parts = Parts(draft, result.embeddings, result.click_model().network, result.vocabularies)
+    parts = ExportDraft(draft, result.embeddings, result.click_model().network, result.vocabularies)
     wanted.check(draft.columns_and_config()[0])
     return write_export(parts, Path(out), wanted, overwrite=overwrite)
 
 
-def _check_kinship(base: Manifest, new: Manifest, since: Path) -> None:
+def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
         ("another network", new.config["model"], base.config["model"]),

@@ -6,9 +6,9 @@ from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.chain import contents
-from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
-from sparsegroup.serving.manifest import MANIFEST, Manifest
-from sparsegroup.serving.stored import read_export
+from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
+from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
+from sparsegroup.serving.export_reader import read_export
 from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
@@ -42,7 +42,7 @@ class TrainedModel:
     vocabulary: Path | None
     samples: int | None = None
     steps: int | None = None
-    manifest: Manifest | None = None
+    manifest: ExportManifest | None = None
 
 
 def open_trained(path: str | Path) -> TrainedModel:

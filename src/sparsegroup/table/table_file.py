@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
+from sparsegroup.artifact.tensor_file import NAMES, FileFacts, TensorWriter
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.host_rows import WEIGHT, HostRows
@@ -24,7 +25,6 @@ from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.kinds import new_table
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
-from sparsegroup.tensor_file import NAMES, FileFacts, TensorWriter
 
 Int64s = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.pruning import prune_rows
-from sparsegroup.training.run_dir import Run, load_model, load_run, save_run, summarize
+from sparsegroup.training.run_dir import TrainingRun, load_model, load_run, save_run, summarize
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.session import Session
 from sparsegroup.training.trainer import Trainer
@@ -17,11 +17,11 @@ __all__ = [
     "HistoryPoint",
     "Metrics",
     "PassResult",
-    "Run",
     "RunError",
     "Session",
     "Summary",
     "Trainer",
+    "TrainingRun",
     "evaluate",
     "load_model",
     "load_run",

@@ -11,12 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sparsegroup import files
+from sparsegroup.artifact import disk
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
-from sparsegroup.checkpoint.manifest import read_manifest
+from sparsegroup.checkpoint.checkpoint_manifest import read_manifest
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.files import write_atomically
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.plots import plot_progress
 from sparsegroup.reporting.run_page import render_report
@@ -48,7 +48,7 @@ _FILES = (BEGUN, COLUMNS, METRICS, VOCABULARY, REPORT, PLOT)
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What a folder holds: settings, columns, the trained model and its optimizer, and what was recorded."""
 
     folder: Path
@@ -85,7 +85,7 @@ def save_run(
     begin_run(folder, config, log, history, Provenance.now(log))
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     for path in checkpoints.paths():
-        files.remove(path)
+        disk.remove(path)
     checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, Columns.of(log), summary.samples))
     finish_run(folder, config, log, history, summary)
 
@@ -147,13 +147,13 @@ def replace_run(unfinished: Path, folder: Path) -> None:
     if unfinished.name == UNFINISHED:
         for name in (SUMMARY, CONFIG, *_FILES):
             (folder / name).unlink(missing_ok=True)
-        files.remove(folder / CHECKPOINTS)
+        disk.remove(folder / CHECKPOINTS)
         shutil.rmtree(folder / FINISHED, ignore_errors=True)  # of one that was cut off here, and never resumed
-        files.rename(unfinished, folder / FINISHED)
+        disk.rename(unfinished, folder / FINISHED)
         unfinished = folder / FINISHED
     for name in (CHECKPOINTS, *_FILES, CONFIG, SUMMARY):
         if (unfinished / name).exists():
-            files.rename(unfinished / name, folder / name)
+            disk.rename(unfinished / name, folder / name)
     shutil.rmtree(unfinished)
 
 
@@ -181,7 +181,7 @@ def config_of(folder: str | Path) -> Config:
     return read_config(folder / CONFIG, {})
 
 
-def load_run(folder: str | Path, config: Config | None = None) -> Run:
+def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     """A run with its model and optimizer, to go on with. Sets torch's random numbers to where they were.
 
     Args:
@@ -208,7 +208,7 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
         summary = _summary(json.loads((folder / SUMMARY).read_text()))
     except _DAMAGE as error:
         raise RunError(f"{folder}: damaged ({error})") from error
-    return Run(folder, config, columns, model, optimizer, history, summary, read_manifest(path).id, notes)
+    return TrainingRun(folder, config, columns, model, optimizer, history, summary, read_manifest(path).id, notes)
 
 
 def load_model(folder: str | Path) -> ClickModel:

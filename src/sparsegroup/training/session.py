@@ -6,10 +6,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.chain import contents
 from sparsegroup.data.log import Log
-from sparsegroup.files import Claim
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.click_model import ClickModel
@@ -20,7 +20,7 @@ from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
     CONFIG,
-    Run,
+    TrainingRun,
     begin_run,
     checkpoint_extra,
     finish_run,
@@ -65,25 +65,25 @@ class Session:
         self.notes: list[str] = []
         self._last = perf_counter()
         self._saved_at: int | None = None
-        self._claim: Claim | None = None
+        self._lock: FolderLock | None = None
 
     @classmethod
-    def begin(cls, folder: Path, config: Config, log: Log, run: Run | None = None) -> "Session":
+    def begin(cls, folder: Path, config: Config, log: Log, run: TrainingRun | None = None) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
         Raises:
-            RunError: The log has other columns than the run, or the folder is not free, or another process claims it.
+            RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
         """
         if run is not None:
             run.columns.check(log)
         folder.mkdir(parents=True, exist_ok=True)
-        with _claimed(folder) as claim:
+        with _locked(folder) as lock:
             if not is_free(folder):
                 raise RunError(f"{folder}: another run has begun there meanwhile")
             model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
             origin = () if run is None else (str(run.folder), run.checkpoint_id)
             session = cls(folder, config, log, model, optimizer, Provenance.now(log, *origin))
-            session._claim = claim
+            session._lock = lock
             session._follow(run)
             begin_run(folder, config, log, session.trainer.history, session.begun)
         return session
@@ -102,9 +102,9 @@ class Session:
             CheckpointError: The checkpoint is another model's.
         """
         config, begun = run_beginning(folder)
-        with _claimed(folder) as claim:
+        with _locked(folder) as lock:
             session = cls._resumed(folder, config, begun, log)
-            session._claim = claim
+            session._lock = lock
         return session
 
     @classmethod
@@ -131,7 +131,7 @@ class Session:
         write_history(folder, session.trainer.history)
         return session
 
-    def _follow(self, run: Run | None) -> None:
+    def _follow(self, run: TrainingRun | None) -> None:
         if run is not None:
             self.trainer.go_on_after(run.history)
             self.notes = list(run.notes)
@@ -155,7 +155,7 @@ class Session:
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
         """
-        with self._claim or nullcontext():
+        with self._lock or nullcontext():
             return self._train(on_batch, on_progress)
 
     def _train(
@@ -233,26 +233,26 @@ def _check_settings(folder: Path, config: Config, extra: Any) -> None:
                 )
 
 
-def claim_run(folder: Path) -> Claim:
+def lock_run(folder: Path) -> FolderLock:
     """Keep other processes away from a run, until what is returned is closed.
 
     Raises:
         RunError: Another process trains it.
     """
     try:
-        return Claim(folder)
+        return FolderLock(folder)
     except BlockingIOError as error:
         raise RunError(f"{folder}: another process is training this run") from error
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[Claim]:
-    """A claim that lasts unless what follows fails."""
-    claim = claim_run(folder)
+def _locked(folder: Path) -> Iterator[FolderLock]:
+    """A lock that lasts unless what follows fails."""
+    lock = lock_run(folder)
     try:
-        yield claim
+        yield lock
     except BaseException:
-        claim.close()
+        lock.close()
         raise
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.data.encoded_columns import LABEL
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.prepared_log import Manifest, PreparedLog, count_features, write_manifest
+from sparsegroup.data.prepared_log import LogManifest, PreparedLog, count_features, write_manifest
 from sparsegroup.data.synthetic.log_shapes import LogShape
 from sparsegroup.data.synthetic.row_generator import synthetic_batches
-from sparsegroup.files import write_atomically
 
 _BATCHES_PER_FILE = 16
 
@@ -52,7 +52,7 @@ def synthesize(
             on_progress(written)
     train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
     everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
-    manifest = Manifest(
+    manifest = LogManifest(
         dataset=f"synthetic-{shape.name}",
         fields=fields,
         numbers=tuple(shape.numbers),

@@ -12,17 +12,17 @@ from typing import Any
 
 import xxhash
 
-from sparsegroup import files
-from sparsegroup.checkpoint.errors import CheckpointError
+from sparsegroup.artifact import disk
+from sparsegroup.artifact.tensor_file import FileFacts
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.table_file import TableFacts
-from sparsegroup.tensor_file import FileFacts
 
 MANIFEST = "checkpoint.json"
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint holds.
 
     Attributes:
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in ("sparsegroup", "torch")}}
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
     """Write it, and return it with its id."""
     content = asdict(manifest)
     del content["name"], content["id"]
@@ -68,8 +68,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     id = _id(content)
     text = json.dumps({**content, "id": id}, indent=1) + "\n"
     with (folder / MANIFEST).open("wb", buffering=0) as file:
-        files.write(file, text.encode())
-    files.sync(folder / MANIFEST)
+        disk.write(file, text.encode())
+    disk.sync(folder / MANIFEST)
     return replace(manifest, id=id)
 
 
@@ -77,7 +77,7 @@ def _id(content: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of a checkpoint.
 
     Raises:
@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{path}: damaged (its checksum does not match)")
         parent = content["parent"]
         return _checked(
-            Manifest(
+            CheckpointManifest(
                 name=folder.name,
                 step=content["step"],
                 written=content["written"],
@@ -115,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path}: damaged ({error})") from error
 
 
-def _checked(manifest: Manifest) -> Manifest:
+def _checked(manifest: CheckpointManifest) -> CheckpointManifest:
     """A manifest that names files of its own folder only, and counts what can be counted.
 
     Raises:
@@ -147,7 +147,7 @@ def _expect(holds: object, what: str) -> None:
         raise ValueError(f"impossible {what}")
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
+def check_files(folder: Path, manifest: CheckpointManifest) -> None:
     """Compare every file with its size and checksum.
 
     Raises:
@@ -162,7 +162,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
                 raise CheckpointError(f"{path}: damaged (no file)")
             if size != facts.bytes:
                 raise CheckpointError(f"{path}: damaged ({size:,} bytes, {facts.bytes:,} were written)")
-            if files.checksum(path) != facts.xxh3_64:
+            if disk.checksum(path) != facts.xxh3_64:
                 raise CheckpointError(f"{path}: damaged (its checksum does not match)")
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,24 +1,45 @@
 """What is to be exported of a trained model."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from sparsegroup import __version__
 from sparsegroup.data.keys import fields_of
 from sparsegroup.serving.embeddings import Embeddings, live_rows
-from sparsegroup.serving.manifest import Before, Content, FileInfo, Manifest, Rows
+from sparsegroup.serving.export_manifest import ExportContent, ExportManifest, FieldRows, FileInfo, SizesBefore
 from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.trained_model import TrainedModel
-from sparsegroup.serving.writing import Parts
 from sparsegroup.table import FieldCount
+from sparsegroup.training import ClickModel
 
 _NO_FILE = FileInfo(bytes=0, xxh3_64="")
 
 
-def parts_of(trained: TrainedModel, dtype: Dtype) -> Parts:
+@dataclass(frozen=True)
+class ExportDraft:
+    """What is to be written.
+
+    Attributes:
+        draft: The manifest, but for what follows from the files.
+        embeddings: The live rows.
+        network: The network over them.
+        vocabularies: Files of key, field and value.
+        trained: The model as it was trained, if it is at hand.
+    """
+
+    draft: ExportManifest
+    embeddings: Embeddings
+    network: nn.Module
+    vocabularies: Sequence[Path]
+    trained: ClickModel | None = None
+
+
+def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
     """The live rows in a format, the network, and what a manifest says of them.
 
     Raises:
@@ -30,7 +51,7 @@ def parts_of(trained: TrainedModel, dtype: Dtype) -> Parts:
     table = trained.model.embedding
     features_seen = table.num_seen if earlier is None else earlier.features_seen
     live = _live_by_field(embeddings, trained.columns.fields)
-    draft = Manifest(
+    draft = ExportManifest(
         kind="export",
         id="",
         version=__version__,
@@ -43,17 +64,17 @@ def parts_of(trained: TrainedModel, dtype: Dtype) -> Parts:
         features_seen=features_seen,
         feature_rate=len(embeddings) / features_seen if features_seen else 0.0,
         zero_rows=table.num_live - len(embeddings),
-        fields={name: Rows(live=live[name], seen=seen[name]) for name in trained.columns.fields},
+        fields={name: FieldRows(live=live[name], seen=seen[name]) for name in trained.columns.fields},
         before=(
-            Before(dense=features_seen * embeddings.dim * 4, table=table.memory().total)
+            SizesBefore(dense=features_seen * embeddings.dim * 4, table=table.memory().total)
             if earlier is None
             else earlier.before
         ),
-        content=Content(embeddings=_NO_FILE, network=_NO_FILE),
+        content=ExportContent(embeddings=_NO_FILE, network=_NO_FILE),
         files={},
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
-    return Parts(draft, embeddings, trained.model.network, vocabularies, trained.model)
+    return ExportDraft(draft, embeddings, trained.model.network, vocabularies, trained.model)
 
 
 def _seen_by_field(trained: TrainedModel) -> Mapping[str, int]:

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup import files
+from sparsegroup.artifact import disk
 from sparsegroup.checkpoint.chain import chain_of, verified
-from sparsegroup.checkpoint.errors import CheckpointError
-from sparsegroup.checkpoint.manifest import Manifest, read_manifest
-from sparsegroup.checkpoint.state import (
-    Loaded,
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
+from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, read_manifest
+from sparsegroup.checkpoint.training_state import (
+    LoadResult,
     Optimizers,
     is_tracked,
     load_checkpoint,
@@ -66,7 +66,7 @@ class Checkpoints:
         self.keep = keep
         self.incremental = incremental
         self.skipped: list[CheckpointError] = []
-        self._chain: list[Manifest] = []
+        self._chain: list[CheckpointManifest] = []
 
     def paths(self) -> list[Path]:
         """Those that there are, the oldest first, whole or damaged."""
@@ -109,7 +109,7 @@ class Checkpoints:
 
     def load(
         self, path: Path, model: nn.Module, optimizer: Optimizers = None, scheduler: LRScheduler | None = None
-    ) -> Loaded:
+    ) -> LoadResult:
         """Load one of them, to go on from it: the next one may hold only what has changed since.
 
         Args:
@@ -136,7 +136,7 @@ class Checkpoints:
         try:
             verified(path)
         except CheckpointError:
-            files.remove(path)
+            disk.remove(path)
         else:
             raise CheckpointError(f"{path}: is there already, and step {step:,} does not come after it")
 
@@ -162,7 +162,7 @@ class Checkpoints:
         oldest = sorted(parents)[-self.keep]
         for path in reversed(self.paths()):  # what is built on goes last
             if path.name not in wanted and path.name < oldest:
-                files.remove(path)
+                disk.remove(path)
 
     def latest(self) -> Path | None:
         """The newest one whose files are all as they were written; None if there is none.

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.checkpoint.errors import CheckpointError
-from sparsegroup.checkpoint.manifest import Manifest, versions
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
+from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versions
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
@@ -20,7 +20,7 @@ def kind_of(optimizer: Optimizer) -> str:
     return optimizer.rule.name if isinstance(optimizer, GroupOptimizer) else type(optimizer).__name__
 
 
-def check_tables(folder: Path, manifest: Manifest, tables: Mapping[str, Table]) -> None:
+def check_tables(folder: Path, manifest: CheckpointManifest, tables: Mapping[str, Table]) -> None:
     """Raise CheckpointError unless the tables are those of the model."""
     saved = dict(manifest.tables.values())
     if saved.keys() != tables.keys():
@@ -91,7 +91,7 @@ def _taken(settings: str) -> str:
     return "the checkpoint's is taken" if settings == "saved" else "that is taken; u and the moments are kept"
 
 
-def version_notes(manifest: Manifest) -> list[str]:
+def version_notes(manifest: CheckpointManifest) -> list[str]:
     """Which versions have changed, in words."""
     now = versions()
     return [

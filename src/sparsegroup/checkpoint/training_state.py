@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup import files
+from sparsegroup.artifact import disk
+from sparsegroup.artifact.tensor_file import FileFacts, write_tensors
 from sparsegroup.checkpoint.chain import DAMAGE, STATE, verified
-from sparsegroup.checkpoint.errors import CheckpointError
-from sparsegroup.checkpoint.fit import (
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
+from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST, CheckpointManifest, versions, write_manifest
+from sparsegroup.checkpoint.compatibility import (
     check_model,
     check_optimizers,
     check_scheduler,
@@ -24,7 +26,6 @@ from sparsegroup.checkpoint.fit import (
     kind_of,
     version_notes,
 )
-from sparsegroup.checkpoint.manifest import MANIFEST, Manifest, versions, write_manifest
 from sparsegroup.checkpoint.plain import as_plain, from_plain
 from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
 from sparsegroup.optim.state import load_state_without_rows, parameters_of, state_without_rows
@@ -34,13 +35,12 @@ from sparsegroup.table.changes import Changes
 from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
-from sparsegroup.tensor_file import FileFacts, write_tensors
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadResult:
     """What a checkpoint brought.
 
     Attributes:
@@ -62,9 +62,9 @@ def save_checkpoint(
     *,
     step: int = 0,
     extra: Any = None,
-    parent: Manifest | None = None,
+    parent: CheckpointManifest | None = None,
     track: bool = False,
-) -> Manifest:
+) -> CheckpointManifest:
     """Write the state of a training into `folder`, which appears when all of it is on disk.
 
     It holds the model with the rows of its tables (vectors, u and moments), the optimizers' state and settings, the
@@ -101,7 +101,7 @@ def save_checkpoint(
     content["rng"] = rng_state()
     state = as_plain(content, tensors, "state")
     with _at_rest(model) as tables:
-        with files.made_whole(folder) as place:
+        with disk.made_whole(folder) as place:
             written: dict[str, FileFacts] = {STATE: write_tensors(place / STATE, tensors)}
             facts: dict[str, tuple[str, TableFacts]] = {}
             for where, table in tables.items():
@@ -112,7 +112,7 @@ def save_checkpoint(
                     assert table.changes is not None
                     written[name], of_table = write_changes(table, table.changes, place / name)
                 facts[name] = where, of_table
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 name=folder.name,
                 step=step,
                 written=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -137,7 +137,7 @@ def load_checkpoint(
     settings: Literal["saved", "own"] = "saved",
     rng: bool = True,
     track: bool = False,
-) -> Loaded:
+) -> LoadResult:
     """Bring a training to where `save_checkpoint` found it. All is read and checked before anything is changed.
 
     Args:
@@ -204,7 +204,7 @@ def load_checkpoint(
         model.load_state_dict(content["model"])
     if rng:
         set_rng_state(content["rng"])
-    return Loaded(manifest.step, content["extra"], notes)
+    return LoadResult(manifest.step, content["extra"], notes)
 
 
 @contextmanager
@@ -255,7 +255,7 @@ def _at_rest(model: nn.Module) -> Iterator[dict[str, Table]]:
         yield tables
 
 
-def is_tracked(model: nn.Module, since: Manifest) -> bool:
+def is_tracked(model: nn.Module, since: CheckpointManifest) -> bool:
     """Whether all tables of the model have noted their changes since a checkpoint was written or loaded."""
     return all(table.changes is not None and table.changes.since == since.id for table in _tables(model).values())
 
@@ -269,7 +269,7 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _read(chain: Sequence[tuple[Path, Manifest]], where: str, table: Table) -> Table:
+def _read(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: Table) -> Table:
     parts = [
         (folder / name, facts)
         for folder, manifest in chain

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sparsegroup import files
+from sparsegroup.artifact import disk
 
 NAMES = {
     np.dtype(np.int64): "I64",
@@ -51,8 +51,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
         save_file(apart, path)
     except SafetensorError as error:  # the library's word for a full disk, too
         raise OSError(f"{path}: cannot be written ({error})") from error
-    files.sync(path)
-    return FileFacts(path.stat().st_size, files.checksum(path))
+    disk.sync(path)
+    return FileFacts(path.stat().st_size, disk.checksum(path))
 
 
 class TensorWriter:
@@ -92,7 +92,7 @@ class TensorWriter:
     def write(self, data: Any) -> None:
         """The next bytes of the tensors, of anything with a buffer."""
         view = memoryview(data).cast("B") if len(memoryview(data)) else memoryview(b"")
-        files.write(self._file, view)
+        disk.write(self._file, view)
         self._digest.update(view)
         self._bytes += len(view)
 
@@ -111,4 +111,4 @@ class TensorWriter:
         if error is None:
             if self._bytes != self._expected:
                 raise RuntimeError(f"{self._path}: {self._bytes:,} bytes written, {self._expected:,} announced")
-            files.sync(self._path)
+            disk.sync(self._path)

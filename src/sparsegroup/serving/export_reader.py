@@ -11,8 +11,8 @@ from torch import Tensor
 from sparsegroup.serving.difference import Difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.folder import verify
-from sparsegroup.serving.manifest import EMBEDDINGS, NETWORK, TOMBSTONES, UPSERTS, Manifest, read_manifest
+from sparsegroup.serving.export_folder import verify
+from sparsegroup.serving.export_manifest import EMBEDDINGS, NETWORK, TOMBSTONES, UPSERTS, ExportManifest, read_manifest
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.training import ClickModel
 from sparsegroup.training.run_dir import VOCABULARY
@@ -33,7 +33,7 @@ class Export:
     """
 
     folder: Path
-    manifest: Manifest
+    manifest: ExportManifest
     embeddings: Embeddings
     network: dict[str, Tensor]
     vocabularies: tuple[Path, ...] = ()
@@ -83,7 +83,7 @@ def leads_through(folder: Path, other: Path) -> bool:
     return any(path.resolve() == other.resolve() for path in _chain_of(folder)[0])
 
 
-def _chain_of(folder: Path) -> tuple[list[Path], list[Manifest]]:
+def _chain_of(folder: Path) -> tuple[list[Path], list[ExportManifest]]:
     chain = [folder]
     manifests = [read_manifest(chain[0])]
     while (follows := manifests[-1].follows) is not None:
@@ -98,7 +98,7 @@ def _chain_of(folder: Path) -> tuple[list[Path], list[Manifest]]:
     return chain, manifests
 
 
-def _read_whole(folder: Path, manifest: Manifest) -> Export:
+def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
     _verify_files(folder, manifest, (EMBEDDINGS, NETWORK))
     if (manifest.files[EMBEDDINGS], manifest.files[NETWORK]) != (manifest.content.embeddings, manifest.content.network):
         raise ExportError(f"{folder}: damaged (the manifest's files are not its content)")
@@ -126,7 +126,7 @@ def apply(export: Export, folder: Path) -> Export:
     return Export(folder, manifest, embeddings, _load_network(folder), vocabularies)
 
 
-def _verify_files(folder: Path, manifest: Manifest, needed: tuple[str, ...]) -> None:
+def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...]) -> None:
     if missing := [name for name in needed if name not in manifest.files]:
         raise ExportError(f"{folder}: damaged (the manifest does not name {missing[0]})")
     for name, expected in manifest.files.items():
@@ -151,5 +151,5 @@ def _load_tombstones(path: Path) -> Tensor:
     return keys
 
 
-def _vocabulary(folder: Path, manifest: Manifest) -> tuple[Path, ...]:
+def _vocabulary(folder: Path, manifest: ExportManifest) -> tuple[Path, ...]:
     return (folder / VOCABULARY,) if VOCABULARY in manifest.files else ()

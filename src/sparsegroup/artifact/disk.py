@@ -8,14 +8,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import xxhash
-
-try:
-    import fcntl
-except ImportError:  # on Windows, where nobody is kept away
-    fcntl = None  # type: ignore[assignment]
 
 _BLOCK = 8 << 20
 
@@ -67,39 +62,6 @@ def remove(folder: Path) -> None:
     with suppress(FileNotFoundError):
         rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-class Claim:
-    """A folder that no other process can claim until this one closes it, or ends, however it does.
-
-    Raises:
-        BlockingIOError: Another process has claimed it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = None
-        if fcntl is not None:
-            self._descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Let others claim it."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:

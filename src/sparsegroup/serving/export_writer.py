@@ -1,7 +1,6 @@
 """Writing an export: its files, tested against each other, and the manifest that makes it whole."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,65 +10,58 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
-from sparsegroup.serving.acceptance import RandomRows, Scorer, TestRows, as_test, check_agreement, compare
-from sparsegroup.serving.embeddings import Embeddings
-from sparsegroup.serving.folder import describe, new_folder
-from sparsegroup.serving.manifest import EMBEDDINGS, NETWORK, ONNX, PROGRAM, Content, Manifest, Test
-from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
+from sparsegroup.serving.acceptance import RandomRows, Scorer, as_test, check_agreement, compare
+from sparsegroup.serving.export_draft import ExportDraft, draft_of
+from sparsegroup.serving.export_error import ExportError
+from sparsegroup.serving.export_folder import check_free, describe, new_folder
+from sparsegroup.serving.export_manifest import (
+    EMBEDDINGS,
+    NETWORK,
+    ONNX,
+    PROGRAM,
+    ExportContent,
+    ExportManifest,
+    TestResult,
+)
+from sparsegroup.serving.export_request import ExportRequest
+from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.program import load_program, save_program, trace
+from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.serving_model import ServingModel
+from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
 from sparsegroup.training import ClickModel
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What is to be written.
+def export(
+    trained: TrainedModel,
+    out: str | Path,
+    dtype: Dtype = "float32",
+    wanted: ExportRequest | None = None,
+    *,
+    overwrite: bool = False,
+) -> ExportManifest:
+    """Write the live rows and the network of a trained model into a folder.
 
-    Attributes:
-        draft: The manifest, but for what follows from the files.
-        embeddings: The live rows.
-        network: The network over them.
-        vocabularies: Files of key, field and value.
-        trained: The model as it was trained, if it is at hand.
+    Args:
+        trained: The model, of `open_trained`.
+        out: The folder; it appears when it is complete.
+        dtype: Format of the vectors.
+        wanted: What else to write, and the test set.
+        overwrite: Replace an export that is there.
+
+    Raises:
+        ExportError: `out` is taken; vectors that the format does not have; ONNX's packages are missing; a file that
+            does not compute what PyTorch does. Nothing is written then.
+        RunError: The test log has other columns.
     """
-
-    draft: Manifest
-    embeddings: Embeddings
-    network: nn.Module
-    vocabularies: Sequence[Path]
-    trained: ClickModel | None = None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to write beside embeddings and network, and what to test it on.
-
-    Attributes:
-        onnx: `model.onnx`.
-        program: `model.pt2`.
-        test: None tests on made up rows; then no AUC is recorded.
-        threads: That share onnxruntime's work in the test.
-    """
-
-    onnx: bool = False
-    program: bool = False
-    test: TestRows | None = None
-    threads: int = 1
-
-    def check(self, columns: Columns) -> None:
-        """Whether this can be had of a model with such columns.
-
-        Raises:
-            ExportError: ONNX's packages are missing.
-            RunError: The test log has other columns.
-        """
-        if self.onnx:
-            require_onnx()
-        if self.test is not None:
-            columns.check(self.test.log)
+    wanted = wanted or ExportRequest()
+    check_free(Path(out), overwrite)
+    if Path(out).resolve() == trained.path.resolve():
+        raise ExportError(f"{out}: an export cannot take the place of what it is made of")
+    wanted.check(trained.columns)
+    return write_export(draft_of(trained, dtype), Path(out), wanted, overwrite=overwrite)
 
 
 def save_network(network: nn.Module, path: Path) -> None:
@@ -77,7 +69,7 @@ def save_network(network: nn.Module, path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
 
 
-def write_export(parts: Parts, out: Path, wanted: Wanted, *, overwrite: bool = False) -> Manifest:
+def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwrite: bool = False) -> ExportManifest:
     """Write a whole export; nothing is left behind if it fails.
 
     Raises:
@@ -88,7 +80,7 @@ def write_export(parts: Parts, out: Path, wanted: Wanted, *, overwrite: bool = F
         save_network(parts.network, folder / NETWORK)
         if parts.vocabularies:
             save_vocabulary(parts.vocabularies, parts.embeddings.keys, folder / VOCABULARY)
-        content = Content(embeddings=describe(folder / EMBEDDINGS), network=describe(folder / NETWORK))
+        content = ExportContent(embeddings=describe(folder / EMBEDDINGS), network=describe(folder / NETWORK))
         draft = parts.draft.model_copy(update={"content": content}).with_id()
         test = make_and_test(replace(parts, draft=draft), folder, wanted)
         manifest = draft.model_copy(
@@ -101,7 +93,7 @@ def write_export(parts: Parts, out: Path, wanted: Wanted, *, overwrite: bool = F
     return manifest
 
 
-def make_and_test(parts: Parts, folder: Path, wanted: Wanted) -> Test | None:
+def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> TestResult | None:
     """Write the models that are wanted, and compare what they give.
 
     Raises:

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparsegroup.files import checksum, sync
+from sparsegroup.artifact.disk import checksum, sync
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.manifest import EMBEDDINGS, MANIFEST, NETWORK, ONNX, PROGRAM, TOMBSTONES, UPSERTS, FileInfo
+from sparsegroup.serving.export_manifest import (
+    EMBEDDINGS,
+    MANIFEST,
+    NETWORK,
+    ONNX,
+    PROGRAM,
+    TOMBSTONES,
+    UPSERTS,
+    FileInfo,
+)
 from sparsegroup.training.run_dir import VOCABULARY
 
 OWN = {

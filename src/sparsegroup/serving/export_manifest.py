@@ -39,21 +39,21 @@ class FileInfo(StrictSettings):
     xxh3_64: str
 
 
-class Content(StrictSettings):
+class ExportContent(StrictSettings):
     """The two files that a full export is made of; a delta names what it leads to."""
 
     embeddings: FileInfo
     network: FileInfo
 
 
-class Rows(StrictSettings):
+class FieldRows(StrictSettings):
     """Features of a field: those in the export, and those that training has seen."""
 
     live: int
     seen: int
 
 
-class Before(StrictSettings):
+class SizesBefore(StrictSettings):
     """Sizes before the export, in bytes.
 
     Attributes:
@@ -65,7 +65,7 @@ class Before(StrictSettings):
     table: int
 
 
-class Scores(StrictSettings):
+class PathScores(StrictSettings):
     """Of one way to compute the probabilities of the test rows.
 
     Attributes:
@@ -79,7 +79,7 @@ class Scores(StrictSettings):
     max_abs_difference: Number
 
 
-class Test(StrictSettings):
+class TestResult(StrictSettings):
     """What the test rows gave.
 
     Attributes:
@@ -91,24 +91,24 @@ class Test(StrictSettings):
 
     log: str
     rows: int
-    scores: Mapping[str, Scores]
+    scores: Mapping[str, PathScores]
 
 
-class Follows(StrictSettings):
+class DeltaBase(StrictSettings):
     """The export that a delta is to be applied to: its id, and where it was, seen from the delta's folder."""
 
     id: str
     path: str
 
 
-class Changes(StrictSettings):
+class DeltaCounts(StrictSettings):
     """How many keys a delta sets and removes."""
 
     upserts: int
     tombstones: int
 
 
-class Manifest(StrictSettings):
+class ExportManifest(StrictSettings):
     """What a folder holds.
 
     Attributes:
@@ -128,7 +128,7 @@ class Manifest(StrictSettings):
         zero_rows: Rows that were live in training, and are all zeros in this format; they are left out.
         fields: Each field's rows.
         before: Sizes before.
-        content: See `Content`.
+        content: See `ExportContent`.
         files: Of the folder, except this one.
         test: If there was a test log.
         follows, changes: Of a delta.
@@ -147,13 +147,13 @@ class Manifest(StrictSettings):
     features_seen: int
     feature_rate: float
     zero_rows: int
-    fields: Mapping[str, Rows]
-    before: Before
-    content: Content
+    fields: Mapping[str, FieldRows]
+    before: SizesBefore
+    content: ExportContent
     files: Mapping[str, FileInfo]
-    test: Test | None = None
-    follows: Follows | None = None
-    changes: Changes | None = None
+    test: TestResult | None = None
+    follows: DeltaBase | None = None
+    changes: DeltaCounts | None = None
 
     @property
     def bytes(self) -> int:
@@ -190,7 +190,7 @@ class Manifest(StrictSettings):
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ExportManifest:
     """The manifest of an export or a delta.
 
     Raises:
@@ -208,7 +208,7 @@ def read_manifest(folder: Path) -> Manifest:
         checksum = content.pop("checksum", None)
         if checksum != _digest(content):
             raise ValueError("its checksum is not that of its content")
-        manifest = Manifest.model_validate(content)
+        manifest = ExportManifest.model_validate(content)
         manifest.columns_and_config()
         if manifest.id != manifest.expected_id():
             raise ValueError("its id is not that of its content")

@@ -1,0 +1,1 @@
+"""Folders that appear whole or not at all: manifest, digests, chains, versions."""

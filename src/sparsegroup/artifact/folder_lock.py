@@ -1,0 +1,46 @@
+"""A lock on a folder, which ends with the process that holds it."""
+
+import os
+from pathlib import Path
+from typing import Self
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nobody is kept away
+    fcntl = None  # type: ignore[assignment]
+
+
+class FolderLock:
+    """Keeps other processes from locking a folder until this one closes the lock, or ends, however it does.
+
+    Args:
+        folder: Exists.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        if fcntl is not None:
+            self._descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let others lock it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
