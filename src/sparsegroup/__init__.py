@@ -1,23 +1,29 @@
-"""sparsegroup: adaptive optimizers with sparse group lasso, for models that are mostly embedding table."""
+"""sparsegroup: adaptive optimizers with sparse group lasso, for models that are mostly embedding table.
 
-from importlib.metadata import version
+A name is imported from its room when it is first used, so that `import sparsegroup` takes no time: what compiles
+kernels, and torch itself, come with the optimizers and tables that need them.
+"""
 
-from sparsegroup.optim import (
-    GroupAdagrad,
-    GroupAdaHessian,
-    GroupAdam,
-    GroupAMSGrad,
-    GroupFTRL,
-    GroupMomentum,
-    GroupOptimizer,
-    GroupSGD,
-    param_groups,
-)
-from sparsegroup.rules import Rule
-from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
-from sparsegroup.table import FieldCount, HashEmbedding, HashEmbeddingBag, TableMemory
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = version("sparsegroup")
+if TYPE_CHECKING:
+    from sparsegroup.optim import (
+        GroupAdagrad,
+        GroupAdaHessian,
+        GroupAdam,
+        GroupAMSGrad,
+        GroupFTRL,
+        GroupMomentum,
+        GroupOptimizer,
+        GroupSGD,
+    )
+    from sparsegroup.optim.param_groups import param_groups
+    from sparsegroup.rules import Rule
+    from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
+    from sparsegroup.table import FieldCount, HashEmbedding, HashEmbeddingBag, TableMemory
+
+    __version__: str
 
 __all__ = [
     "FieldCount",
@@ -39,3 +45,26 @@ __all__ = [
     "param_groups",
     "sparsity_report",
 ]
+
+_ROOMS = ("rules", "optim", "sparsity", "table")
+"""Where the names are, in the order in which one needs the other."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version(__name__)
+    elif name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    elif name in __all__:
+        modules = (import_module(f"{__name__}.{room}") for room in _ROOMS)
+        value = next(vars(module)[name] for module in modules if name in vars(module))
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from sparsegroup.user_error import UserError
+
 
 class StrictSettings(BaseModel):
     """Keys with types; others are refused, and nothing is changed once it is made."""
@@ -33,7 +35,7 @@ Share = Annotated[float, BeforeValidator(share_of), Field(ge=0, lt=1)]
 """A number in [0, 1), or a text such as "0.1%"."""
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError):
     """Settings that do not hold. The message names the file, the key, and the nearest one that exists."""
 
 

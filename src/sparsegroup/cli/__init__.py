@@ -1,6 +1,26 @@
-"""The command line: a module per command."""
+"""The command line: `…_command` is a command's options, `…_run` what it does, imported when it runs."""
 
-from sparsegroup.cli import demo, export, inspect, paper, predict, prepare, synthesize, train
+from sparsegroup.cli import (
+    demo_command,
+    export_command,
+    inspect_command,
+    paper,
+    predict_command,
+    prepare_command,
+    synthesize_command,
+    train_command,
+)
 from sparsegroup.cli.app import app, main
 
-__all__ = ["app", "demo", "export", "inspect", "main", "paper", "predict", "prepare", "synthesize", "train"]
+__all__ = [
+    "app",
+    "demo_command",
+    "export_command",
+    "inspect_command",
+    "main",
+    "paper",
+    "predict_command",
+    "prepare_command",
+    "synthesize_command",
+    "train_command",
+]

@@ -1,4 +1,8 @@
-"""What the commands share: the application, the console, and how it ends when something is wrong."""
+"""What the commands share: the application, the console, and how it ends when something is wrong.
+
+The application and its commands' options are imported for every call, so they import nothing that takes time; what a
+command does is imported when it runs.
+"""
 
 import os
 import sys
@@ -6,16 +10,10 @@ from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from sparsegroup import __version__
-from sparsegroup.checkpoint import CheckpointError
-from sparsegroup.data import ClickLogError
-from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import RunError
-from sparsegroup.yaml_settings import SettingsError
+from sparsegroup.user_error import UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +26,8 @@ console = Console()
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from sparsegroup import __version__
+
         print(f"sparsegroup {__version__}")
         raise typer.Exit
 
@@ -40,6 +40,10 @@ THREADS = min(2, os.cpu_count() or 1)
 
 def use_threads(number: int) -> None:
     """Let so many threads share the table's work, and leave torch one: its own would spin on the others' cores."""
+    import torch
+
+    from sparsegroup.kernels.cpu.threads import set_num_threads
+
     torch.set_num_threads(1)
     set_num_threads(number)
 
@@ -53,7 +57,7 @@ def _root(
     pass
 
 
-class UsageError(Exception):
+class UsageError(UserError):
     """A command that cannot be carried out as given."""
 
 
@@ -64,7 +68,7 @@ def main(run: Callable[[], None] = app) -> None:
             stream.reconfigure(errors="replace")
     try:
         run()
-    except (CheckpointError, ClickLogError, RunError, SettingsError, UsageError) as error:
+    except UserError as error:
         _fail(str(error))
     except FloatingPointError as error:
         _fail(f"training has diverged: {error}. Lower the learning rate")

@@ -3,10 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from sparsegroup.user_error import UserError
+
 SAMPLES = 5
 
 
-class ClickLogError(ValueError):
+class ClickLogError(UserError):
     """A click log that cannot be read. The message begins with `FILE:LINE:` where there is a line."""
 
 

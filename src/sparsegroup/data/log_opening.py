@@ -6,8 +6,8 @@ from typing import Unpack
 
 from sparsegroup.data.formats.recognition import FORMAT_DEFAULTS, FormatOptions, choose_format
 from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.raw.raw_log import RawLog
+from sparsegroup.names import OnBadRow
 
 
 def open_log(

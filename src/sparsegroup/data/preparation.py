@@ -19,11 +19,12 @@ from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log_errors import BadRows, ClickLogError
 from sparsegroup.data.prepared_log import MANIFEST, LogManifest, PreparedLog, count_features, write_manifest
-from sparsegroup.data.raw.chunk_reader import OnBadRow, Reader
+from sparsegroup.data.raw.chunk_reader import Reader
 from sparsegroup.data.raw.encoding import Encoded
 from sparsegroup.data.raw.raw_source import source_of
 from sparsegroup.data.raw.row_count import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.names import OnBadRow
 
 PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""

@@ -12,8 +12,8 @@ from sparsegroup.data.formats.recognition import choose_format
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_views import excerpt
 from sparsegroup.data.preparation import PreparationProgress
+from sparsegroup.names import ModelName
 from sparsegroup.training import Config, read_config
-from sparsegroup.training.click_model import ModelName
 from sparsegroup.training.config import OptimizerConfig
 
 Scale = Literal["small", "full"]

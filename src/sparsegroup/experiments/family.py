@@ -5,7 +5,7 @@ from sparsegroup.experiments.lab import Lab
 from sparsegroup.experiments.runs import Plain
 from sparsegroup.experiments.section import Cell, Column, Section, Table
 from sparsegroup.experiments.versus import COLUMNS, STATISTICS, tally, versus
-from sparsegroup.training.config import OptimizerName
+from sparsegroup.names import OptimizerName
 
 NAMES: dict[OptimizerName, str] = {
     "sgd": "SGD",

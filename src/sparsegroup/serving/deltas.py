@@ -6,6 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from sparsegroup.names import Dtype
 from sparsegroup.serving.difference import difference
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
@@ -23,7 +24,6 @@ from sparsegroup.serving.export_manifest import (
 from sparsegroup.serving.export_reader import apply, leads_through, read_export
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
-from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
 from sparsegroup.training.run_dir import VOCABULARY

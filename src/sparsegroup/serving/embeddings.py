@@ -8,8 +8,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.quantize import TORCH_DTYPES, Dtype, QuantizedVectors, encode
+from sparsegroup.serving.quantize import TORCH_DTYPES, QuantizedVectors, encode
 from sparsegroup.table import HashEmbedding
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from sparsegroup import __version__
 from sparsegroup.data.keys import fields_of
+from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows
 from sparsegroup.serving.export_manifest import ExportContent, ExportManifest, FieldRows, FileInfo, SizesBefore
-from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.table import FieldCount
 from sparsegroup.training import ClickModel

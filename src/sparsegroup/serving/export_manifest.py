@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import BeforeValidator, PlainSerializer, ValidationError
 
+from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.quantize import Dtype
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.yaml_settings import SettingsError, StrictSettings, checked

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import RandomRows, Scorer, as_test, check_agreement, compare
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
@@ -26,7 +27,6 @@ from sparsegroup.serving.export_manifest import (
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.program import load_program, save_program, trace
-from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary

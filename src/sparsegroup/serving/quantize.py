@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 
-Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,
     "float16": torch.float16,

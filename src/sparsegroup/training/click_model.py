@@ -1,7 +1,7 @@
 """An embedding table and a network over it: the whole click model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from sparsegroup.data.batches import Bags
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, MLP, OPNN
+from sparsegroup.names import ModelName
 from sparsegroup.table import HashEmbedding
 
-ModelName = Literal["mlp", "opnn", "dcn"]
 NETWORKS: Mapping[ModelName, type[MLP] | type[OPNN] | type[DCN]] = {"mlp": MLP, "opnn": OPNN, "dcn": DCN}
 
 INITIAL_STD = 0.01

@@ -8,10 +8,18 @@ import torch
 import yaml
 from pydantic import Field, model_validator
 
-from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
-from sparsegroup.data.formats.recognition import DatasetName, FormatOptions
+from sparsegroup.data.formats.recognition import FormatOptions
 from sparsegroup.data.log import Log
-from sparsegroup.data.raw.chunk_reader import OnBadRow
+from sparsegroup.names import (
+    AvazuHour,
+    CriteoNumbers,
+    DatasetName,
+    ModelName,
+    NormName,
+    OnBadRow,
+    OptimizerName,
+    PenaltyName,
+)
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -23,12 +31,10 @@ from sparsegroup.optim import (
     GroupSGD,
     param_groups,
 )
-from sparsegroup.prox import Norm, Penalty
-from sparsegroup.training.click_model import ClickModel, ModelName
+from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
-OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,
     "momentum": GroupMomentum,
@@ -113,8 +119,8 @@ class OptimizerConfig(StrictSettings):
     l1: float = 0.0
     l21: float = 1e-3
     l2: float = 0.0
-    norm: Norm = "s"
-    penalty: Penalty = "lasso"
+    norm: NormName = "s"
+    penalty: PenaltyName = "lasso"
     mcp_gamma: float = 3.0
     options: dict[str, Any] = Field(default_factory=dict)
 

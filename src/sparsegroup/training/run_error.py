@@ -1,5 +1,7 @@
 """What is wrong with a run."""
 
+from sparsegroup.user_error import UserError
 
-class RunError(ValueError):
+
+class RunError(UserError):
     """A folder that holds no run, or a run that does not fit what is asked of it."""

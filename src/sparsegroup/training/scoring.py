@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from sparsegroup.data.formats.recognition import FormatOptions, choose_format
 from sparsegroup.data.log_opening import open_log
 from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.raw.columnar_file import is_columnar
 from sparsegroup.data.raw.raw_log import RawLog
+from sparsegroup.names import OnBadRow
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.log_pass import EVALUATED

@@ -7,6 +7,8 @@ from typing import Literal
 
 import polars as pl
 
+from sparsegroup.names import AvazuHour, CriteoNumbers
+
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
 """Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
 rows are left, at the first row whose split column is 2, or with the second file."""
@@ -87,9 +89,6 @@ def without_label(log: LogFormat) -> LogFormat:
     """The format of such a log without its label column."""
     return replace(log, labelled=False, columns=tuple(name for name in log.columns if name != log.label))
 
-
-CriteoNumbers = Literal["log", "buckets"]
-AvazuHour = Literal["hour", "weekday-hour", "raw"]
 
 _CRITEO_INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 _CRITEO_FIELDS = tuple(f"C{i}" for i in range(1, 27))

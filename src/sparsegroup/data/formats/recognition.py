@@ -3,12 +3,10 @@
 from collections.abc import Collection, Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from sparsegroup.data.formats.headed import fixed_format, has_label, told_from
 from sparsegroup.data.formats.log_format import (
-    AvazuHour,
-    CriteoNumbers,
     LogFormat,
     avazu,
     criteo,
@@ -16,8 +14,7 @@ from sparsegroup.data.formats.log_format import (
     without_label,
 )
 from sparsegroup.data.formats.schema_file import read_schema
-
-DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName
 
 
 class FormatOptions(TypedDict, total=False):

@@ -5,15 +5,13 @@ from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.log_errors import BadRows, ClickLogError
 from sparsegroup.data.raw.columnar_file import is_columnar, read_columns
 from sparsegroup.data.raw.encoding import Encoded, encode_chunk
 from sparsegroup.data.raw.text_file import Chunk, read_chunks
-
-OnBadRow = Literal["error", "skip"]
+from sparsegroup.names import OnBadRow
 
 
 class Reader:

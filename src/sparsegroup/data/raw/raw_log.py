@@ -14,10 +14,11 @@ from sparsegroup.data.encoded_columns import batch_of
 from sparsegroup.data.formats.headed import formats_of
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.log_errors import BadRows, ClickLogError
-from sparsegroup.data.raw.chunk_reader import OnBadRow, Reader
+from sparsegroup.data.raw.chunk_reader import Reader
 from sparsegroup.data.raw.raw_source import source_of
 from sparsegroup.data.raw.row_count import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.names import OnBadRow
 
 
 @dataclass(frozen=True)

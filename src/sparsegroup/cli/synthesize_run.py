@@ -1,30 +1,18 @@
-"""`sparsegroup synthesize`."""
+"""What `sparsegroup synthesize` does."""
 
 from pathlib import Path
-from typing import Annotated, Literal
 
-import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sparsegroup.cli.app import UsageError, app, console
-from sparsegroup.cli.prepare import summary
+from sparsegroup.cli.app import UsageError, console
+from sparsegroup.cli.prepare_run import summary
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.names import ShapeName
 
 
-@app.command("synthesize")
-def synthesize_command(
-    dataset: Annotated[Literal["avazu", "criteo", "ipinyou"], typer.Argument(help="Whose shape the log has.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the log, as `prepare` writes it.")],
-    rows: Annotated[
-        int | None, typer.Option(help="Rows; default: as many as the real log.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-) -> None:
-    """Make up a click log with the fields, the skew and the late features of a public one, of any size up to its own.
-
-    Its informative features are known: `sparsegroup.data.synthetic.truth.effects` gives their effects.
-    """
+def synthesize_run(dataset: ShapeName, out: Path, rows: int | None, seed: int) -> None:
+    """Make up a log; the arguments are those of the command."""
     shape = DATASETS[dataset]
     wanted = shape.full_rows if rows is None else rows
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))

@@ -1,16 +1,14 @@
-"""`sparsegroup inspect`."""
+"""What `sparsegroup inspect` does."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.cli.app import app, console
+from sparsegroup.cli.app import console
 from sparsegroup.reporting.formatting import count, percent, trim_exponent
 from sparsegroup.serving.inspection.inspect_model import Inspection, inspect
 from sparsegroup.serving.inspection.inspection_page import feature_name, render_inspection
@@ -21,18 +19,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 20
 
 
-@app.command("inspect")
-def inspect_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
-    ],
-    top: Annotated[int, typer.Option(min=0, help="Features of the largest norm to list.")] = 10,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with the same and its charts, too.", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
-) -> None:
-    """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
+def inspect_run(model: Path, top: int, html: Path | None, *, as_json: bool) -> None:
+    """Print what is in a trained model; the arguments are those of the command."""
     found = inspect(open_trained(model), top)
     if html is not None:
         page = render_inspection(found)

@@ -1,35 +1,21 @@
-"""`sparsegroup predict`."""
+"""What `sparsegroup predict` does."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
-from sparsegroup.cli.options import (
-    AVAZU_HOUR,
-    CRITEO_NUMBERS,
-    DATASET,
-    EXCLUDE,
-    LABEL,
-    MAX_BAD,
-    ON_BAD_ROW,
-    SCHEMA,
-    log_option,
-)
-from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
-from sparsegroup.data.formats.recognition import DatasetName
+from sparsegroup.cli.app import UsageError
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.raw.text_file import uncompressed_size
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
@@ -46,41 +32,26 @@ from sparsegroup.training.scoring import (
 )
 from sparsegroup.yaml_settings import checked
 
-_MODELS = "the model's"
 _OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
 
 
-@app.command("predict")
-def predict_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
-    ],
-    log: Annotated[Path, typer.Argument(help="A raw log, or a folder that `prepare` has written.", show_default=False)],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
-    ] = None,
-    dataset: Annotated[DatasetName | None, log_option(DATASET, _MODELS)] = None,
-    schema: Annotated[Path | None, log_option(SCHEMA, _MODELS)] = None,
-    label: Annotated[str | None, log_option(LABEL, _MODELS)] = None,
-    exclude: Annotated[list[str] | None, log_option(EXCLUDE, _MODELS)] = None,
-    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, _MODELS)] = None,
-    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, _MODELS)] = None,
-    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
-    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
-    threads: Threads = THREADS,
-) -> None:
-    """Score all rows of a log: row (its place in the log, from 0), probability and label.
+def predict_run(model: Path, log: Path, out: Path | None, options: Mapping[str, Any], threads: int) -> None:
+    """Score a log.
 
-    The log is read as the one that the model was trained on, unless options say otherwise.
+    Args:
+        model: Folder of a run, a checkpoint or an export.
+        log: A raw log, or a prepared folder.
+        out: File to write; None is CSV on standard output.
+        options: Those that were given, by their names in Python.
+        threads: That share the table's work.
+
+    Raises:
+        UsageError: Options that do not go together, or a file to write of no known kind.
     """
-    options = {name: value for name, value in locals().items() if name in _OF_THE_FORMAT and value is not None}
     if out is not None and _suffix(out) is None:
         raise UsageError(f"--out must end with {', '.join(SUFFIXES)}, got {out.name!r}")
-    use_threads(threads)
     opened = open_trained(model)
-    bad: dict[str, Any] = {"on_bad_row": on_bad_row, "max_bad": max_bad}
-    given = {**options, **{name: value for name, value in bad.items() if value is not None}}
+    given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
     console = Console(stderr=True)
     data = _open(log, _data(opened.config, given, log.is_dir()), threads, console)
     opened.columns.check(data.log)

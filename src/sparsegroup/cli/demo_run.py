@@ -1,31 +1,20 @@
-"""`sparsegroup demo`."""
+"""What `sparsegroup demo` does."""
 
 from functools import partial
-from typing import Annotated
 
 import numpy as np
-import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, app, console, use_threads
+from sparsegroup.cli.app import console
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.experiments.compare import Outcome, compare
-from sparsegroup.prox import Penalty
+from sparsegroup.names import PenaltyName
 from sparsegroup.training import Config
 
 
-@app.command("demo")
-def demo_command(
-    rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
-    l21: Annotated[float, typer.Option(help="λ21 of Group Adam.")] = 1e-3,
-    penalty: Annotated[Penalty, typer.Option(help="Shape of the group threshold.")] = "lasso",
-    lr: Annotated[float, typer.Option(help="Learning rate of all.")] = 1e-2,
-    seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
-    threads: Threads = THREADS,
-) -> None:
-    """Adam, Adam with magnitude pruning and Group Adam on a synthetic click log, side by side."""
-    use_threads(threads)
+def demo_run(rows: int, l21: float, penalty: PenaltyName, lr: float, seed: int) -> None:
+    """Compare three methods; the arguments are those of the command."""
     config = Config.of(lr=lr, l21=l21, penalty=penalty, seed=seed)
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = 0 if data.informative is None else len(np.intersect1d(data.informative, data.keys[: data.train_rows]))

@@ -1,38 +1,22 @@
-"""`sparsegroup train`."""
+"""What `sparsegroup train` does."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.checkpoint.chain import verified
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
-from sparsegroup.cli.options import (
-    AVAZU_HOUR,
-    CRITEO_NUMBERS,
-    DATASET,
-    EXCLUDE,
-    LABEL,
-    MAX_BAD,
-    ON_BAD_ROW,
-    SCHEMA,
-    log_option,
-)
+from sparsegroup.cli.app import UsageError, console
 from sparsegroup.cli.progress import reading_bar, training_bar
 from sparsegroup.data import MemoryLog, PreparedLog, RawLog, open_log, synthetic_log
-from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
-from sparsegroup.data.formats.recognition import DatasetName
-from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.synthetic.zipf_log import SyntheticConfig
-from sparsegroup.prox import Norm, Penalty
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
-from sparsegroup.training.click_model import ModelName
-from sparsegroup.training.config import SHORT, OptimizerName, read_config
+from sparsegroup.training.config import SHORT, read_config
 from sparsegroup.training.run_dir import (
     CONFIG,
     FINISHED,
@@ -51,159 +35,47 @@ _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.
 """What a run cannot change when it goes on."""
 
 
-@app.command("train")
-def train_command(
-    log: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[LOG|CONFIG.yaml]",
-            help="A folder that `prepare` has written, a raw log, or a YAML file of settings that names one. "
-            "Default: a synthetic log.",
-            show_default=False,
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any setting, such as optimizer.l21=1e-3 (repeatable).",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the run; default runs/<name of the log>.", show_default=False),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write into the folder even if it holds a run.")
-    ] = False,
-    continue_: Annotated[
-        Path | None,
-        typer.Option(
-            "--continue", metavar="RUN", help="Go on with a run on this log, the next day's, say.", show_default=False
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume", metavar="RUN", help="Go on with a run that was cut off, to the same result.", show_default=False
-        ),
-    ] = None,
-    test: Annotated[Path | None, log_option("A raw log of its own for the test set.")] = None,
-    dataset: Annotated[DatasetName | None, log_option(DATASET, "told from its first line")] = None,
-    schema: Annotated[Path | None, log_option(SCHEMA)] = None,
-    label: Annotated[str | None, log_option(LABEL, "label or click")] = None,
-    exclude: Annotated[list[str] | None, log_option(EXCLUDE)] = None,
-    test_fraction: Annotated[
-        float | None,
-        log_option(
-            "Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.", "0.1"
-        ),
-    ] = None,
-    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")] = None,
-    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")] = None,
-    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
-    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
-    rows: Annotated[int | None, log_option("Size of the synthetic log.", "200000")] = None,
-    model: Annotated[
-        ModelName | None, typer.Option(rich_help_panel="Model", help="Network over the embeddings.", show_default="dcn")
-    ] = None,
-    dim: Annotated[
-        int | None,
-        typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="mlp 16, opnn 10, dcn 8"),
-    ] = None,
-    optimizer: Annotated[
-        OptimizerName | None,
-        typer.Option(
-            rich_help_panel="Optimizer", help="Base optimizer; with all λ = 0 it is just that.", show_default="adam"
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="Learning rate.", show_default="as in torch.optim")
-    ] = None,
-    l1: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="λ1, of the embeddings.", show_default="0")
-    ] = None,
-    l21: Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel="Optimizer",
-            help="λ21, of the embeddings: raise it to keep fewer features.",
-            show_default="0.001",
-        ),
-    ] = None,
-    l2: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="λ2, of the embeddings.", show_default="0")
-    ] = None,
-    norm: Annotated[
-        Norm | None, typer.Option(rich_help_panel="Optimizer", help="Norm in the group threshold.", show_default="s")
-    ] = None,
-    penalty: Annotated[
-        Penalty | None,
-        typer.Option(rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso"),
-    ] = None,
-    mcp_gamma: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="γ of the penalty mcp.", show_default="3")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel="Training",
-            help="Of the initialization, the dropout and the synthetic log.",
-            show_default="0",
-        ),
-    ] = None,
-    checkpoint_minutes: Annotated[
-        float | None,
-        typer.Option(rich_help_panel="Checkpoints", help="Minutes between two; 0 for none by time.", show_default="10"),
-    ] = None,
-    checkpoint_steps: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel="Checkpoints", help="Batches between two; 0 for none by number.", show_default="0"
-        ),
-    ] = None,
-    keep_checkpoints: Annotated[
-        int | None, typer.Option(rich_help_panel="Checkpoints", help="How many are kept.", show_default="2")
-    ] = None,
-    threads: Threads = THREADS,
+def train_run(
+    log: Path | None,
+    options: Mapping[str, Any],
+    assignments: Sequence[str],
+    out: Path | None,
+    before: Path | None,
+    *,
+    overwrite: bool,
+    threads: int,
 ) -> None:
-    """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
+    """Train from the start, or with the weights of a run before.
 
-    Settings come from the YAML file, if one is given, then from the options, then from --set.
+    Args:
+        log: The log, or a YAML file of settings that names one; None is a synthetic log.
+        options: Those that were given, by their names in Python.
+        assignments: `key=value` each, which come last.
+        out: Folder for the run; by default one named after the log.
+        before: Folder of the run to go on with.
+        overwrite: Replace the run that `out` holds.
+        threads: That share the table's work.
+
+    Raises:
+        UsageError: Options that do not go together, or a folder that is taken.
     """
-    options = dict(locals())
-    use_threads(threads)
-    if resume is not None:
-        given = [name for name, value in options.items() if value is not None and value is not False]
-        if others := [name.strip("_").replace("_", "-") for name in given if name not in ("resume", "threads")]:
-            raise UsageError(
-                f"--resume takes everything from the run, and no {', '.join(others)}; to change settings, use "
-                "--continue when it is done"
-            )
-        _resume(resume, threads)
-        return
     values: dict[str, Any] = {
         SHORT[name]: str(value) if isinstance(value, Path) else value
         for name, value in options.items()
-        if name in SHORT and value is not None and name != "log"
+        if name in SHORT and name != "log"
     }
     is_config = log is not None and log.suffix in (".yaml", ".yml")
     if log is not None and not is_config:
         values["data.log"] = str(log)
-    values |= dict(map(assignment, set_ or ()))
-    if continue_ is None:
+    values |= dict(map(assignment, assignments))
+    if before is None:
         config = read_config(log if is_config else None, values, "the command line")
     elif is_config:
         raise UsageError("--continue takes its settings from the run; change them with --set, and give a log")
     else:
-        config = _going_on(config_of(continue_), values)
+        config = _going_on(config_of(before), values)
     folder = out or Path("runs") / _name(config)
-    if continue_ is not None and folder.resolve() == continue_.resolve():
+    if before is not None and folder.resolve() == before.resolve():
         raise UsageError(f"{folder} is the run to go on with; give another --out, or use --resume if it was cut off")
     taken = not is_free(folder)
     if taken and (folder / FINISHED).is_dir():
@@ -214,7 +86,7 @@ def train_command(
         whole = (folder / SUMMARY).is_file() or not (folder / CONFIG).is_file()
         hint = "" if whole else f", or `sparsegroup train --resume {folder}` to go on with the run that was cut off"
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
-    run = None if continue_ is None else load_run(continue_, config)
+    run = None if before is None else load_run(before, config)
     data = _open(config, threads)
     if taken:  # the old run stays until the new one is complete
         if (folder / UNFINISHED).is_dir():
@@ -225,7 +97,8 @@ def train_command(
     _train(session, folder)
 
 
-def _resume(folder: Path, threads: int) -> None:
+def resume_run(folder: Path, threads: int) -> None:
+    """Complete a run that was cut off."""
     place = _place_of(folder)
     if place.name != FINISHED and not _is_complete(place):
         config, _ = run_beginning(place)

@@ -1,82 +1,49 @@
-"""`sparsegroup prepare`."""
+"""What `sparsegroup prepare` does."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, UsageError, app, console
+from sparsegroup.cli.app import UsageError, console
 from sparsegroup.data import ClickLogError
-from sparsegroup.data.formats.log_format import AvazuHour, CriteoNumbers
-from sparsegroup.data.formats.recognition import DatasetName, choose_format
+from sparsegroup.data.formats.recognition import FormatOptions, choose_format
 from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import LogManifest
 from sparsegroup.data.public_counts import compare_with_published
-from sparsegroup.data.raw.chunk_reader import OnBadRow
 from sparsegroup.data.raw.text_file import uncompressed_size
+from sparsegroup.names import OnBadRow
 
 
-@app.command("prepare")
-def prepare_command(
-    log: Annotated[
-        Path, typer.Argument(help="Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow.")
-    ],
-    out: Annotated[Path, typer.Argument(help="Folder for the prepared log; one that was cut off is gone on with.")],
-    test: Annotated[Path | None, typer.Option(help="A log of its own for the test set.", show_default=False)] = None,
-    dataset: Annotated[
-        DatasetName, typer.Option(help="Format of the log; auto tells it from the first line.")
-    ] = "auto",
-    schema: Annotated[
-        Path | None, typer.Option(help="YAML file that says what the columns are.", show_default=False)
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(help="Label column, of a log with a header; default `label` or `click`.", show_default=False),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(help="A column that is no feature, of a log with a header (repeatable).", show_default=False),
-    ] = None,
-    test_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the rows, the last ones, for the test set, in [0, 1); of a log with a header and no column "
-            "`split`.",
-            show_default="0.1",
-        ),
-    ] = None,
-    criteo_numbers: Annotated[
-        CriteoNumbers, typer.Option(help="Criteo's integers: logarithms, or buckets that are embedded (39 fields).")
-    ] = "log",
-    avazu_hour: Annotated[AvazuHour, typer.Option(help="What becomes of Avazu's hour.")] = "hour",
-    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or leave it out and count it.")] = "error",
-    max_bad: Annotated[
-        str, typer.Option(help="Share of bad rows, like 0.1%, above which to stop all the same.")
-    ] = "0.1%",
-    vocabulary: Annotated[
-        bool, typer.Option("--vocabulary", help="Write vocabulary.parquet, too: key, field and value.")
-    ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="That parse and hash.")] = THREADS,
+def prepare_run(
+    log: Path,
+    out: Path,
+    test: Path | None,
+    options: FormatOptions,
+    *,
+    on_bad_row: OnBadRow,
+    max_bad: str,
+    vocabulary: bool,
+    threads: int,
 ) -> None:
-    """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.
+    """Prepare a log.
 
-    It takes bounded memory, and a run that was cut off is gone on with by the same command.
+    Args:
+        log: The log.
+        out: Folder for the prepared log.
+        test: A log of its own for the test set.
+        options: What tells the format.
+        on_bad_row: "error" stops at a bad row, "skip" leaves it out and counts it.
+        max_bad: Share of bad rows, like 0.1%, above which to stop all the same.
+        vocabulary: Write vocabulary.parquet, too.
+        threads: That parse and hash.
+
+    Raises:
+        UsageError: Options that do not go together.
     """
     try:
-        wanted = choose_format(
-            log,
-            test,
-            dataset=dataset,
-            schema=schema,
-            label=label,
-            exclude=exclude or (),
-            test_fraction=test_fraction,
-            criteo_numbers=criteo_numbers,
-            avazu_hour=avazu_hour,
-        )
+        wanted = choose_format(log, test, **options)
     except ClickLogError:
         raise
     except ValueError as error:  # options that do not go together

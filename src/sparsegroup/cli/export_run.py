@@ -1,16 +1,16 @@
-"""`sparsegroup export` and `sparsegroup apply`."""
+"""What `sparsegroup export` and `sparsegroup apply` do."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from math import isnan
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, console, use_threads
+from sparsegroup.cli.app import UsageError, console
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.export_folder import check_free
@@ -18,82 +18,52 @@ from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest, TestRe
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import export
 from sparsegroup.serving.onnx import INSTALL, has_onnx
-from sparsegroup.serving.quantize import Dtype
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
 
-Onnx = Annotated[
-    bool | None,
-    typer.Option(
-        "--onnx/--no-onnx", help="Write model.onnx.", show_default="if the extra sparsegroup[onnx] is installed"
-    ),
-]
-Program = Annotated[bool, typer.Option("--program", help="Write model.pt2, a program of torch.export.")]
-TestLog = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="LOG",
-        help="A test set for AUC and log loss before and after: a raw log or a prepared folder. All rows of it are "
-        "taken; of the run's own log and of a prepared one, the test rows.",
-        show_default=False,
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the export that OUT holds.")]
 
-
-@app.command("export")
-def export_command(
-    model: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained model.", show_default=False)],
-    out: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Format of the vectors.", show_default="float32, or that of --since")
-    ] = None,
-    onnx: Onnx = None,
-    program: Program = False,
-    since: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="EXPORT",
-            help="Write a delta: what has changed since this export or delta.",
-            show_default=False,
-        ),
-    ] = None,
-    test: TestLog = None,
-    overwrite: Overwrite = False,
-    threads: Threads = THREADS,
+def export_run(
+    model: Path,
+    out: Path,
+    dtype: Dtype,
+    onnx: bool | None,
+    test: Path | None,
+    *,
+    program: bool,
+    overwrite: bool,
+    threads: int,
 ) -> None:
-    """Write the live rows of a trained model and its network, for servers."""
-    use_threads(threads)
-    if since is not None and (onnx or program):
-        raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
+    """Write an export; the arguments are those of the command."""
     check_free(out, overwrite)
     opened = open_trained(model)
     rows = None if test is None else _open_test(test, opened.config, threads)
-    if since is not None:
-        manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
-    else:
-        wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
-        manifest = export(opened, out, dtype or "float32", wanted, overwrite=overwrite)
+    wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
+    console.print(_outcome(export(opened, out, dtype, wanted, overwrite=overwrite), out), highlight=False)
+
+
+def delta_run(
+    model: Path, out: Path, since: Path, dtype: Dtype | None, test: Path | None, *, overwrite: bool, threads: int
+) -> None:
+    """Write what has changed since an export; the arguments are those of the command."""
+    check_free(out, overwrite)
+    opened = open_trained(model)
+    rows = None if test is None else _open_test(test, opened.config, threads)
+    manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
     console.print(_outcome(manifest, out), highlight=False)
 
 
-@app.command("apply")
-def apply_command(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="BASE DELTA... OUT", help="An export, deltas in order, and the folder to write."),
-    ],
-    onnx: Onnx = None,
-    program: Program = False,
-    test: TestLog = None,
-    overwrite: Overwrite = False,
-    threads: Threads = THREADS,
+def apply_run(
+    base: Path,
+    deltas: Sequence[Path],
+    out: Path,
+    onnx: bool | None,
+    test: Path | None,
+    *,
+    program: bool,
+    overwrite: bool,
+    threads: int,
 ) -> None:
-    """Write the export that deltas lead to."""
-    if len(folders) < 3:
-        raise UsageError("apply wants an export, one or more deltas, and the folder to write: BASE DELTA... OUT")
-    use_threads(threads)
-    base, *deltas, out = folders
+    """Write the export that deltas lead to; the arguments are those of the command."""
     check_free(out, overwrite)
     rows = None if test is None else _open_test(test, read_manifest(base).columns_and_config()[1], threads)
     wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)

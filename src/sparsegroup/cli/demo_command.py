@@ -1,0 +1,24 @@
+"""`sparsegroup demo`: its options."""
+
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.names import PenaltyName
+
+
+@app.command("demo")
+def demo_command(
+    rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
+    l21: Annotated[float, typer.Option(help="λ21 of Group Adam.")] = 1e-3,
+    penalty: Annotated[PenaltyName, typer.Option(help="Shape of the group threshold.")] = "lasso",
+    lr: Annotated[float, typer.Option(help="Learning rate of all.")] = 1e-2,
+    seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
+    threads: Threads = THREADS,
+) -> None:
+    """Adam, Adam with magnitude pruning and Group Adam on a synthetic click log, side by side."""
+    from sparsegroup.cli.demo_run import demo_run
+
+    use_threads(threads)
+    demo_run(rows, l21, penalty, lr, seed)

@@ -1,0 +1,25 @@
+"""`sparsegroup inspect`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import app
+
+
+@app.command("inspect")
+def inspect_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
+    ],
+    top: Annotated[int, typer.Option(min=0, help="Features of the largest norm to list.")] = 10,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the same and its charts, too.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+) -> None:
+    """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
+    from sparsegroup.cli.inspect_run import inspect_run
+
+    inspect_run(model, top, html, as_json=as_json)

@@ -1,0 +1,53 @@
+"""`sparsegroup predict`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.options import (
+    AVAZU_HOUR,
+    CRITEO_NUMBERS,
+    DATASET,
+    EXCLUDE,
+    LABEL,
+    MAX_BAD,
+    ON_BAD_ROW,
+    SCHEMA,
+    log_option,
+)
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+
+_MODELS = "the model's"
+
+
+@app.command("predict")
+def predict_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
+    ],
+    log: Annotated[Path, typer.Argument(help="A raw log, or a folder that `prepare` has written.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
+    ] = None,
+    dataset: Annotated[DatasetName | None, log_option(DATASET, _MODELS)] = None,
+    schema: Annotated[Path | None, log_option(SCHEMA, _MODELS)] = None,
+    label: Annotated[str | None, log_option(LABEL, _MODELS)] = None,
+    exclude: Annotated[list[str] | None, log_option(EXCLUDE, _MODELS)] = None,
+    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, _MODELS)] = None,
+    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, _MODELS)] = None,
+    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
+    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
+    threads: Threads = THREADS,
+) -> None:
+    """Score all rows of a log: row (its place in the log, from 0), probability and label.
+
+    The log is read as the one that the model was trained on, unless options say otherwise.
+    """
+    options = {name: value for name, value in locals().items() if value is not None}
+    from sparsegroup.cli.predict_run import predict_run
+
+    use_threads(threads)
+    predict_run(model, log, out, options, threads)

@@ -1,0 +1,27 @@
+"""`sparsegroup synthesize`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import app
+from sparsegroup.names import ShapeName
+
+
+@app.command("synthesize")
+def synthesize_command(
+    dataset: Annotated[ShapeName, typer.Argument(help="Whose shape the log has.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the log, as `prepare` writes it.")],
+    rows: Annotated[
+        int | None, typer.Option(help="Rows; default: as many as the real log.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+) -> None:
+    """Make up a click log with the fields, the skew and the late features of a public one, of any size up to its own.
+
+    Its informative features are known: `sparsegroup.data.synthetic.truth.effects` gives their effects.
+    """
+    from sparsegroup.cli.synthesize_run import synthesize_run
+
+    synthesize_run(dataset, out, rows, seed)

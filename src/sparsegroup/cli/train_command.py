@@ -1,0 +1,170 @@
+"""`sparsegroup train`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.cli.options import (
+    AVAZU_HOUR,
+    CRITEO_NUMBERS,
+    DATASET,
+    EXCLUDE,
+    LABEL,
+    MAX_BAD,
+    ON_BAD_ROW,
+    SCHEMA,
+    log_option,
+)
+from sparsegroup.names import (
+    AvazuHour,
+    CriteoNumbers,
+    DatasetName,
+    ModelName,
+    NormName,
+    OnBadRow,
+    OptimizerName,
+    PenaltyName,
+)
+
+
+@app.command("train")
+def train_command(
+    log: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[LOG|CONFIG.yaml]",
+            help="A folder that `prepare` has written, a raw log, or a YAML file of settings that names one. "
+            "Default: a synthetic log.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting, such as optimizer.l21=1e-3 (repeatable).",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the run; default runs/<name of the log>.", show_default=False),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write into the folder even if it holds a run.")
+    ] = False,
+    continue_: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue", metavar="RUN", help="Go on with a run on this log, the next day's, say.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with a run that was cut off, to the same result.", show_default=False
+        ),
+    ] = None,
+    test: Annotated[Path | None, log_option("A raw log of its own for the test set.")] = None,
+    dataset: Annotated[DatasetName | None, log_option(DATASET, "told from its first line")] = None,
+    schema: Annotated[Path | None, log_option(SCHEMA)] = None,
+    label: Annotated[str | None, log_option(LABEL, "label or click")] = None,
+    exclude: Annotated[list[str] | None, log_option(EXCLUDE)] = None,
+    test_fraction: Annotated[
+        float | None,
+        log_option(
+            "Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.", "0.1"
+        ),
+    ] = None,
+    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")] = None,
+    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")] = None,
+    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
+    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
+    rows: Annotated[int | None, log_option("Size of the synthetic log.", "200000")] = None,
+    model: Annotated[
+        ModelName | None, typer.Option(rich_help_panel="Model", help="Network over the embeddings.", show_default="dcn")
+    ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="mlp 16, opnn 10, dcn 8"),
+    ] = None,
+    optimizer: Annotated[
+        OptimizerName | None,
+        typer.Option(
+            rich_help_panel="Optimizer", help="Base optimizer; with all λ = 0 it is just that.", show_default="adam"
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="Learning rate.", show_default="as in torch.optim")
+    ] = None,
+    l1: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="λ1, of the embeddings.", show_default="0")
+    ] = None,
+    l21: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel="Optimizer",
+            help="λ21, of the embeddings: raise it to keep fewer features.",
+            show_default="0.001",
+        ),
+    ] = None,
+    l2: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="λ2, of the embeddings.", show_default="0")
+    ] = None,
+    norm: Annotated[
+        NormName | None,
+        typer.Option(rich_help_panel="Optimizer", help="Norm in the group threshold.", show_default="s"),
+    ] = None,
+    penalty: Annotated[
+        PenaltyName | None,
+        typer.Option(rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso"),
+    ] = None,
+    mcp_gamma: Annotated[
+        float | None, typer.Option(rich_help_panel="Optimizer", help="γ of the penalty mcp.", show_default="3")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel="Training",
+            help="Of the initialization, the dropout and the synthetic log.",
+            show_default="0",
+        ),
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float | None,
+        typer.Option(rich_help_panel="Checkpoints", help="Minutes between two; 0 for none by time.", show_default="10"),
+    ] = None,
+    checkpoint_steps: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel="Checkpoints", help="Batches between two; 0 for none by number.", show_default="0"
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        int | None, typer.Option(rich_help_panel="Checkpoints", help="How many are kept.", show_default="2")
+    ] = None,
+    threads: Threads = THREADS,
+) -> None:
+    """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
+
+    Settings come from the YAML file, if one is given, then from the options, then from --set.
+    """
+    options = {name: value for name, value in locals().items() if value is not None and value is not False}
+    from sparsegroup.cli.train_run import resume_run, train_run
+
+    use_threads(threads)
+    if resume is None:
+        train_run(log, options, set_ or [], out, continue_, overwrite=overwrite, threads=threads)
+        return
+    if others := [name.strip("_").replace("_", "-") for name in options if name not in ("resume", "threads")]:
+        raise UsageError(
+            f"--resume takes everything from the run, and no {', '.join(others)}; to change settings, use "
+            "--continue when it is done"
+        )
+    resume_run(resume, threads)

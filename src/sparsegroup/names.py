@@ -1,0 +1,14 @@
+"""Names that people choose by, in settings and on the command line; nothing that takes time to import."""
+
+from typing import Literal
+
+NormName = Literal["s", "s_tilde", "metric"]
+PenaltyName = Literal["lasso", "mcp", "hard"]
+OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
+ModelName = Literal["mlp", "opnn", "dcn"]
+DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
+ShapeName = Literal["avazu", "criteo", "ipinyou"]
+CriteoNumbers = Literal["log", "buckets"]
+AvazuHour = Literal["hour", "weekday-hour", "raw"]
+OnBadRow = Literal["error", "skip"]
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]
