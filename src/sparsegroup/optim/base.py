@@ -11,10 +11,13 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.cpu import finite
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.gpu.gpu_backend import WEIGHT_DTYPES
+from sparsegroup.kernels.slot import compute_dtype
+from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.optim.arguments import DEFAULTS, Options, check_device, check_hyperparameters, known_options
 from sparsegroup.optim.execution import Execution
-from sparsegroup.optim.group_step import Update, check_rows
-from sparsegroup.optim.places import compute_dtype, is_for_device
+from sparsegroup.optim.group_step import GroupStep, Update
 from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.rules import Rule
@@ -212,8 +215,9 @@ class GroupOptimizer(Optimizer):
         by_group: dict[int, list[Update]] = {}
         for update in _guarded(self._plan()):
             by_group.setdefault(id(update.group), []).append(update)
-        for updates in by_group.values():
-            self._execution.carry_out(updates[0].group, updates, self.state)
+        for number, group in enumerate(self.param_groups):
+            if updates := by_group.get(id(group)):
+                self._execution.carry_out(GroupStep(self.rule, group, number), updates, self.state)
         return loss
 
     def _check_capture(self) -> None:
@@ -281,8 +285,8 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
         return _read_stored(parameter, gradient, group, where)
     second_order, gradient = gradient.requires_grad, gradient.detach()
     dtype = compute_dtype(parameter.dtype)
-    rows, repeats = None, False
-    for_device = is_for_device(parameter, group)
+    rows, repeats, unchecked = None, False, False
+    for_device = _is_for_device(parameter, group)
     if gradient.layout == torch.sparse_coo:
         if not is_rows(group["groups"]):
             raise ValueError(f"sparse gradients need groups='rows', got {group['groups']!r} ({where})")
@@ -293,7 +297,7 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
                 f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({where}); use l2"
             )
         if for_device and not second_order:  # the kernel adds up and checks: nothing is waited for
-            repeats = not gradient.is_coalesced()
+            repeats, unchecked = not gradient.is_coalesced(), True
             rows, gradient = gradient._indices()[0], gradient._values()
         else:
             check_rows(gradient._indices()[0], parameter.shape[0], where)
@@ -307,7 +311,13 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
         gradient = -gradient
     if group.get("weight_decay"):
         gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
-    return Update(parameter, group, rows, gradient, repeats=repeats)
+    return Update(parameter, group, rows, gradient, repeats=repeats, unchecked=unchecked)
+
+
+def _is_for_device(parameter: Tensor, group: ParamGroup) -> bool:
+    """Whether a kernel on a device may read the gradient as it comes, so that nobody waits for the device."""
+    wants_kernels = not group["foreach"] and group["fused"] is not False
+    return wants_kernels and parameter.dtype in WEIGHT_DTYPES and runtime.serves(parameter.device)
 
 
 def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup, where: str) -> Update:

@@ -1,16 +1,17 @@
 """One step of one param group: what it asks of the kernels, whichever they are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.numbers import Numbers, as_stored
+from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.rounding import step_seed
 from sparsegroup.kernels.settings import Regularizer, Settings
-from sparsegroup.optim.places import State, compute_dtype, execution_of
+from sparsegroup.kernels.slot import Execution, compute_dtype
+from sparsegroup.optim.places import State
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
@@ -27,7 +28,7 @@ class Update:
         rows: `[n]` int64, the rows of a sparse gradient, or None for a dense one.
         gradient: Shaped as the parameter or as its `rows`; in the compute dtype, for kernels on a device as it came.
         hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
-        repeats: Whether `rows` may have a row several times, whose gradients are to be added up.
+        repeats, unchecked: See `TensorStep`.
     """
 
     parameter: Tensor
@@ -36,34 +37,7 @@ class Update:
     gradient: Tensor
     hessian: Tensor | None = None
     repeats: bool = False
-
-    def is_contiguous(self) -> bool:
-        """Whether the gradients are."""
-        return self.gradient.is_contiguous() and (self.hessian is None or self.hessian.is_contiguous())
-
-    def contiguous(self) -> "Update":
-        """The same with gradients that are contiguous."""
-        if self.is_contiguous():
-            return self
-        hessian = None if self.hessian is None else self.hessian.contiguous()
-        return replace(self, gradient=self.gradient.contiguous(), hessian=hessian)
-
-    def summed(self) -> "Update":
-        """The same with each row once."""
-        if not self.repeats or self.rows is None:
-            return self
-        size = (self.parameter.shape[0], *self.gradient.shape[1:])
-        gradient = self.gradient.to(compute_dtype(self.parameter.dtype))
-        total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
-        return replace(self, rows=total.indices()[0], gradient=total.values(), repeats=False)
-
-
-def check_rows(rows: Tensor, count: int, where: str) -> None:
-    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write where they are told."""
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
-        raise IndexError(
-            f"a sparse gradient has rows {int(rows.min())} to {int(rows.max())}, the parameter has {count} ({where})"
-        )
+    unchecked: bool = False
 
 
 class GroupStep:
@@ -72,17 +46,18 @@ class GroupStep:
     Args:
         rule: The base optimizer.
         group: The param group.
+        number: Its number.
     """
 
-    def __init__(self, rule: Rule, group: Mapping[str, Any]) -> None:
+    def __init__(self, rule: Rule, group: Mapping[str, Any], number: int = 0) -> None:
         self.rule = rule
         self.group = group
-        self.execution = execution_of(group)
-        self.capturable = bool(group["capturable"])
+        self.number = number
+        self.execution = Execution(group["groups"], group["foreach"], group["fused"], bool(group["capturable"]))
         self.regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
         self.initial = rule.initial_state(group)
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None
-        lr = 1.0 if self.capturable else float(group["lr"])
+        lr = 1.0 if self.execution.capturable else float(group["lr"])
         frozen = lr < VANISHING_LR
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
         self._rate = 1.0 if frozen else lr
@@ -99,10 +74,10 @@ class GroupStep:
             known = self._numbers[t] = Numbers(scalars, start, step_seed(int(t)))
         return known
 
-    def prepare(self, parameter: Tensor, state: State) -> tuple[str, ...]:
-        """Add to `state` what it lacks; gives the names of its parts."""
+    def prepare(self, parameter: Tensor, state: State) -> None:
+        """Add to `state` what it lacks."""
         dtype = self.group["state_dtype"] or compute_dtype(parameter.dtype)
-        device = parameter.device if self.capturable else torch.device("cpu")
+        device = parameter.device if self.execution.capturable else torch.device("cpu")
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for name, value in self.initial.items():
@@ -112,11 +87,6 @@ class GroupStep:
         # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
         if "u" not in state and (self.wants_u or parameter.dtype != compute_dtype(parameter.dtype)):
             state["u"] = torch.zeros_like(parameter, dtype=dtype)
-        return (*(("u",) if "u" in state else ()), *self.rule.state)
-
-    def initial_as(self, state: State) -> list[float]:
-        """What the states are before the first gradient, rounded as they are stored."""
-        return [as_stored(value, state[name].dtype) for name, value in self.initial.items()]
 
 
 def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Numbers]:

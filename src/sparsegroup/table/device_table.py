@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import launch_rows
+from sparsegroup.kernels.gpu.gpu_backend import is_ready
 from sparsegroup.kernels.gpu.transfer import Transfer
 from sparsegroup.kernels.gpu.watch import Watch
 from sparsegroup.kernels.numbers import Numbers, as_stored
 from sparsegroup.kernels.settings import Settings
 from sparsegroup.kernels.views import array_of
-from sparsegroup.optim.on_device import is_ready
 from sparsegroup.optim.stored import Claim
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch

@@ -1,0 +1,94 @@
+"""Parameters on a GPU, by Triton's kernels. This module needs no Triton; what it calls does."""
+
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.gpu.watch import Watch
+from sparsegroup.kernels.slot import Slot
+from sparsegroup.kernels.step_request import StepRequest, TensorStep
+from sparsegroup.rules import Rule
+
+if TYPE_CHECKING:
+    from sparsegroup.kernels.gpu.tensor_launch import LaunchMemory
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_STATE_DTYPES = {torch.float32, torch.bfloat16}
+
+
+@cache
+def is_ready(rule: Rule) -> bool:
+    """Whether a rule can be bound for Triton; False, with a warning, for one that cannot."""
+    from sparsegroup.kernels.gpu import binding
+
+    try:
+        binding.step_kernels(rule, True, "s", "lasso")
+    except (OSError, SyntaxError, ValueError) as error:
+        warnings.warn(
+            f"the rule {rule.name!r} cannot be compiled for the GPU, its steps will be slow: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+class GpuBackend:
+    """The step in Triton: contiguous parameters on a GPU, many of them in one launch, without waiting for the device.
+
+    Args:
+        rule: The base optimizer.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._memory: LaunchMemory | None = None
+        self._watches: dict[torch.device, Watch] = {}
+
+    def takes(self, slot: Slot, sparse: bool) -> bool:
+        """float32, bfloat16 and float16 parameters, if Triton can compile the rule; rows as wide as a tile at most."""
+        return (
+            slot.fits
+            and slot.execution.wants_kernels
+            and slot.x.dtype in WEIGHT_DTYPES
+            and len(slot.state_dtypes) <= 1
+            and slot.state_dtypes <= _STATE_DTYPES
+            and runtime.serves(slot.x.device)
+            and (not sparse or slot.width <= runtime.WIDEST_ROW)
+            and is_ready(self.rule)
+        )
+
+    def check(self) -> None:
+        """See `Backend.check`."""
+        for watch in self._watches.values():
+            counts = watch.arrived()
+            if counts is not None and counts[1]:
+                watch.clear(1)
+                raise IndexError(
+                    f"a sparse gradient of a step before had {counts[1]} rows that its parameter has not, {counts[2]} "
+                    "for one; they were left out"
+                )
+
+    def step(self, request: StepRequest) -> None:
+        """See `Backend.step`. Rows that the parameter has not are left out, and reported by a later `check`."""
+        from sparsegroup.kernels.gpu.tensor_launch import LaunchMemory, step_rows, step_tensors
+
+        if self._memory is None:
+            self._memory = LaunchMemory()
+        tensors: list[TensorStep] = []
+        for tensor in request.tensors:
+            if tensor.rows is None:
+                tensors.append(tensor.contiguous())
+            elif len(tensor.rows):
+                watch = self._watch(tensor.rows.device)
+                step_rows(self.rule, tensor.contiguous(), watch.counters, request.settings)
+                watch.send()
+        step_tensors(self.rule, request.group, tensors, request.settings, self._memory)
+
+    def _watch(self, device: torch.device) -> Watch:
+        if device not in self._watches:
+            self._watches[device] = Watch(device)
+        return self._watches[device]
