@@ -23,34 +23,34 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs  ## The documentation, into site/
 	$(RUN)/mkdocs build --strict
 
-PAPER = $(RUN)/sparsegroup paper
+PAPER = $(RUN)/sparsegroup-paper
 RUNS ?= runs/paper
 RESULTS ?= docs/results
 
 paper-small: $(VENV)/.installed  ## All experiments on the small logs in DATA=folder, and one whose truth is known; hours
-	$(PAPER) all --scale small --out $(RUNS)/avazu_sample --report $(RESULTS)/avazu_sample \
+	$(PAPER) run all --scale small --out $(RUNS)/avazu_sample --report $(RESULTS)/avazu_sample \
 	  --dataset avazu --data $(DATA)/avazu_sample.csv.xz
-	$(PAPER) all --scale small --out $(RUNS)/criteo_sample --report $(RESULTS)/criteo_sample \
+	$(PAPER) run all --scale small --out $(RUNS)/criteo_sample --report $(RESULTS)/criteo_sample \
 	  --dataset criteo --data $(DATA)/criteo_sample.txt.xz
-	$(PAPER) all --scale small --out $(RUNS)/ipinyou_sample --report $(RESULTS)/ipinyou_sample \
+	$(PAPER) run all --scale small --out $(RUNS)/ipinyou_sample --report $(RESULTS)/ipinyou_sample \
 	  --dataset ipinyou --data $(DATA)/ipinyou_sample.train.libsvm.xz --test $(DATA)/ipinyou_sample.test.libsvm.xz
-	$(PAPER) all --scale small --out $(RUNS)/nycflights13 --report $(RESULTS)/nycflights13 \
+	$(PAPER) run all --scale small --out $(RUNS)/nycflights13 --report $(RESULTS)/nycflights13 \
 	  --dataset nycflights --data $(DATA)/nycflights13.csv.xz
-	$(PAPER) all --scale small --out $(RUNS)/globo_clicks --report $(RESULTS)/globo_clicks \
+	$(PAPER) run all --scale small --out $(RUNS)/globo_clicks --report $(RESULTS)/globo_clicks \
 	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
-	$(PAPER) sparsity-vs-auc fine-tune --out $(RUNS)/globo_clicks-whole --report $(RESULTS)/globo_clicks-whole \
+	$(PAPER) run sparsity-vs-auc fine-tune --out $(RUNS)/globo_clicks-whole --report $(RESULTS)/globo_clicks-whole \
 	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
-	$(PAPER) all --scale small --out $(RUNS)/synthetic --report $(RESULTS)/synthetic --dataset synthetic
-	$(PAPER) regret --out $(RUNS)/regret --report $(RESULTS)/regret
-	$(PAPER)-overview $(RESULTS)
+	$(PAPER) run all --scale small --out $(RUNS)/synthetic --report $(RESULTS)/synthetic --dataset synthetic
+	$(PAPER) run regret --out $(RUNS)/regret --report $(RESULTS)/regret
+	$(PAPER) overview $(RESULTS)
 
 CRITEO = $(RUNS)/synthetic-criteo
 
 paper-criteo: $(VENV)/.installed  ## Tables 2 to 4 and 8, one seed, on a synthetic log of 10M training rows; two hours
 	test -f $(CRITEO)/log/log.json || $(RUN)/sparsegroup synthesize criteo $(CRITEO)/log --rows 11666667
-	$(PAPER) sparsity-vs-auc fine-tune best-auc embedding-dim --runs 1 --recipe paper \
+	$(PAPER) run sparsity-vs-auc fine-tune best-auc embedding-dim --runs 1 --recipe paper \
 	  --out $(CRITEO) --report $(RESULTS)/synthetic-criteo --dataset criteo --data $(CRITEO)/log
-	$(PAPER)-overview $(RESULTS)
+	$(PAPER) overview $(RESULTS)
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -59,8 +59,8 @@ $(RUN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, PYTHON=$(PYTHON) is " + sys.version)'
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(VENV); }
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(RUN)/python
-	$(INSTALL) --editable .
+$(VENV)/.installed: pyproject.toml paper/pyproject.toml constraints.txt | $(RUN)/python
+	$(INSTALL) --editable . --editable paper
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

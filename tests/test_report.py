@@ -2,13 +2,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from html_page import Page
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size
 from sparsegroup.reporting.plots import plot_progress
 from sparsegroup.reporting.run_page import render_report
@@ -17,7 +17,6 @@ from sparsegroup.table import FieldCount
 from sparsegroup.training.metrics import Metrics
 
 NAN = math.nan
-VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
 CONFIG: dict[str, Any] = {
     "data": {"log": "criteo-week", "batch_size": 4096, "on_bad_row": "skip", "exclude": ["id", "ip"], "label": None},
     "model": {"name": "dcn", "dim": 8, "cross_layers": 3, "mlp": [400, 400, 400]},
@@ -97,43 +96,6 @@ def sample_summary(history: list[HistoryPoint], fields: int = 26) -> Summary:
         continued_from="runs/criteo-monday",
         bad_rows={"label is neither 0 nor 1": 12_345, "too few columns": 7},
     )
-
-
-class Page(HTMLParser):
-    """A page's text, ids and attributes; fails where an element is closed that is not the open one."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.words: list[str] = []
-        self.rows: list[list[str]] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attributes)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attributes
-        if tag == "tr":
-            self.rows.append([])
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "style":
-            return
-        self.words.append(data)
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1].append(data)
 
 
 def render(history: list[HistoryPoint], summary: Summary, config: Mapping[str, Any] = CONFIG) -> Page:

@@ -8,9 +8,9 @@ from rich.table import Table
 from sparsegroup.cli.app import console
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.experiments.compare import Outcome, compare
 from sparsegroup.names import PenaltyName
 from sparsegroup.training import Config
+from sparsegroup.training.comparison import MethodScore, compare
 
 
 def demo_run(rows: int, l21: float, penalty: PenaltyName, lr: float, seed: int) -> None:
@@ -27,17 +27,17 @@ def demo_run(rows: int, l21: float, penalty: PenaltyName, lr: float, seed: int) 
     console.print(_comparison(compare(data, config, partial(training_bar, data.train_rows))))
 
 
-def _comparison(outcomes: list[Outcome]) -> Table:
+def _comparison(scores: list[MethodScore]) -> Table:
     table = Table(caption="table: 8-byte key and float32 vector of each feature that is not exactly zero")
     for column in ("", "test AUC", "log loss", "feature rate", "table", "informative"):
         table.add_column(column, justify="left" if not column else "right")
-    for outcome in outcomes:
+    for method in scores:
         table.add_row(
-            outcome.name,
-            f"{outcome.test.auc:.4f}",
-            f"{outcome.test.log_loss:.4f}",
-            f"{outcome.feature_rate:.2%}",
-            f"{outcome.table_bytes / 1e6:.2f} MB",
-            "" if outcome.informative is None else f"{outcome.informative:.0%}",
+            method.name,
+            f"{method.test.auc:.4f}",
+            f"{method.test.log_loss:.4f}",
+            f"{method.feature_rate:.2%}",
+            f"{method.table_bytes / 1e6:.2f} MB",
+            "" if method.informative is None else f"{method.informative:.0%}",
         )
     return table

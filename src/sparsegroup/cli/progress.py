@@ -10,8 +10,8 @@ from rich.progress import Progress as ProgressBar
 
 from sparsegroup.cli.app import console
 from sparsegroup.data.raw.text_file import uncompressed_size
-from sparsegroup.experiments.compare import Reporter
 from sparsegroup.training import HistoryPoint
+from sparsegroup.training.comparison import Reporter
 
 
 @contextmanager

@@ -1,0 +1,155 @@
+"""Choices of learning rates and λ: made on the last tenth of the training rows, or taken from the paper."""
+
+from collections.abc import Sequence
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from sparsegroup.prox import Norm
+from sparsegroup.training import Config
+from sparsegroup_paper.lab import Lab, Sample
+from sparsegroup_paper.published import Base, Network, published
+from sparsegroup_paper.runs import Method, Plain
+
+NO_PENALTY: dict[str, Any] = {"l1": 0.0, "l21": 0.0, "l2": 0.0}
+
+TRIAL_SEEDS = 2
+"""Of each trial, but those of the learning rates at λ = 0, which take all."""
+
+TRIALS = 5
+"""Values that are tried in a choice."""
+
+HIGHEST_RATE, LOWEST_RATE = 0.9, 0.005
+"""Feature rates that a grid of λ21 goes from and to."""
+
+TOLERANCE = 0.001
+"""AUC that is given away for a sparser model."""
+
+FINER = (0.2, 0.5, 0.7, 2.0, 5.0)
+"""Learning rates tried beside the best one, by it."""
+
+
+def network_of(config: Config) -> Network:
+    """Whose of the paper's networks it is."""
+    return config.model.name
+
+
+def learning_rate_trials(lab: Lab, config: Config) -> list[tuple[float, Sample]]:
+    """Each learning rate of the paper's grid with its validation AUCs, at λ = 0."""
+    rates = published().setup.learning_rate_grid
+    configs = [config.replace(**NO_PENALTY, lr=rate) for rate in rates]
+    name = f"learning rate of {config.optimizer.name}, {config.model.name}"
+    samples = lab.samples([(one, Plain()) for one in configs], validate=True, name=name)
+    return list(zip(rates, samples, strict=True))
+
+
+def best(trials: Sequence[tuple[float, Sample]]) -> float:
+    """The value with the best mean AUC; one that diverged is not."""
+    return max(trials, key=lambda trial: np.nan_to_num(trial[1].auc, nan=-1.0))[0]
+
+
+def tuned(lab: Lab, config: Config) -> Config:
+    """The config with the learning rate of its network and base optimizer: the published one, or the best at λ = 0."""
+    name = config.optimizer.name
+    if lab.recipe == "paper" and name in get_args(Base):
+        return config.replace(lr=published().learning_rates[network_of(config)][cast(Base, name)])
+    return config.replace(lr=best(learning_rate_trials(lab, config)))
+
+
+def choose(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> int:
+    """The number of the trial with the best mean validation AUC, over the first seeds."""
+    samples = lab.samples(trials, validate=True, name=name, seeds=lab.seeds[:TRIAL_SEEDS])
+    return int(np.argmax([np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]))
+
+
+def tuned_finer(lab: Lab, config: Config) -> Config:
+    """A config whose learning rate is also tried between its neighbours, as often as λ21 is where there is one."""
+    assert config.optimizer.lr is not None
+    rates = [config.optimizer.lr, *(float(f"{factor * config.optimizer.lr:.3g}") for factor in FINER)]
+    number = choose(
+        lab, [(config.replace(lr=rate), Plain()) for rate in rates], f"finer learning rate of {_name(config)}"
+    )
+    return config.replace(lr=rates[number])
+
+
+def grid(lab: Lab, config: Config, strength: str = "l21") -> tuple[float, ...]:
+    """Values of λ that lead to feature rates from .9 to .005: the paper's, and further ones, 1 and 5 of each decade.
+
+    They are found with the first seed by the feature rate on the training rows, which says nothing of the test rows.
+    The recipe "paper" has no further ones.
+
+    Args:
+        lab: Where it is run.
+        config: Without that λ.
+        strength: Which one, "l21" or "l1".
+    """
+    points = published().sparsity[network_of(config)]
+    found: dict[float, float] = {}
+
+    def try_out(values: Sequence[float]) -> None:
+        wanted = [(config.replace(**{strength: value}), Plain()) for value in values]
+        name = f"grid of {strength} for {_name(config)}"
+        for value, sample in zip(values, lab.samples(wanted, name=name, seeds=lab.seeds[:1]), strict=True):
+            found[value] = sample.rate
+
+    try_out([point.l21 for point in points])
+    if lab.recipe == "paper":
+        return tuple(found)
+    while found[min(found)] < HIGHEST_RATE and min(found) > 1e-8:
+        try_out(_beyond(min(found), -1, lab.workers))
+    while found[max(found)] > LOWEST_RATE and max(found) < 1e3:
+        try_out(_beyond(max(found), 1, lab.workers))
+    # What was tried beyond the ends because there was a process for it is left out.
+    above = [value for value, rate in found.items() if rate >= HIGHEST_RATE]
+    below = [value for value, rate in found.items() if rate <= LOWEST_RATE]
+    first, last = max(above, default=min(found)), min(below, default=max(found))
+    keep = {point.l21 for point in points}
+    return tuple(value for value in sorted(found) if first <= value <= last or value in keep)
+
+
+def _beyond(value: float, direction: int, count: int) -> list[float]:
+    """The next values up or down among 1 and 5 of each decade."""
+    result = []
+    for _ in range(count):
+        is_one = abs(np.log10(value) % 1 - 0.5) > 0.3
+        factor = (5.0 if is_one else 2.0) if direction > 0 else (0.5 if is_one else 0.2)
+        value = float(f"{value * factor:.0e}")
+        result.append(value)
+    return result
+
+
+def mid_strength(lab: Lab, config: Config, values: Sequence[float], strength: str = "l21") -> float:
+    """The value of a grid that leads nearest to a feature rate of .1."""
+    return min(
+        zip(values, _rates(lab, config, values, strength), strict=True), key=lambda one: abs(np.log(one[1] / 0.1))
+    )[0]
+
+
+def choose_l21(lab: Lab, config: Config) -> float:
+    """The λ21 that leads to the fewest features at no more than .001 less validation AUC than the best one.
+
+    As many values as there are trials of a learning rate, spread over the grid's feature rates.
+    """
+    values = grid(lab, config)
+    rates = np.log(_rates(lab, config, values))
+    targets = np.linspace(np.log(HIGHEST_RATE), np.log(LOWEST_RATE), TRIALS + 2)[1:-1]
+    chosen = sorted({values[int(np.abs(rates - target).argmin())] for target in targets})
+    wanted: list[tuple[Config, Method]] = [(config.replace(l21=value), Plain()) for value in chosen]
+    samples = lab.samples(wanted, validate=True, name=f"λ21 of {_name(config)}", seeds=lab.seeds[:TRIAL_SEEDS])
+    aucs = [np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]
+    return max(value for value, auc in zip(chosen, aucs, strict=True) if auc >= max(aucs) - TOLERANCE)
+
+
+def _rates(lab: Lab, config: Config, values: Sequence[float], strength: str = "l21") -> list[float]:
+    wanted: list[tuple[Config, Method]] = [(config.replace(**{strength: value}), Plain()) for value in values]
+    samples = lab.samples(wanted, name=f"grid of {strength}", seeds=lab.seeds[:1])
+    return [max(sample.rate, 1e-9) for sample in samples]
+
+
+def _name(config: Config) -> str:
+    norm: Norm = config.optimizer.norm
+    return ", ".join(
+        [config.optimizer.name, config.model.name]
+        + ([f"norm {norm}"] if norm != "s" else [])
+        + ([config.optimizer.penalty] if config.optimizer.penalty != "lasso" else [])
+    )

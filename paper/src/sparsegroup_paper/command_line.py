@@ -1,0 +1,225 @@
+"""The command line: `sparsegroup-paper run` and `sparsegroup-paper overview`."""
+
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from importlib.metadata import version
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from threadpoolctl import threadpool_limits
+
+from sparsegroup.data import ClickLogError
+from sparsegroup.data.log import Log
+from sparsegroup.user_error import UserError
+from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
+from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
+from sparsegroup_paper.lab import Lab, Recipe
+from sparsegroup_paper.overview import INDEX, write_overview
+from sparsegroup_paper.published import published
+from sparsegroup_paper.regret import regret
+from sparsegroup_paper.report import sections_in, write_report, write_section
+from sparsegroup_paper.section import Facts
+
+ALL = "all"
+REPORTS = ("report.html", "report.md")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Repeat the experiments of Yue et al. (2021), and sum up their reports.",
+)
+console = Console()
+
+
+class UsageError(UserError):
+    """A command that cannot be carried out as given."""
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):  # an encoding that has no λ is no reason to fail
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
+@app.command("run")
+def run_command(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help=f"Experiments: {', '.join((*EXPERIMENTS, REGRET))}; or {ALL} but the last.",
+            show_default=False,
+        ),
+    ],
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|CONFIG.yaml",
+            help=f"{', '.join(NETWORKS)}; or a YAML file of settings, for a log of your own. {REGRET} needs none.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Its log: a folder that `prepare` has written, or a raw log.", show_default=False),
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="A raw log of its own for the test set.", show_default=False)
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Seeds of each configuration.")] = 5,
+    scale: Annotated[
+        Scale,
+        typer.Option(help="small: 100,000 rows of the log, around the place where the test set begins; full: all."),
+    ] = "full",
+    recipe: Annotated[
+        Recipe,
+        typer.Option(help="Learning rates and λ: searched on the last tenth of the training rows, or the paper's."),
+    ] = "searched",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the runs; default runs/paper/<data set>.", show_default=False),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Folder for the report; default that of the runs.", show_default=False)
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="the cores")] = None,
+) -> None:
+    """Repeat the paper's tables and figures on a data set; the report is CSV, Markdown, pictures and one HTML page.
+
+    Each run is written to disk when it ends, and is not made again: a command that was interrupted resumes there.
+    """
+    for name in names:
+        if name not in (known := (*EXPERIMENTS, REGRET, ALL)):
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"no experiment {name!r}; {hint}")
+    wanted = list(dict.fromkeys(one for name in names for one in (EXPERIMENTS if name == ALL else [name])))
+    on_log = [name for name in wanted if name != REGRET]
+    if dataset is None and on_log:
+        raise UsageError(f"{on_log[0]} wants a data set: give --dataset, one of {', '.join(NETWORKS)}, or a YAML file")
+    if dataset is None and (data is not None or test is not None):
+        raise UsageError("--data and --test are for a --dataset")
+    folder = Path("runs/paper", REGRET if dataset is None else Path(dataset).stem) if out is None else out
+    try:
+        opened = None if dataset is None else _open(dataset, data, test, scale, folder)
+    except ClickLogError:
+        raise
+    except ValueError as error:  # options that do not go together
+        raise UsageError(str(error)) from error
+    shown = folder if report is None else report
+    options = _options(dataset, data, test, runs, scale, recipe)
+    try:
+        if opened is None:
+            _regret(shown, runs)
+            _report(shown, "convex online problems", (), None, options)
+        else:
+            with Lab(opened, folder, runs=runs, workers=workers, recipe=recipe, reporting=_reporting) as lab:
+                for name in wanted:
+                    console.rule(name, align="left")
+                    if name == REGRET:
+                        _regret(shown, runs)
+                    else:
+                        write_section(EXPERIMENTS[name](lab), shown)
+                    _report(
+                        shown, opened.name, _facts(opened, lab.log, runs, recipe), lab.results.seconds() / 3600, options
+                    )
+    except KeyboardInterrupt:
+        raise UsageError(f"interrupted; the same command resumes with the runs in {folder}") from None
+    console.print(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}", highlight=False, soft_wrap=True)
+
+
+def _open(name: str, data: Path | None, test: Path | None, scale: Scale, folder: Path) -> Dataset:
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("opening the log", total=None)
+        return open_dataset(
+            name, data, test, scale, folder, lambda done: bar.update(task, description=f"preparing: {done.rows:,} rows")
+        )
+
+
+@contextmanager
+def _reporting(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _regret(folder: Path, runs: int) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with threadpool_limits(1), Progress(*columns, console=console) as bar:  # its matrices are too small to share
+        task = bar.add_task("online problems", total=1.0)
+        write_section(regret(runs=runs, on_progress=lambda share: bar.update(task, completed=share)), folder)
+
+
+def _options(dataset: str | None, data: Path | None, test: Path | None, runs: int, scale: Scale, recipe: Recipe) -> str:
+    """As given, with logs by their names."""
+    given = {
+        "dataset": dataset,
+        "data": None if data is None else data.name,
+        "test": None if test is None else test.name,
+        "runs": str(runs),
+        "scale": scale if dataset is not None else None,
+        "recipe": recipe if dataset is not None else None,
+    }
+    return " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
+
+
+def _facts(dataset: Dataset, log: Log, runs: int, recipe: Recipe) -> tuple[tuple[str, str], ...]:
+    whole = dataset.whole_rows()
+    used = f"{len(log):,}" + (f" of {whole:,}, around the place where the test set begins" if len(log) < whole else "")
+    features = log.features
+    return (
+        *((("log", "made up, see `sparsegroup synthesize`"),) if dataset.name.startswith(SYNTHETIC) else ()),
+        ("rows", f"{used}: {log.train_rows:,} for training, {len(log) - log.train_rows:,} for testing"),
+        ("fields", f"{len(log.fields)} categorical, {len(log.numbers)} numeric"),
+        *((("features in the training rows", f"{features:,}"),) if features is not None else ()),
+        ("network", dataset.config.model.name.upper()),
+        ("seeds", f"{runs}" + (f", a part of the paper's {full}" if runs < (full := published().setup.runs) else "")),
+        *((("λ21 and learning rates", "the paper's alone, nothing is searched"),) if recipe == "paper" else ()),
+    )
+
+
+def _report(folder: Path, name: str, data: tuple[tuple[str, str], ...], hours: float | None, options: str) -> None:
+    command = f"sparsegroup-paper run {' '.join(sections_in(folder))} {options}"
+    packages = ("sparsegroup", "torch", "numpy", "numba", "scikit-learn", "scipy")
+    versions = (("python", platform.python_version()), *((package, version(package)) for package in packages))
+    write_report(folder, Facts(name, data, command, datetime.now(UTC).date().isoformat(), hours, versions))
+
+
+@app.command("overview")
+def overview_command(
+    folder: Annotated[Path, typer.Argument(help="Its subfolders are reports that `run` has written.")],
+) -> None:
+    """Set several reports side by side, in index.md beside them."""
+    names = write_overview(folder)
+    if not names:
+        raise UsageError(f"{folder}: no reports in its subfolders")
+    console.print(f"{folder / INDEX}: {', '.join(names)}", highlight=False, soft_wrap=True)

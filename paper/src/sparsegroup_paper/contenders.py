@@ -1,0 +1,131 @@
+"""The methods that the frontier compares: each at several strengths, tuned with the same number of trials."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from sparsegroup.prox import Penalty
+from sparsegroup.training import Config
+from sparsegroup_paper.choices import (
+    LOWEST_RATE,
+    NO_PENALTY,
+    TRIAL_SEEDS,
+    best,
+    choose,
+    grid,
+    mid_strength,
+    tuned,
+)
+from sparsegroup_paper.frequency import count_keys
+from sparsegroup_paper.lab import Lab, Sample
+from sparsegroup_paper.published import published
+from sparsegroup_paper.runs import CutOff, DeepLight, Method, Plain, Pruned
+
+L2S = (0.0, 1e-6, 1e-5, 1e-4)
+"""λ2 that are tried for each method; pruning has as many fine-tuning schedules instead."""
+
+SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+"""Of DeepLight."""
+
+MIDDLE = 0.1
+"""Feature rate at which choices are made."""
+
+PRUNED = "Adam, pruned and fine-tuned"
+CUT_OFF = "Frequency cut-off"
+GROUP_ADAM = "Group Adam, lasso"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method at several strengths.
+
+    Attributes:
+        name: Of it.
+        strengths: What is varied, in words, by point.
+        samples: Of each point.
+        chosen: Learning rate and the other choice, in words.
+    """
+
+    name: str
+    strengths: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    chosen: str
+
+
+def contenders(lab: Lab) -> list[Contender]:
+    """All of them on the data set of a lab."""
+    adam, adagrad = (lab.config.replace(optimizer=name, **NO_PENALTY) for name in ("adam", "adagrad"))
+    result = []
+    for label, config in (("Group Adam", adam), ("Group Adagrad", adagrad)):
+        for penalty in get_args(Penalty):
+            result.append(_regularized(lab, f"{label}, {penalty}", config.replace(penalty=penalty), "l21"))
+    result.append(_pruned(lab, adam, next(one for one in result if one.name == GROUP_ADAM)))
+    result.append(_regularized(lab, "Adam, element-wise l1", adam, "l1"))
+    result.append(_cut_off(lab, adam))
+    result.append(_deeplight(lab, adam))
+    return result
+
+
+def _regularized(lab: Lab, name: str, config: Config, strength: str) -> Contender:
+    config = tuned(lab, config)
+    middle = mid_strength(lab, config, grid(lab, config, strength), strength)
+    config = _tuned_at(lab, config, lambda one: (one.replace(**{strength: middle}), Plain()), name)
+    values = grid(lab, config, strength)
+    samples = lab.samples([(config.replace(**{strength: value}), Plain()) for value in values], name=name)
+    symbol = {"l1": "λ1", "l21": "λ21"}[strength]
+    return Contender(name, tuple(f"{symbol} = {value:g}" for value in values), tuple(samples), _chosen(config))
+
+
+def _tuned_at(lab: Lab, config: Config, at: Callable[[Config], tuple[Config, Method]], name: str) -> Config:
+    """The learning rate, and then λ2, with the best validation AUC at some strength of the method."""
+    rates = published().setup.learning_rate_grid
+    wanted = [at(config.replace(lr=rate)) for rate in rates]
+    samples = lab.samples(wanted, validate=True, name=f"learning rate: {name}", seeds=lab.seeds[:TRIAL_SEEDS])
+    config = config.replace(lr=best(list(zip(rates, samples, strict=True))))
+    number = choose(lab, [at(config.replace(l2=l2)) for l2 in L2S], f"λ2: {name}")
+    return config.replace(l2=L2S[number])
+
+
+def _pruned(lab: Lab, config: Config, like: Contender) -> Contender:
+    config = tuned(lab, config)
+    shares = published().setup.fine_tune_shares
+    share = shares[choose(lab, [(config, Pruned(MIDDLE, share)) for share in shares], f"schedule: {PRUNED}")]
+    keeps = [round(sample.rate, 6) for sample in like.samples if sample.rate > 0]
+    samples = lab.samples([(config, Pruned(keep, share)) for keep in keeps], name=PRUNED)
+    names = tuple(f"rate = {keep:.4g}" for keep in keeps)
+    return Contender(PRUNED, names, tuple(samples), f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}")
+
+
+def _cut_off(lab: Lab, config: Config) -> Contender:
+    counts = count_keys(lab.log, lab.log.train_rows)
+    shares: Mapping[int, float] = {
+        least: len(counts.at_least(least)) / len(counts)
+        for least in (factor * 10**power for power in range(9) for factor in (1, 2, 3, 5))
+    }
+    # The first one that is below the lowest rate is the last one.
+    leasts = [least for least in shares if least > 1 and (shares[least] > LOWEST_RATE or not _is_below(shares, least))]
+    middle = min(leasts, key=lambda least: abs(shares[least] - MIDDLE))
+    config = _tuned_at(lab, tuned(lab, config), lambda one: (one, CutOff(middle)), CUT_OFF)
+    samples = lab.samples([(config, CutOff(least)) for least in leasts], name=CUT_OFF)
+    return Contender(CUT_OFF, tuple(f"seen ≥ {least:,} times" for least in leasts), tuple(samples), _chosen(config))
+
+
+def _is_below(shares: Mapping[int, float], least: int) -> bool:
+    """Whether a smaller count leads below the lowest rate already."""
+    return any(share <= LOWEST_RATE for count, share in shares.items() if count < least)
+
+
+def _deeplight(lab: Lab, config: Config) -> Contender:
+    name = "DeepLight"
+    config = _tuned_at(lab, tuned(lab, config), lambda one: (one, DeepLight(1 - MIDDLE)), name)
+    samples = lab.samples([(config, DeepLight(sparsity)) for sparsity in SPARSITIES], name=name)
+    return Contender(name, tuple(f"{s:g} of the weights" for s in SPARSITIES), tuple(samples), _chosen(config))
+
+
+def _chosen(config: Config) -> str:
+    return f"lr = {config.optimizer.lr:g}, λ2 = {config.optimizer.l2:g}"
+
+
+def of(found: Sequence[Contender], name: str) -> Contender:
+    """The one of that name."""
+    return next(one for one in found if one.name == name)

@@ -1,0 +1,174 @@
+"""Drawing an experiment's figures: as SVG for a page, or as a picture."""
+
+import io
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    ScalarFormatter,
+)
+
+from sparsegroup.reporting.formatting import trim_exponent
+from sparsegroup.reporting.plots import COLOURS, INK, STYLE, svg_element
+from sparsegroup_paper.section import Figure, Series
+
+_COLOURS = (*COLOURS.values(), INK)
+_MARKERS = "os^DvPX<>p*h"
+_DOTTED = (0.0, (1.0, 1.2))
+_DASHED = (0.0, (5.0, 2.0))
+_LEVEL = (0.0, (6.0, 2.0, 1.5, 2.0))
+
+_LEGEND_ROW = 0.2
+"""Height in inches."""
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """The figure as an `<svg>` element, with the colours and the font of the page that it stands in.
+
+    The title is left to the page. Equal figures give equal strings.
+
+    Args:
+        figure: To draw.
+        name: Unique on the page; letters and hyphens.
+    """
+    width = 5.4
+    return svg_element(name, (width, 3.1 + _legend_height(figure, width)), lambda canvas: _draw(canvas, figure, width))
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure with its title as a PNG, 770 pixels wide, on white."""
+    width = 7.0
+    with style.context(["default", STYLE]):
+        canvas = Canvas(figsize=(width, 3.8 + _legend_height(figure, width)), layout="constrained")
+        _draw(canvas, figure, width)
+        canvas.suptitle(figure.title, fontsize="medium", fontweight="bold")
+        buffer = io.BytesIO()
+        canvas.savefig(buffer, format="png", dpi=110, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def describe(figure: Figure) -> str:
+    """The figure in words, for those who do not see it."""
+    return f"{figure.title}: {figure.y_label} over {figure.x_label}. {figure.note}".strip()
+
+
+def _draw(canvas: Canvas, figure: Figure, width: float) -> None:
+    axes = canvas.subplots()
+    xs = _finite(value for series in figure.series if series.style != "level" for value in series.x)
+    ys = _finite(value for series in figure.series for value in series.y)
+    _scale(axes.xaxis, axes.set_xscale, figure.x_scale == "log", xs)
+    _scale(axes.yaxis, axes.set_yscale, figure.y_scale == "log", ys)
+    handles = [_draw_series(axes, series, index) for index, series in enumerate(figure.series)]
+    axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+    if figure.x_scale == "log":
+        _tick_at_values(axes, np.unique(xs))
+    else:
+        axes.grid(visible=False, axis="x")
+    if len(handles) > 1:
+        canvas.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=_legend_columns(figure, width),
+            frameon=False,
+            fontsize="small",
+            handlelength=2.6,
+            columnspacing=1.4,
+        )
+
+
+def _draw_series(axes: Axes, series: Series, index: int) -> Line2D:
+    """Draw it, the one with that index in the figure; what is returned stands for it in the legend.
+
+    No two of 12 series look the same: the colour goes round after 7; then lines are dotted and markers others.
+    """
+    colour = _COLOURS[index % len(_COLOURS)]
+    if series.style == "level":
+        return axes.axhline(series.y[0], color=colour, linestyle=_LEVEL, linewidth=1.3, label=series.label)
+    has_points = series.style.startswith("points")
+    linestyle: str | tuple[float, tuple[float, ...]] = _DOTTED if index >= len(_COLOURS) else "-"
+    if series.style == "points":
+        linestyle = "none"
+    elif series.style == "dashed":
+        linestyle = _DASHED
+    (line,) = axes.plot(
+        series.x,
+        series.y,
+        color=colour,
+        linestyle=linestyle,
+        linewidth=1.5,
+        marker=_MARKERS[index % len(_MARKERS)] if has_points else "",
+        label=series.label,
+        zorder=3,
+    )
+    if series.y_error:
+        axes.errorbar(
+            series.x, series.y, series.y_error, fmt="none", color=colour, elinewidth=1, capsize=2.5, zorder=2.5
+        )
+    return line
+
+
+def _scale(axis: Axis, set_scale: Callable[..., None], logarithmic: bool, values: npt.NDArray[np.float64]) -> None:
+    """Choose scale and ticks of an axis for its finite values.
+
+    A logarithmic axis that has to show 0, such as λ = 0, is linear from there to the smallest value.
+    """
+    if logarithmic:
+        sizes = np.abs(values[values != 0])
+        if (values <= 0).any() and sizes.size:
+            set_scale("symlog", linthresh=sizes.min(), linscale=0.4)
+        elif sizes.size:
+            set_scale("log")
+            decades = math.log10(sizes.max() / sizes.min())
+            if decades < 0.7:
+                axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+            else:
+                axis.set_major_locator(LogLocator(subs=(1.0,) if decades >= 2 else (1.0, 2.0, 5.0)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(_tick))
+        return
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    largest = np.abs(values).max(initial=0)
+    if largest >= 10_000:
+        axis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        axis.set_major_formatter(ScalarFormatter() if largest >= 1e-3 else FuncFormatter(_tick))
+
+
+def _tick_at_values(axes: Axes, values: npt.NDArray[np.float64]) -> None:
+    """Label the values of x themselves if they are few and far between, as those of a grid are."""
+    places = axes.xaxis.get_transform().transform(values)
+    if 1 <= len(values) <= 9 and (len(values) == 1 or np.diff(places).min() >= np.ptp(places) / 10):
+        axes.xaxis.set_major_locator(FixedLocator(values.tolist()))
+
+
+def _tick(value: float, _: int | None = None) -> str:
+    return trim_exponent(f"{value:g}")
+
+
+def _finite(values: Iterable[float]) -> npt.NDArray[np.float64]:
+    array = np.fromiter(values, np.float64)
+    return array[np.isfinite(array)]
+
+
+def _legend_columns(figure: Figure, width: float) -> int:
+    """As many as there is room for."""
+    longest = max((len(series.label) for series in figure.series), default=0)
+    return max(1, min(len(figure.series), int(width / (0.62 + 0.078 * longest))))
+
+
+def _legend_height(figure: Figure, width: float) -> float:
+    count = len(figure.series)
+    return _LEGEND_ROW * (1 + math.ceil(count / _legend_columns(figure, width))) if count > 1 else 0.0

@@ -1,0 +1,127 @@
+"""Beyond the paper: AUC against feature rate for all ways to a small table, for a user to choose from."""
+
+from sparsegroup_paper.contenders import L2S, PRUNED, Contender, contenders, of
+from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.recovery import is_known, recovery_figure, recovery_table
+from sparsegroup_paper.section import Cell, Column, Figure, Section, Series, Table
+from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
+
+RATES = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
+"""Feature rates at which the methods are compared."""
+
+
+def frontier(lab: Lab) -> Section:
+    """Run it."""
+    found = contenders(lab)
+    pruned = of(found, PRUNED)
+    compared: list[tuple[Cell, ...]] = []
+    by_method: dict[str, list[Versus]] = {}
+    leaders = []
+    for rate in RATES:
+        aucs = {}
+        baseline = at_rate(pruned.samples, rate)
+        for one in found:
+            sample = at_rate(one.samples, rate)
+            if sample is None:
+                continue
+            aucs[one.name] = sample.auc
+            cells: tuple[Cell, ...] = (None,) * len(COLUMNS)
+            if one is not pruned and baseline is not None:
+                comparison = versus(sample, baseline)
+                by_method.setdefault(one.name, []).append(comparison)
+                cells = comparison.cells
+            compared.append((rate, one.name, sample.auc, sample.auc_deviation, *cells))
+        if aucs:
+            top = max(aucs, key=lambda name: aucs[name])
+            leaders.append(f"{top} at {rate:g} ({aucs[top]:.4f})")
+    findings = [f"Highest mean AUC: {', '.join(leaders)}."]
+    findings += [f"{name} against {PRUNED}: {tally(comparisons)}." for name, comparisons in by_method.items()]
+    tables = [
+        Table(
+            "compared",
+            f"AUC at the same feature rate, against “{PRUNED}”",
+            (
+                Column("feature rate"),
+                Column("method"),
+                Column("test AUC", ".4f"),
+                Column("± sd", ".4f"),
+                *COLUMNS,
+            ),
+            tuple(compared),
+            "Each between its two nearest points, linearly in the logarithm of the rate, seed by seed. A method is "
+            f"left out at rates that it does not reach, or between points more than {WIDEST_GAP:g} times apart.",
+        )
+    ]
+    figures = [_figure(found)]
+    if is_known(found):
+        table, sentence = recovery_table(found)
+        tables.append(table)
+        findings.append(sentence)
+        figures.append(recovery_figure(found))
+    tables.append(_points(found))
+    return Section(
+        name="frontier",
+        title="The frontier: AUC against feature rate, for all methods",
+        findings=tuple(findings),
+        method=(
+            "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty; Adam with magnitude pruning "
+            "and fine-tuning; Adam with λ1 alone; Adam on a log in which each field's features seen less than k times "
+            "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
+            f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five learning "
+            f"rates, then {len(L2S)} values of λ2, both near a feature rate of .1; pruning has the learning rates "
+            "before "
+            f"it prunes, and {len(L2S)} fine-tuning schedules. (Where to look for the rate of .1 is found with Adam's "
+            "or Adagrad's learning rate at λ = 0. Pruning and the frequency cut-off know the rate that they lead to "
+            "beforehand.)",
+            STATISTICS,
+        ),
+        tables=tuple(tables),
+        figures=tuple(figures),
+    )
+
+
+def _figure(found: list[Contender]) -> Figure:
+    return Figure(
+        "frontier",
+        "AUC against feature rate",
+        "feature rate",
+        "test AUC",
+        tuple(
+            Series(
+                one.name,
+                tuple(sample.rate for sample in one.samples if sample.rate > 0),
+                tuple(sample.auc for sample in one.samples if sample.rate > 0),
+            )
+            for one in found
+        ),
+        "log",
+    )
+
+
+def _points(found: list[Contender]) -> Table:
+    return Table(
+        "points",
+        "All points",
+        (
+            Column("method"),
+            Column("chosen"),
+            Column("strength"),
+            Column("feature rate", ".4f"),
+            Column("non-zero weights", ".4f"),
+            Column("test AUC", ".4f"),
+            Column("± sd", ".4f"),
+        ),
+        tuple(
+            (
+                one.name,
+                one.chosen,
+                strength,
+                sample.rate,
+                float(sample.parameter_rates.mean()),
+                sample.auc,
+                sample.auc_deviation,
+            )
+            for one in found
+            for strength, sample in zip(one.strengths, one.samples, strict=True)
+        ),
+    )

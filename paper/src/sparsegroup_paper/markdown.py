@@ -1,0 +1,85 @@
+"""An experiment's result as Markdown: a page of its own, or part of the report."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from sparsegroup.reporting.formatting import duration
+from sparsegroup_paper.cells import numeric_columns, table_texts
+from sparsegroup_paper.figures import describe
+from sparsegroup_paper.section import Facts, Figure, Section, Table
+
+
+def section_markdown(section: Section, level: int = 1, folder: str = "") -> str:
+    """Heading, findings, figures, tables and method.
+
+    Args:
+        section: To write down.
+        level: Of the heading.
+        folder: Where the pictures and CSV files lie, from where the text lies; "" beside it, or such as "norm/".
+    """
+    blocks = [f"{'#' * level} {escape(section.title)}", *_bullets(map(escape, section.findings))]
+    for figure in section.figures:
+        blocks += _figure(figure, folder)
+    for table in section.tables:
+        blocks += _table(table, folder)
+    if section.method:
+        blocks += ["**How it was measured.** " + escape(section.method[0]), *map(escape, section.method[1:])]
+    return "\n\n".join(blocks) + "\n"
+
+
+def made(facts: Facts) -> list[tuple[str, str]]:
+    """When a report was made, and how long that took: names and values."""
+    took = [] if facts.hours is None else [("computing, added up over processes", duration(3600 * facts.hours))]
+    return [("date", facts.date), *took]
+
+
+def report_markdown(facts: Facts, sections: Sequence[Section]) -> str:
+    """The whole report, beside the folders of its sections."""
+    first = (f"**{escape(section.title)}**: {escape(section.findings[0])}" for section in sections if section.findings)
+    rows = [*facts.data, *made(facts), *facts.versions]
+    cells = [["data set", escape(facts.dataset)]]
+    cells += [[escape(name), escape(value)] for name, value in rows]
+    head = [
+        f"# The paper's experiments on {escape(facts.dataset)}",
+        _grid(cells[0], cells[1:], (False, False)),
+        f"```sh\n{facts.command}\n```",
+        *_bullets(first),
+    ]
+    parts = (section_markdown(section, 2, f"{section.name}/") for section in sections)
+    return "\n".join(["\n\n".join(head) + "\n", *parts])
+
+
+def escape(text: str) -> str:
+    r"""Text that Markdown shows as it is, on one line.
+
+    Examples:
+        >>> escape("a|b_c < d*e")
+        'a\\|b\\_c &lt; d\\*e'
+    """
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("~", "&#126;")
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
+
+
+def _bullets(items: Iterator[str]) -> list[str]:
+    """One block, or none."""
+    lines = [f"- {item}" for item in items]
+    return ["\n".join(lines)] if lines else []
+
+
+def _figure(figure: Figure, folder: str) -> Iterator[str]:
+    yield f"![{escape(describe(figure))}]({folder}{figure.name}.png)"
+    if figure.note:
+        yield f"*{escape(figure.note)}*"
+
+
+def _table(table: Table, folder: str) -> Iterator[str]:
+    yield f"**{escape(table.title)}** ([CSV]({folder}{table.name}.csv))"
+    names = [escape(column.name) for column in table.columns]
+    yield _grid(names, [list(map(escape, row)) for row in table_texts(table)], numeric_columns(table))
+    if table.note:
+        yield f"*{escape(table.note)}*"
+
+
+def _grid(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    rules = ["---:" if at_right else "---" for at_right in right]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rules, *rows))

@@ -1,0 +1,226 @@
+"""Several reports side by side: what came out on each data set, and in all."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sparsegroup.artifact.disk import write_atomically
+from sparsegroup_paper.markdown import section_markdown
+from sparsegroup_paper.published import published
+from sparsegroup_paper.report import FACTS, as_csv, read_facts, read_section, sections_in
+from sparsegroup_paper.section import Cell, Column, Facts, Section, Table
+from sparsegroup_paper.statistics import Count, share_significant
+
+INDEX = "index.md"
+
+STRENGTHS_AT = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
+"""Feature rates at which λ21 is told."""
+
+Row = Mapping[str, Cell]
+
+
+def write_overview(folder: Path) -> list[str]:
+    """Write `index.md` and the CSV of its tables, on the reports in the folders beside it.
+
+    Args:
+        folder: Its subfolders are reports.
+
+    Returns:
+        Names of the reports, in order; nothing is written if there are none.
+    """
+    names = sorted(path.parent.name for path in folder.glob(f"*/{FACTS}"))
+    if not names:
+        return []
+    facts = {name: read_facts(folder / name) for name in names}
+    sections = {name: {one: read_section(folder / name / one) for one in sections_in(folder / name)} for name in names}
+    summary = _summary(sections)
+    for table in summary.tables:
+        write_atomically(folder / f"{table.name}.csv", partial(_write, as_csv(table)))
+    parts = [_HEAD, _reports(facts, sections), section_markdown(summary, 2)]
+    write_atomically(folder / INDEX, partial(_write, "\n".join(parts)))
+    return names
+
+
+def _write(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+_HEAD = """# The paper's experiments, repeated
+
+Section 4 of Yue et al. (ECML-PKDD 2021) on data at hand, and on a synthetic log of Criteo's shape; every number in
+these reports is written by the command above it. Each report has the tables as CSV, too, and is one HTML page beside
+its Markdown.
+"""
+
+
+def _reports(facts: Mapping[str, Facts], sections: Mapping[str, Mapping[str, Section]]) -> str:
+    lines = ["| report | data | experiments | made | computing |", "| --- | --- | --- | --- | ---: |"]
+    for name, one in facts.items():
+        about = "; ".join(f"{what}: {value}" for what, value in one.data if what in ("rows", "network", "seeds"))
+        hours = "–" if one.hours is None else f"{one.hours:.1f} h"
+        experiments = ", ".join(sections[name])
+        lines.append(f"| [{name}]({name}/report.md) | {about or '–'} | {experiments} | {one.date} | {hours} |")
+    return "\n".join(lines) + "\n"
+
+
+def rows_of(section: Section, table: str) -> list[Row]:
+    """The rows of a table, by the names of its columns."""
+    found = next(one for one in section.tables if one.name == table)
+    return [dict(zip((column.name for column in found.columns), row, strict=True)) for row in found.rows]
+
+
+def _summary(sections: Mapping[str, Mapping[str, Section]]) -> Section:
+    tables, findings = [], []
+    against = {name: rows_of(of[_AGAINST], "points") for name, of in sections.items() if _AGAINST in of}
+    if against:
+        tables += [_against_pruning(against), _strengths(against)]
+        findings += _counted([row for rows in against.values() for row in rows])
+    best = {name: rows_of(of["best-auc"], "best") for name, of in sections.items() if "best-auc" in of}
+    if best:
+        tables.append(_best(best))
+    frontiers = {name: rows_of(of["frontier"], "compared") for name, of in sections.items() if "frontier" in of}
+    if frontiers:
+        tables.append(_leaders(frontiers))
+        findings += _methods(row for rows in frontiers.values() for row in rows)
+    return Section("overview", "What came out", tuple(findings), (), tuple(tables))
+
+
+_AGAINST = "sparsity-vs-auc"
+
+
+def _against_pruning(against: Mapping[str, Sequence[Row]]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, points in against.items():
+        words = Counter(str(point["verdict"]).split(",")[0] for point in points)
+        safe = sum(_number(point["95 % low"]) > -0.001 for point in points)
+        differences = [_number(point["difference"]) for point in points]
+        rates = [_number(point["feature rate"]) for point in points]
+        rows.append(
+            (
+                name,
+                len(points),
+                f"{max(rates):.2g} – {min(rates):.2g}",
+                words["better"],
+                words["within noise"],
+                words["worse"],
+                safe,
+                min(differences),
+                max(differences),
+            )
+        )
+    return Table(
+        "against-pruning",
+        "Group Adam against Adam pruned to the same feature rate",
+        (
+            Column("report"),
+            Column("points"),
+            Column("feature rates"),
+            Column("better"),
+            Column("within noise"),
+            Column("worse"),
+            Column("non-inferior"),
+            Column("least difference", "+.4f"),
+            Column("largest", "+.4f"),
+        ),
+        tuple(rows),
+        "By the 95 % interval of a paired bootstrap over test rows and seeds (over rows alone where there is one "
+        "seed); "
+        "non-inferior is less than .001 AUC worse.",
+    )
+
+
+def _strengths(against: Mapping[str, Sequence[Row]]) -> Table:
+    """λ21 at some feature rates: between two points, linear in both logarithms."""
+    lines: list[tuple[Cell, ...]] = []
+    for name, points in against.items():
+        ordered = sorted(points, key=lambda point: _number(point["feature rate"]))
+        rates = np.log([max(_number(point["feature rate"]), 1e-12) for point in ordered])
+        strengths = np.log([_number(point["λ21"]) for point in ordered])
+        cells = [
+            float(np.exp(np.interp(np.log(rate), rates, strengths))) if rates[0] <= np.log(rate) <= rates[-1] else None
+            for rate in STRENGTHS_AT
+        ]
+        lines.append((name, *cells))
+    return Table(
+        "strengths",
+        "λ21 of Group Adam that leads to a feature rate",
+        (Column("report"), *(Column(f"{rate:g}", ".1e") for rate in STRENGTHS_AT)),
+        tuple(lines),
+        "Between two points of the report, linearly in both logarithms.",
+    )
+
+
+def _counted(points: Sequence[Row]) -> list[str]:
+    claims = published().claims
+
+    def count(below: float | None) -> Count:
+        tested = [point for point in points if point["p"] is not None]
+        return share_significant(
+            [_number(point["p"]) for point in tested],
+            [_number(point["feature rate"]) for point in tested],
+            [_number(point["difference"]) for point in tested],
+            claims.confidence,
+            below,
+        )
+
+    everywhere, low = count(None), count(claims.low_feature_rate)
+    return [
+        "Counted as the paper does, over all reports with several seeds: Group Adam is significantly better than "
+        "pruned "
+        f"Adam at {claims.confidence:.0%} confidence at {everywhere.significant} of {everywhere.cells} points "
+        f"({everywhere.share:.0%}; the paper: {claims.share_significant:.0%}), and below a feature rate of "
+        f"{claims.low_feature_rate:g} at {low.significant} of {low.cells} ({low.share:.0%}; the paper: "
+        f"{claims.share_significant_at_low_rate:.1%})."
+    ]
+
+
+def _best(best: Mapping[str, Sequence[Row]]) -> Table:
+    names = ("optimizer", "settings", "AUC", "Group: AUC", "Group: feature rate", "difference", "verdict")
+    formats = ("", "", ".4f", ".4f", ".4f", "+.4f", "")
+    return Table(
+        "without-pruning",
+        "Base optimizers with all features against their Group versions",
+        (Column("report"), *(Column(name, form) for name, form in zip(names, formats, strict=True))),
+        tuple((report, *(row[name] for name in names)) for report, rows in best.items() for row in rows),
+    )
+
+
+def _leaders(frontiers: Mapping[str, Sequence[Row]]) -> Table:
+    rates = sorted({_number(row["feature rate"]) for rows in frontiers.values() for row in rows}, reverse=True)
+    lines: list[tuple[Cell, ...]] = []
+    for report, rows in frontiers.items():
+        cells: list[Cell] = [report]
+        for rate in rates:
+            at = [row for row in rows if row["feature rate"] == rate]
+            top = max(at, key=lambda row: _number(row["test AUC"]), default=None)
+            cells.append(None if top is None else f"{top['method']} ({_number(top['test AUC']):.4f})")
+        lines.append(tuple(cells))
+    return Table(
+        "leaders",
+        "Highest mean AUC by feature rate",
+        (Column("report"), *(Column(f"at {rate:g}") for rate in rates)),
+        tuple(lines),
+        "A mean that is highest need not be so by more than noise: see the verdicts in the reports.",
+    )
+
+
+def _methods(rows: Iterable[Row]) -> list[str]:
+    """Each method of the frontier against pruning, over all reports."""
+    verdicts: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row["verdict"] is not None:
+            verdicts.setdefault(str(row["method"]), Counter())[str(row["verdict"]).split(",")[0]] += 1
+    parts = [
+        f"{method} {count['better']} / {count['within noise']} / {count['worse']}" for method, count in verdicts.items()
+    ]
+    return [
+        "Against pruned and fine-tuned Adam at the frontier's rates, better / within noise / worse: "
+        f"{'; '.join(parts)}."
+    ]
+
+
+def _number(cell: Cell) -> float:
+    return float(cell) if cell is not None else float("nan")

@@ -1,0 +1,141 @@
+"""A tiny data set for the experiments, and what they do written out plainly."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
+from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
+from sparsegroup_paper.datasets import Dataset
+from sparsegroup_paper.runs import Outcome
+from sparsegroup_paper.section import Cell, Table
+
+BASE = Config.of(model="dcn", dim=4, hidden=[8], batch_size=135, lr=1e-2, l21=0.0)
+"""Whole batches make up the 2,700 training rows of the tiny log, and nine tenths of them."""
+
+
+def tiny_log(rows: int = 3_000, seed: int = 1) -> MemoryLog:
+    return synthetic_log(SyntheticConfig(rows=rows, cardinalities=(10, 50, 300), informative=0.4), seed=seed)
+
+
+def click_log(path: Path, rows: int = 2_000) -> Path:
+    """A raw log in CSV whose label is a function of `color`."""
+    lines = ["label,id,ts,color,size"]
+    lines += [f"{int(i % 7 in (1, 3))},{i},{i},c{i % 7},{i * 2654435761 % 97}" for i in range(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@dataclass(frozen=True)
+class InMemory(Dataset):
+    """A data set that is a log at hand; for one process."""
+
+    log: Log | None = None
+
+    def open(self) -> Log:
+        assert self.log is not None
+        return self.log
+
+
+def dataset_of(log: Log, config: Config = BASE) -> InMemory:
+    return InMemory("tiny", None, len(log), config, log)
+
+
+@dataclass(frozen=True)
+class OneBatchLog:
+    """A log of all that a batch may hold."""
+
+    batch: Batch
+    train_rows: int
+    fields: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    name: str = "batch"
+    features: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        for begin in range(start, stop, size):
+            yield self.batch[begin : min(begin + size, stop)]
+
+
+def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = None) -> tuple[PassResult, ClickModel]:
+    """Plain training."""
+    model, optimizer = config.replace(seed=seed).build(log)
+    size = config.training.batch_size
+    return train(model, optimizer, log, batch_size=size, train_rows=train_rows, windows=1), model
+
+
+def rows_of(model: ClickModel) -> Iterator[tuple[int, torch.Tensor]]:
+    """Key and vector of each live row."""
+    for keys, vectors in model.embedding.items():
+        yield from zip(keys.tolist(), vectors, strict=True)
+
+
+def live_keys(model: ClickModel) -> set[int]:
+    return {key for key, _ in rows_of(model)}
+
+
+def counted(log: MemoryLog, rows: int) -> Counter[int]:
+    return Counter(log.keys[:rows].flatten().tolist())
+
+
+def pruned_by_hand(
+    log: Log, config: Config, keep: float, share: float, stop: int, end: int
+) -> tuple[float, int, ClickModel]:
+    """Train on the first whole batches, prune, train on the others, prune.
+
+    Returns:
+        AUC on rows `stop` to `end`, live rows, and the model.
+    """
+    model, optimizer = config.build(log)
+    size = config.training.batch_size
+    first = stop if share == 0 else round((1 - share) * stop / size) * size
+    for begin, until in ((0, first), (first, stop)):
+        if begin < until:
+            Trainer(model.network, model.embedding, optimizer, window=100 * size).fit(log.batches(begin, until, size))
+            keep_largest(model, round(keep * model.embedding.num_seen))
+    return score(model, log, stop, end).auc, model.embedding.num_live, model
+
+
+def keep_largest(model: ClickModel, count: int) -> None:
+    rows = sorted((-float(torch.linalg.vector_norm(vector)), key) for key, vector in rows_of(model))
+    dropped = torch.tensor([key for _, key in rows[count:]], dtype=torch.int64)
+    model.embedding.assign(dropped, torch.zeros(len(dropped), model.embedding.dim))
+
+
+def parts_of(model: ClickModel) -> tuple[dict[int, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+    """Key → vector of the live rows, and name → values of the network's parameters."""
+    vectors = {key: tuple(vector.tolist()) for key, vector in rows_of(model)}
+    return vectors, {name: tuple(p.detach().flatten().tolist()) for name, p in model.network.named_parameters()}
+
+
+def outcome(auc: float = 0.7, rate: float = 0.1, **others: Any) -> Outcome:
+    values: dict[str, Any] = {
+        "log_loss": 0.5,
+        "parameter_rate": rate,
+        "live": round(1000 * rate),
+        "seen": 1000,
+        "seconds": 1.0,
+        "survivors": (),
+        "resampled": np.full(8, auc, np.float32),
+    }
+    return Outcome(auc, feature_rate=rate, **(values | others))
+
+
+def records(table: Table) -> list[dict[str, Any]]:
+    """Each row by the columns' names."""
+    names = [column.name for column in table.columns]
+    assert len(set(names)) == len(names)
+    cells: list[tuple[Cell, ...]] = [row for row in table.rows if len(row) == len(names)]
+    assert len(cells) == len(table.rows)
+    return [dict(zip(names, row, strict=True)) for row in cells]

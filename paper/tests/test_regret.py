@@ -1,0 +1,244 @@
+"""The regret experiment: what it computes from a game, by hand, by definition and by Section 3's inequalities."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from sparsegroup_paper.convex_problems import (
+    Absolute,
+    Adversary,
+    Game,
+    Logistic,
+    MomentOptimizer,
+    Player,
+    Problem,
+    Steady,
+    decayed_sums,
+    logistic_minimizer,
+    optimality_residual,
+    play,
+)
+from sparsegroup_paper.regret import PROBLEMS, regret
+from sparsegroup_paper.regret_bounds import (
+    WEIGHTS,
+    analyse,
+    counterexamples,
+    first_fall,
+    growth_exponent,
+    intermediate_ratio,
+    largest_kappa,
+    terms,
+)
+from sparsegroup_paper.section import Section
+
+STEPS, RUNS = 120, 2
+
+
+def player(
+    gamma: float = 0.0, eta: float = 1.0, weights: str = "> 0", alpha: float = 0.5, delta: float = 1.0
+) -> Player:
+    return Player("player", gamma, eta, alpha, delta, WEIGHTS[weights])
+
+
+@cache
+def game(problem: type[Problem], weights: str) -> Game:
+    return play(problem(STEPS, RUNS, 4, 3, 7), player(weights=weights), STEPS)
+
+
+@cache
+def section() -> Section:
+    return regret(steps=40, runs=2)
+
+
+def test_lemma_1_on_three_gradients_by_hand() -> None:
+    # |x - 1| from 0 with a tiny α: g = -1, -1, -1. γ = ½: m = -1, -3/2, -7/4. η = 1: V = 1, 2, 3.
+    at_end = terms(play(Steady(3, 1.0), player(0.5, weights="0", alpha=1e-3), 3), 3)
+    assert at_end.lemma_left[0] == pytest.approx(1e-3 * (1 + 2.25 / math.sqrt(2) + 3.0625 / math.sqrt(3)))
+    assert at_end.lemma_right[0] == pytest.approx(2e-3 / 0.5 * math.sqrt(1 + 2.25 + 3.0625))
+    # δ = 1; Lemma 2's h_0 is √2/α.
+    expected = 1e-3 * (1 / math.sqrt(2) + 2.25 / math.sqrt(2) + 3.0625 / math.sqrt(3))
+    assert at_end.lemma_2_left()[0] == pytest.approx(expected)
+
+
+def test_theorem_3_and_the_corollaries_after_one_round_by_hand() -> None:
+    weights = {"l1": 0.5, "l21": 2.0, "l2": 0.25}
+    at_end = terms(play(Steady(1, 1.0), Player("player", 0.0, 1.0, 0.5, 1.0, weights), 1), 1)
+    sigma = math.sqrt(2) / 0.5  # and x* = 1, x_1 = 0, m_1 = -1
+    penalty = 0.5 + 2 * math.sqrt(sigma / 2 + 0.25) + 0.25
+    assert at_end.regret[0] == 1
+    assert at_end.theorem()[0] == pytest.approx(penalty + sigma / 2 + 1 / 2)
+    assert at_end.theorem(at_end.monotone_h_0)[0] == pytest.approx(penalty + sigma / 2 + 0.5 / 2)
+    assert at_end.corollary_1()[0] == pytest.approx(0.5 + 2 * math.sqrt(1 + 0.25) + 0.25 + (1 + 0.5))
+    G = math.sqrt(2)  # G² ≥ δ² + g_1²
+    assert at_end.corollary_2()[0] == pytest.approx(0.5 + 2 * math.sqrt(G + 0.25) + 0.25 + G * (1 + 0.5))
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_points_solve_the_update_that_section_3_is_about(problem: type[Problem], weights: str) -> None:
+    played = game(problem, weights)
+    assert max(optimality_residual(played, T) for T in (1, 2, 30, STEPS)) < 1e-12
+
+
+def test_a_moved_point_has_a_residual() -> None:
+    played = game(Absolute, "> 0")
+    moved = np.where(played.x == 0, 0.0, played.x + 0.01)
+    assert optimality_residual(Game(played.problem, played.player, moved, played.g, played.m, played.V), STEPS) > 1e-4
+
+
+def test_the_moments_of_section_3_without_decay_are_adagrad() -> None:
+    x = [torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64)) for _ in range(2)]
+    adagrad = player().optimizer(x[0])
+    moments = MomentOptimizer(x[1], 0.5, 0.0, 1.0, 1.0, norm="metric", **WEIGHTS["> 0"])
+    for gradient in np.random.default_rng(0).normal(size=(20, 2, 3)):
+        for parameter, optimizer in zip(x, (adagrad, moments), strict=True):
+            parameter.grad = torch.tensor(gradient)
+            optimizer.step()
+    torch.testing.assert_close(x[0], x[1], rtol=1e-13, atol=1e-15)
+
+
+def test_decayed_sums() -> None:
+    values = np.random.default_rng(0).normal(size=(6, 2))
+    expected = [sum(0.9 ** (t - s) * values[s] for s in range(t + 1)) for t in range(6)]
+    np.testing.assert_allclose(decayed_sums(values, 0.9), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_regret_is_the_sum_of_losses_over_that_of_the_best_point(problem: type[Problem]) -> None:
+    played = game(problem, "> 0")
+    T, revealed = 50, played.problem
+    best = revealed.optimum(T)
+
+    def loss(t: int, run: int, x: np.ndarray) -> float:
+        if isinstance(revealed, Logistic):
+            logit, label = float(revealed.features[t, run] @ x), float(revealed.labels[t, run])
+            return -label * math.log(1 / (1 + math.exp(-logit))) - (1 - label) * math.log(1 / (1 + math.exp(logit)))
+        return float(np.abs(x - revealed.targets[t, run]).sum())
+
+    expected = [sum(loss(t, run, played.x[t, run]) - loss(t, run, best[run]) for t in range(T)) for run in range(RUNS)]
+    np.testing.assert_allclose(terms(played, T).regret, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_gradients_are_subgradients_and_never_above_1(problem: type[Problem]) -> None:
+    played = game(problem, "> 0")
+    rng = np.random.default_rng(0)
+    at_x = played.problem.losses(played.x[:STEPS])
+    for _ in range(5):
+        step = rng.normal(size=played.g.shape)
+        elsewhere = played.problem.losses(played.x[:STEPS] + step)
+        assert (elsewhere >= at_x + (played.g * step).sum(axis=-1) - 1e-12).all()
+    assert np.abs(played.g).max() <= 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("T", [1, 5, 50, STEPS])
+def test_the_best_point_is_the_best(problem: type[Problem], T: int) -> None:
+    played = game(problem, "> 0")
+    best = played.problem.optimum(T)
+    least = played.problem.losses(np.broadcast_to(best, (T, *best.shape))).sum(axis=0)
+    for scale in (1e-3, 0.1, 1.0):
+        other = best + scale * np.random.default_rng(T).normal(size=best.shape)
+        assert (played.problem.losses(np.broadcast_to(other, (T, *best.shape))).sum(axis=0) >= least).all()
+
+
+def test_half_of_the_groups_are_exactly_0_in_the_medians() -> None:
+    best = Absolute(400, 3, 6, 4, 0).optimum(400).reshape(3, 6, 4)
+    assert (best != 0).all(axis=2).tolist() == [[True, False] * 3] * 3
+    assert (best == 0).all(axis=2).tolist() == [[False, True] * 3] * 3
+
+
+def test_the_logistic_minimizer_is_stationary_also_with_fewer_rows_than_weights() -> None:
+    rng = np.random.default_rng(0)
+    for rows in (3, 40):
+        a, b = rng.uniform(-1, 1, size=(rows, 8)), rng.choice([0.05, 0.95], size=rows)
+        x = logistic_minimizer(a, b)
+        assert np.abs(a.T @ (1 / (1 + np.exp(-a @ x)) - b)).max() < 1e-9 * rows
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_inequality_of_section_3_holds_for_adagrad_at_every_round(problem: type[Problem], weights: str) -> None:
+    played = game(problem, weights)
+    assert played.sigma[0].min() >= 1  # h_1 ≥ h_0
+    for T in range(1, STEPS + 1):
+        at_T = terms(played, T)
+        assert (at_T.gradient <= played.player.delta).all()
+        assert (at_T.regret <= at_T.theorem(at_T.monotone_h_0)).all()
+        assert (at_T.regret <= at_T.theorem()).all()
+        assert (at_T.lemma_left < at_T.lemma_right).all()
+        assert (at_T.lemma_2_left() < at_T.lemma_right).all()
+        assert (at_T.theorem(at_T.monotone_h_0) <= at_T.corollary_1_with_delta()).all()
+        assert (at_T.theorem(at_T.lemma_h_0) <= at_T.corollary_2()).all()
+    assert intermediate_ratio(played) <= 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_with_momentum_the_bound_holds_wherever_the_sum_of_the_condition_does(problem: type[Problem]) -> None:
+    played = play(problem(STEPS, RUNS, 4, 3, 7), player(0.9, weights="> 0"), STEPS)
+    for T in range(1, STEPS + 1):
+        at_T = terms(played, T)
+        assert ((at_T.regret <= at_T.theorem()) | (at_T.alignments.sum(axis=0) < 0)).all()
+
+
+def test_alignments_are_those_of_the_moment_before() -> None:
+    played = game(Adversary, "> 0")
+    best = played.problem.optimum(9)
+    expected = [[played.m[t - 1, run] @ (played.x[t, run] - best[run]) for run in range(RUNS)] for t in range(1, 9)]
+    np.testing.assert_allclose(terms(played, 9).alignments, [[0.0] * RUNS, *expected], rtol=1e-12, atol=1e-12)
+
+
+def test_kappa_and_the_first_fall_of_a_decaying_v() -> None:
+    V = np.array([4.0, 5.0, 4.5, 9.0]).reshape(4, 1, 1)
+    played = Game(Steady(4, 1.0), player(0.0, 0.5), np.zeros((5, 1, 1)), np.ones_like(V), np.ones_like(V), V)
+    assert largest_kappa(played) == pytest.approx(5 / 4.5)
+    assert first_fall(played) == 3
+    assert analyse(played, "0", [4]).negative_share == 1 / 4
+
+
+@pytest.mark.parametrize("exponent", [0.25, 0.5, 1.0])
+def test_the_growth_exponent_of_a_power_law(exponent: float) -> None:
+    rounds = [10, 30, 100, 1000]
+    assert growth_exponent(rounds, [3 * T**exponent for T in rounds]) == pytest.approx(exponent)
+
+
+def test_no_growth_exponent_without_a_positive_regret() -> None:
+    assert growth_exponent([10, 100], [1.0, 0.0]) is None
+    assert growth_exponent([10], [1.0]) is None
+
+
+def test_the_counterexamples_break_the_printed_bounds_and_not_the_mended_ones() -> None:
+    theorem, with_lemma, corollary = counterexamples()
+    assert theorem.printed == pytest.approx(math.sqrt(2) / 20 / 2 + 1 / 2)
+    assert corollary.printed == pytest.approx(1.5 * math.sqrt(100))
+    for example in (theorem, with_lemma, corollary):
+        assert example.conditions_hold
+        assert example.printed < example.regret <= example.mended
+
+
+def test_the_section_is_whole() -> None:
+    tables = {table.name: table for table in section().tables}
+    assert len(tables) == 5
+    for table in tables.values():
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+        for row in table.rows:
+            for column, cell in zip(table.columns, row, strict=True):
+                if not isinstance(cell, str | None):
+                    assert math.isfinite(cell)
+                    format(cell, column.format)
+    assert {len(tables[name].rows) for name in tables if name != "regret-counterexamples"} == {18}
+    assert [figure.name for figure in section().figures] == ["regret-logistic", "regret-absolute", "regret-adversary"]
+    for figure in section().figures:
+        for series in figure.series:
+            assert len(series.x) == len(series.y) > 0
+            assert min(series.y) > 0
+
+
+def test_progress_ends_at_1_and_the_result_is_the_same_again() -> None:
+    shares: list[float] = []
+    assert regret(steps=40, runs=2, on_progress=shares.append) == section()
+    assert shares == sorted(shares)
+    assert shares[-1] == 1

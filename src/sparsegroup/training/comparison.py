@@ -1,0 +1,90 @@
+"""Adam, Adam pruned after training, and Group Adam at the same feature rate, on one click log."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from sparsegroup.data import MemoryLog
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.config import Config
+from sparsegroup.training.log_pass import score, train
+from sparsegroup.training.pruning import prune_rows
+
+KEY_BYTES, FLOAT_BYTES = 8, 4
+
+Reporter = tuple[Callable[[int, float], None], Callable[[HistoryPoint], None]]
+
+
+@dataclass(frozen=True)
+class MethodScore:
+    """A trained table and how well it does.
+
+    Attributes:
+        name: The method.
+        test: Metrics on the test rows.
+        feature_rate: Live features over features seen in training.
+        live_rows: Features with a non-zero vector.
+        table_bytes: What a server has to hold: a 64-bit key and a float32 vector per live feature.
+        informative: Share of the live features that have an effect, where the truth is known (synthetic logs).
+    """
+
+    name: str
+    test: Metrics
+    feature_rate: float
+    live_rows: int
+    table_bytes: int
+    informative: float | None
+
+
+def compare(
+    log: MemoryLog,
+    config: Config,
+    reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
+) -> list[MethodScore]:
+    """Train the base optimizer and its Group version with the same seed; prune the first to the rate of the second.
+
+    Args:
+        log: The click log.
+        config: Settings of the Group version; the base optimizer is the same with all λ = 0.
+        reporting: Given a method's name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
+    """
+    base_name = config.optimizer.name.capitalize()
+    group_name = f"Group {base_name}"
+    base, base_model = _train(log, config.replace(l1=0.0, l21=0.0, l2=0.0), base_name, reporting)
+    group, _ = _train(log, config, group_name, reporting)
+    prune_rows(base_model.embedding, min(group.live_rows, base.live_rows))
+    pruned = _method_score(f"{base_name}, pruned", log, base_model, score(base_model, log))
+    return [base, pruned, group]
+
+
+def _train(
+    log: MemoryLog,
+    config: Config,
+    name: str,
+    reporting: Callable[[str], AbstractContextManager[Reporter | None]],
+) -> tuple[MethodScore, ClickModel]:
+    model, optimizer = config.build(log)
+    with reporting(name) as reporter:
+        on_batch, on_progress = reporter or (None, None)
+        trained = train(
+            model, optimizer, log, batch_size=config.training.batch_size, on_batch=on_batch, on_progress=on_progress
+        )
+    return _method_score(name, log, model, trained.test), model
+
+
+def _method_score(name: str, log: MemoryLog, model: ClickModel, metrics: Metrics) -> MethodScore:
+    table = model.embedding
+    rows = table.num_live
+    informative = None
+    if log.informative is not None:
+        found = sum(int(log.are_informative(keys.numpy()).sum()) for keys, _ in table.items())
+        informative = found / rows if rows else 0.0
+    return MethodScore(
+        name,
+        metrics,
+        table.feature_rate,
+        rows,
+        rows * (KEY_BYTES + FLOAT_BYTES * table.dim),
+        informative,
+    )
