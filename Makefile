@@ -60,7 +60,7 @@ $(RUN)/python:
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(VENV); }
 
 $(VENV)/.installed: pyproject.toml paper/pyproject.toml constraints.txt | $(RUN)/python
-	$(INSTALL) --editable . --editable paper
+	$(INSTALL) --editable '.[cli]' --editable paper
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

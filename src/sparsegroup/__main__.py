@@ -1,6 +1,18 @@
 """`python -m sparsegroup`, and the command `sparsegroup`."""
 
-from sparsegroup.cli import main
+import sys
+
+from sparsegroup.extras import MissingExtraError
+
+
+def main() -> None:
+    """Run the command line, or say what to install for it."""
+    try:
+        from sparsegroup.cli import main as run
+    except MissingExtraError as error:
+        sys.exit(f"error: {error}")
+    run()
+
 
 if __name__ == "__main__":
     main()

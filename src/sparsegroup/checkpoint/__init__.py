@@ -1,5 +1,9 @@
 """Checkpoints: the whole state of a training in open formats, written so that no crash loses it."""
 
+from sparsegroup.extras import require
+
+require("checkpoint", __name__)
+
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoints import Checkpoints
 from sparsegroup.checkpoint.training_state import LoadResult, load_checkpoint, save_checkpoint

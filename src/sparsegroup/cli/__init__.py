@@ -1,5 +1,9 @@
 """The command line: `…_command` is a command's options, `…_run` what it does, imported when it runs."""
 
+from sparsegroup.extras import require
+
+require("cli", __name__)
+
 from sparsegroup.cli import (
     demo_command,
     export_command,

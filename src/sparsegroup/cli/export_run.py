@@ -10,6 +10,7 @@ from rich.table import Table
 from sparsegroup.cli.app import UsageError, console
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.extras import pip_install
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
@@ -17,7 +18,7 @@ from sparsegroup.serving.export_folder import check_free
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest, TestResult, read_manifest
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import export
-from sparsegroup.serving.onnx import INSTALL, has_onnx
+from sparsegroup.serving.onnx import has_onnx
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
 
@@ -74,7 +75,9 @@ def _wants_onnx(onnx: bool | None) -> bool:
     if onnx is not None:
         return onnx
     if not has_onnx():
-        console.print(f"model.onnx is left out; for ONNX: {INSTALL}", style="yellow", markup=False, highlight=False)
+        console.print(
+            f"model.onnx is left out; for ONNX: {pip_install('onnx')}", style="yellow", markup=False, highlight=False
+        )
         return False
     return True
 

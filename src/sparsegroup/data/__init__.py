@@ -1,5 +1,9 @@
 """Click logs: reading them, and making one up."""
 
+from sparsegroup.extras import require
+
+require("cli", __name__)
+
 from sparsegroup.data.log_errors import BadRows, ClickLogError
 from sparsegroup.data.log_opening import open_log
 from sparsegroup.data.memory_log import MemoryLog

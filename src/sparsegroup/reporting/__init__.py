@@ -1,1 +1,5 @@
 """What is recorded of a run, and how it is shown: charts, figures in words, and pages that need nothing else."""
+
+from sparsegroup.extras import require
+
+require("cli", __name__)

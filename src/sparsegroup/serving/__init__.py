@@ -1,5 +1,9 @@
 """From a trained model to a server: compact exports, ONNX, deltas, and a look inside."""
 
+from sparsegroup.extras import require
+
+require("cli", __name__)
+
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.export_error import ExportError

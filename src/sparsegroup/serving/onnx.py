@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from sparsegroup.extras import MissingExtraError, missing, require
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.program import quiet
 from sparsegroup.serving.serving_model import ServingModel
 
-INSTALL = "pip install 'sparsegroup[onnx]'"
 OPSET = 20
 OUTPUT = "probability"
 EXTERNAL_BYTES = 1_500_000_000
@@ -24,19 +24,15 @@ EXTERNAL_BYTES = 1_500_000_000
 
 def has_onnx() -> bool:
     """Whether the packages are there that ONNX files take."""
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript
-    except ImportError:
-        return False
-    return all((onnx, onnxruntime, onnxscript))
+    return not missing("onnx")
 
 
 def require_onnx() -> None:
     """Raise ExportError where they are not."""
-    if not has_onnx():
-        raise ExportError(f"ONNX needs packages that are not installed: {INSTALL}, or leave the ONNX file out")
+    try:
+        require("onnx", "an ONNX file")
+    except MissingExtraError as error:
+        raise ExportError(f"{error}, or leave the ONNX file out") from None
 
 
 def save_onnx(

@@ -1,5 +1,9 @@
 """Training a click model on a click log: the pass, its metrics, magnitude pruning, and what a run leaves behind."""
 
+from sparsegroup.extras import require
+
+require("cli", __name__)
+
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, read_config

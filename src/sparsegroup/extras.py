@@ -1,0 +1,61 @@
+"""What `pip install sparsegroup` leaves out, and the error that says how to get it.
+
+The core is optimizers, tables and models: torch, numpy and numba. The packages of everything else come with an extra,
+which the rooms that need it ask for when they are imported.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Literal
+
+from sparsegroup.user_error import UserError
+
+Extra = Literal["checkpoint", "cli", "onnx"]
+
+_CHECKPOINT = ("safetensors", "xxhash")
+_CLI = (
+    "jinja2",
+    "matplotlib",
+    "polars",
+    "polars_hash",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "sklearn",
+    "typer",
+    "yaml",
+)
+MODULES: Mapping[Extra, tuple[str, ...]] = {
+    "checkpoint": _CHECKPOINT,
+    "cli": (*_CHECKPOINT, *_CLI),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+}
+"""What each extra adds to the core, as it is imported."""
+
+
+class MissingExtraError(UserError, ImportError):
+    """Packages are needed that an extra installs. The message names them and the command."""
+
+
+def missing(extra: Extra) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [module for module in MODULES[extra] if find_spec(module) is None]
+
+
+def pip_install(extra: Extra) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'sparsegroup[{extra}]'"
+
+
+def require(extra: Extra, who: str) -> None:
+    """Raise unless an extra is installed.
+
+    Args:
+        extra: Its name.
+        who: What needs it.
+
+    Raises:
+        MissingExtraError: It is not installed, or not all of it.
+    """
+    if absent := missing(extra):
+        raise MissingExtraError(f"{who} needs {', '.join(absent)}, not installed here: {pip_install(extra)}")

@@ -1,0 +1,117 @@
+"""What is imported when, and what an installation without the extras says. In processes of their own."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sparsegroup.extras import MODULES, Extra
+
+ROOT = Path(__file__).parents[1]
+MODULE_OF = {"polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+ROOMS: dict[Extra, tuple[str, ...]] = {
+    "checkpoint": ("artifact", "checkpoint"),
+    "cli": ("data", "training", "reporting", "serving", "cli"),
+}
+COMMANDS = ("train", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize")
+SLOW = {"torch", "numpy", "numba", "polars", "pyarrow", "sklearn", "matplotlib", "jinja2", "yaml"}
+HELP = f"""
+import sys
+from sparsegroup.__main__ import main
+for command in {[[], *([name] for name in COMMANDS)]}:
+    sys.argv = ["sparsegroup", *command, "--help"]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
+"""
+
+
+def alone(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def imported(code: str) -> set[str]:
+    """The packages that code imports."""
+    done = alone(f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split("\n")[-2].split())
+
+
+def without(extra: Extra, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code where the packages of an extra are not installed."""
+    return alone(f"import sys\nsys.modules.update(dict.fromkeys({MODULES[extra]}))\n{code}")
+
+
+def test_the_package_alone_imports_nothing() -> None:
+    assert SLOW.isdisjoint(imported("import sparsegroup"))
+
+
+def test_every_public_name_is_there_and_needs_no_extra() -> None:
+    done = imported("import sparsegroup\nfor name in sparsegroup.__all__: assert getattr(sparsegroup, name)")
+    assert "numba" in done
+    assert not {*MODULES["cli"], *MODULES["onnx"]} & done - {"yaml"}  # Numba looks for that one
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    assert SLOW.isdisjoint(imported(HELP))
+
+
+@pytest.mark.parametrize("extra", ROOMS)
+def test_a_room_without_its_extra_says_what_to_install(extra: Extra) -> None:
+    code = f"""
+from importlib import import_module
+for room in {ROOMS[extra]}:
+    try:
+        import_module(f"sparsegroup.{{room}}")
+    except ImportError as error:
+        print(error)
+"""
+    lines = without(extra, code).stdout.splitlines()
+    assert len(lines) == len(ROOMS[extra])
+    for room, line in zip(ROOMS[extra], lines, strict=True):
+        assert line.startswith(f"sparsegroup.{room} needs ")
+        assert line.endswith(f", not installed here: pip install 'sparsegroup[{extra}]'")
+
+
+def test_the_command_without_its_extra_says_what_to_install_in_one_line() -> None:
+    done = without("cli", "from sparsegroup.__main__ import main\nmain()")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: sparsegroup.cli needs ")
+    assert done.stderr.endswith("pip install 'sparsegroup[cli]'\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_optimizers_tables_and_models_need_no_extra() -> None:
+    code = """
+import torch
+from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup.models import MLP
+table, network = HashEmbedding(4), MLP(2, 4)
+optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": network.parameters()}], lr=0.1)
+network(table(torch.tensor([[1, 2], [3, 4]]))).sum().backward()
+optimizer.step()
+"""
+    done = without("cli", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_package_of_an_extra_is_asked_for() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def modules(extra: str) -> set[str]:
+        names = {requirement.partition(">=")[0] for requirement in extras[extra]}
+        own = {MODULE_OF.get(name, name) for name in names if not name.startswith("sparsegroup[")}
+        return own | (modules("checkpoint") if "sparsegroup[checkpoint]" in names else set())
+
+    for extra, expected in MODULES.items():
+        assert {*expected} == modules(extra)
+
+
+def test_the_package_can_be_called_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "sparsegroup", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("sparsegroup ")
