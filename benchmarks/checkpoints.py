@@ -86,7 +86,7 @@ def throughput(
 def changes(model: ClickModel, optimizer: GroupOptimizer, place: Path) -> dict[str, float]:
     """What writing changed rows costs, relative to writing all."""
     table = model.embedding
-    keys = torch.from_numpy(table.table.keys())
+    keys = torch.from_numpy(table.table.directory.keys())
     figures: dict[str, float] = {}
     with scratch(place / "changes") as folder:
         start = timing.perf_counter()

@@ -101,8 +101,8 @@ def clicks(
 def facts_of(table: HashEmbedding) -> dict[str, Any]:
     """Of a table, copied."""
     return {
-        **table.table.export(),
-        "dropped": table.table.dropped.copy(),
+        **table.table.snapshot().arrays(),
+        "dropped": table.table.directory.dropped.copy(),
         "counts": (table.num_rows, table.num_seen, table.num_live, table.skipped_rows),
         "memory": table.memory(),
         "parts": dict(table.table.rows.initial),

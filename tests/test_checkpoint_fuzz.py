@@ -24,7 +24,7 @@ MANIFEST, STATE, TABLE = "checkpoint.json", "state.safetensors", "table-users.sa
 @pytest.fixture(autouse=True)
 def no_pickle(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clicks().load(last(chain))  # numba caches compiled kernels as pickles: they are to be there
-    clicks().tables[0].table.index.with_buckets(2_000)
+    clicks().tables[0].table.directory.index.with_buckets(2_000)
 
     def refuse(*arguments: object, **keywords: object) -> None:
         raise AssertionError("a pickle is read")

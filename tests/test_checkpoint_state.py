@@ -236,7 +236,7 @@ def test_the_files_are_open(tmp_path: Path) -> None:
     training.save(tmp_path / "one")
     tensors = load_file(tmp_path / "one" / "table-users.safetensors")
     assert tensors["keys"].tolist() == list(range(9))
-    exported = training.tables[0].table.export()
+    exported = training.tables[0].table.snapshot().arrays()
     assert (tensors["rows"] == np.stack([exported[part] for part in training.tables[0].table.rows.parts], 1)).all()
 
 
@@ -296,10 +296,10 @@ def any_course_of_events(folder: Path, operations: list[tuple[str, int]], keep: 
             if operation == "step":
                 training.step(keys)
             elif operation == "look up":
-                before = [set(table.table.keys().tolist()) for table in training.tables]
+                before = [set(table.table.directory.keys().tolist()) for table in training.tables]
                 training.model(keys)
                 for number, table in enumerate(training.tables):
-                    touched[number] |= set(table.table.keys().tolist()) - before[number]
+                    touched[number] |= set(table.table.directory.keys().tolist()) - before[number]
             elif operation in ("assign", "zero"):
                 some = keys.unique()
                 users.assign(some, torch.full((len(some), 3), 0.0 if operation == "zero" else seed / 3))
@@ -326,7 +326,7 @@ def any_course_of_events(folder: Path, operations: list[tuple[str, int]], keep: 
                 manifest = read_manifest(path)
                 for number, (_, facts) in enumerate(manifest.tables.values()):
                     table = training.tables[number].table
-                    changed = touched[number] & set(table.keys().tolist())
+                    changed = touched[number] & set(table.directory.keys().tolist())
                     assert facts.written == (table.num_rows if manifest.parent is None else len(changed))
                 touched = {0: set(), 1: set()}
                 kept = checkpoints.paths()

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from sparsegroup.kernels.gpu import launch_rows  # noqa: E402
 from sparsegroup.table import device_rows  # noqa: E402
 from sparsegroup.table.device_rows import DeviceRows  # noqa: E402
-from sparsegroup.table.host_rows import WEIGHT  # noqa: E402
+from sparsegroup.table.row_storage import WEIGHT  # noqa: E402
 
 Float32s = npt.NDArray[np.float32]
 

@@ -19,7 +19,7 @@ from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.kernels.gpu import launch_rows, runtime
 from sparsegroup.models import DCN
-from sparsegroup.table.device_table import DeviceTable
+from sparsegroup.table.device_storage import DeviceStorage
 from sparsegroup.training import Trainer
 from table_cases import random_keys
 
@@ -41,7 +41,7 @@ def on_device() -> Any:
 def new_table(dim: int = 5, **arguments: Any) -> HashEmbedding:
     with on_device():
         table = HashEmbedding(dim, device=DEVICE, std=0.1, **arguments)
-    assert isinstance(table.table, DeviceTable)
+    assert isinstance(table.table.storage, DeviceStorage)
     return table
 
 
@@ -178,7 +178,7 @@ def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
 
 
 def test_prefetch_gives_the_same(monkeypatch):
-    monkeypatch.setattr("sparsegroup.table.table._GRAIN", 1)
+    monkeypatch.setattr("sparsegroup.table.key_search.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads._number", 2)
     plain, _ = trained(new_table(), GroupAdam)
     table = new_table()
@@ -214,8 +214,7 @@ def test_keys_may_be_on_the_device():
 
 def test_many_keys_at_once(monkeypatch):
     """More than are looked up at a time."""
-    monkeypatch.setattr("sparsegroup.table.device_table.CHUNK", 7)
-    monkeypatch.setattr("sparsegroup.table.table.CHUNK", 7)
+    monkeypatch.setattr("sparsegroup.table.row_lookup.CHUNK", 7)
     ours, _ = trained(new_table(), GroupAdam)
     monkeypatch.undo()
     theirs, _ = trained(new_table(), GroupAdam)

@@ -47,7 +47,7 @@ def trained(
         gradient = scale * torch.randn(len(keys), DIM, generator=generator, dtype=torch.float64)
         optimizer.zero_grad()
         (table(keys) * gradient).sum().backward()
-        before = table.table.export()
+        before = table.table.snapshot().arrays()
         optimizer.step()
     return table, optimizer, before, gradient.numpy()
 
@@ -119,7 +119,7 @@ def test_the_largest_are_those_of_all_sorted_however_they_come(count: int) -> No
 def test_zero_rows_are_below_the_threshold(make: Any, penalty: str, l1: float) -> None:
     table, optimizer, _, _ = trained(make, lr=0.05, l1=l1, l21=0.4, penalty=penalty)
     found = read_rows(table.table, 5, threshold_of(optimizer))
-    content = table.table.export()
+    content = table.table.snapshot().arrays()
     zero = ~(content["weight"] != 0).any(axis=1)
     measures = np.linalg.norm(soft(content["u"][zero], l1), axis=1) / (math.sqrt(DIM) * 0.4)
     assert (found.zero, found.live) == (zero.sum(), (~zero).sum())
@@ -136,7 +136,7 @@ def test_zero_rows_are_below_the_threshold(make: Any, penalty: str, l1: float) -
 def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str) -> None:
     l1, l21, l2, lr = 0.03, 0.4, 0.2, 0.05
     table, optimizer, before, g = trained(GroupAdagrad, lr=lr, l1=l1, l21=l21, l2=l2, penalty=penalty)
-    content = table.table.export()
+    content = table.table.snapshot().arrays()
     sigma = (np.sqrt(content["sum"]) + 1e-10) / lr  # no step decays it
     s = soft(before["u"] + g - sigma * before["weight"], l1)
     measures = np.linalg.norm(s, axis=1) / (math.sqrt(DIM) * l21)
@@ -157,7 +157,7 @@ def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str)
 
 def test_sigma_of_adam_is_that_of_its_next_step_without_a_gradient() -> None:
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
-    content = table.table.export()
+    content = table.table.snapshot().arrays()
     sigma = sigma_of(optimizer, 12)
     assert sigma is not None
     found = sigma([content["exp_avg"], content["exp_avg_sq"]], content["weight"].shape)
@@ -181,7 +181,7 @@ def test_without_l21_the_largest_element_is_compared_with_l1() -> None:
     assert threshold is not None
     assert threshold.measure == "max |z| / λ1"
     found = read_rows(table.table, 5, threshold)
-    content = table.table.export()
+    content = table.table.snapshot().arrays()
     zero = ~(content["weight"] != 0).any(axis=1)
     assert found.measured_zero.high == pytest.approx(np.abs(content["u"][zero]).max() / 0.5)
     assert found.measured_zero.high <= 1 + 1e-9

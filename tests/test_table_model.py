@@ -415,7 +415,7 @@ def test_a_lookup_of_many_keys_goes_in_chunks(monkeypatch: pytest.MonkeyPatch, t
     for table, chunk in ((whole, 1 << 18), (chunked, 64)):
         table(keys[:200])
         table.train(training)
-        monkeypatch.setattr("sparsegroup.table.table.CHUNK", chunk)
+        monkeypatch.setattr("sparsegroup.table.row_lookup.CHUNK", chunk)
         vectors = table(keys)
         vectors.backward(torch.arange(3_000.0).view(1_000, 3))
         gradient = table.weight.grad.coalesce()

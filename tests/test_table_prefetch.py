@@ -21,7 +21,8 @@ from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table import batch
-from sparsegroup.table.table import _GRAIN, CHUNK
+from sparsegroup.table.key_search import GRAIN
+from sparsegroup.table.row_lookup import CHUNK
 from table_cases import REGULARIZED, Lookup, pull, random_keys, through_a_file
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -263,7 +264,7 @@ def test_other_keys_than_the_prefetched_ones_are_looked_for() -> None:
 
 @pytest.mark.parametrize(
     ("count", "number", "pays"),
-    [(0, 2, False), (_GRAIN - 1, 2, False), (_GRAIN, 2, True), (CHUNK, 2, True), (CHUNK + 1, 2, False),
+    [(0, 2, False), (GRAIN - 1, 2, False), (GRAIN, 2, True), (CHUNK, 2, True), (CHUNK + 1, 2, False),
      (COUNT, 1, False), (COUNT, 5, True)],
 )  # fmt: skip
 def test_too_few_keys_or_too_many_are_not_prefetched(count: int, number: int, pays: bool) -> None:

@@ -31,7 +31,6 @@ from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
 from sparsegroup.optim.state import load_state_without_rows, parameters_of, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore, StoredParameter
 from sparsegroup.table import HashEmbedding
-from sparsegroup.table.changes import Changes
 from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
@@ -124,7 +123,7 @@ def save_checkpoint(
             )
             manifest = write_manifest(place, manifest)
         for table in tables.values():
-            table.changes = Changes(table.num_rows, manifest.id) if track else None
+            table.track(manifest.id if track else None)
     return manifest
 
 
@@ -198,8 +197,8 @@ def load_checkpoint(
             if generator is not None and saved["generator"] is not None:
                 generator.set_state(saved["generator"])
     for where, table in tables.items():
-        table.become(read[where], claims[table] if table in claimed else None)
-        table.changes = Changes(table.num_rows, manifest.id) if track else None
+        table.adopt(read[where], claims[table] if table in claimed else None)
+        table.track(manifest.id if track else None)
     with rows_left_out():
         model.load_state_dict(content["model"])
     if rng:
@@ -250,8 +249,7 @@ def _at_rest(model: nn.Module) -> Iterator[dict[str, Table]]:
     tables = _tables(model)
     with ExitStack() as stack:
         for table in tables.values():
-            stack.enter_context(table.lock)
-            stack.enter_context(table.pending)
+            stack.enter_context(table.at_rest())
         yield tables
 
 

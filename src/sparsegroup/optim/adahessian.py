@@ -95,7 +95,11 @@ class GroupAdaHessian(GroupOptimizer):
         for update, diagonal in zip(updates, diagonals, strict=True):
             sizes = update.group["spatial_average_block_size"]
             averaged = block_average(diagonal.detach(), sizes, update.parameter.ndim)
-            planned.append(replace(update, hessian=averaged.to(update.gradient.dtype)))
+            averaged = averaged.to(update.gradient.dtype)
+            if update.plan is not None:
+                planned.append(replace(update, plan=update.plan.with_hessian(averaged)))
+            else:
+                planned.append(replace(update, hessian=averaged))
         for parameter in parameters:
             parameter.grad = parameter.grad.detach()
         return planned

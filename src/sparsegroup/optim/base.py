@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, Unpack, overload
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import check_groups, is_rows
-from sparsegroup.kernels.cpu import finite
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.gpu.gpu_backend import WEIGHT_DTYPES
 from sparsegroup.kernels.slot import compute_dtype
@@ -19,7 +17,7 @@ from sparsegroup.optim.arguments import DEFAULTS, Options, check_device, check_h
 from sparsegroup.optim.execution import Execution
 from sparsegroup.optim.group_step import GroupStep, Update
 from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.stored import Claim, StoredParameter
 from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
@@ -213,7 +211,7 @@ class GroupOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         by_group: dict[int, list[Update]] = {}
-        for update in _guarded(self._plan()):
+        for update in self._plan():
             by_group.setdefault(id(update.group), []).append(update)
         for number, group in enumerate(self.param_groups):
             if updates := by_group.get(id(group)):
@@ -250,7 +248,9 @@ class GroupOptimizer(Optimizer):
                 names = group.get("param_names")
                 here = f"param group {index}, {names[number] if names else f'parameter {number}'}"
                 if isinstance(parameter, StoredParameter):
-                    _check_claim(parameter, self.state.get(parameter), here)
+                    claim = self.state.get(parameter, {}).get("claim")
+                    updates.append(_read_stored(parameter, group, self.rule, claim, here))
+                    continue
                 updates.append(_read_gradient(parameter, group, here))
         return updates
 
@@ -281,8 +281,6 @@ def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
     """The gradient of `parameter` in the compute dtype, with `maximize` and `weight_decay` applied."""
     gradient = parameter.grad
     assert gradient is not None
-    if isinstance(parameter, StoredParameter):
-        return _read_stored(parameter, gradient, group, where)
     second_order, gradient = gradient.requires_grad, gradient.detach()
     dtype = compute_dtype(parameter.dtype)
     rows, repeats, unchecked = None, False, False
@@ -320,70 +318,22 @@ def _is_for_device(parameter: Tensor, group: ParamGroup) -> bool:
     return wants_kernels and parameter.dtype in WEIGHT_DTYPES and runtime.serves(parameter.device)
 
 
-def _read_stored(parameter: StoredParameter, gradient: Tensor, group: ParamGroup, where: str) -> Update:
+def _read_stored(parameter: StoredParameter, group: ParamGroup, rule: Rule, claim: Claim | None, where: str) -> Update:
     """The gradient of rows in a store."""
-    store = parameter.store
     if not is_rows(group["groups"]):
         raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({where})")
     if group.get("weight_decay"):
         raise ValueError(
             f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({where}); use l2"
         )
-    if gradient.layout != torch.sparse_coo:
-        raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
-    # A Hessian comes in the order of the coalesced gradient; other gradients of one lookup are distinct as they are.
-    store.check()
-    takes_as_it_is = store.sums_and_guards or store.are_distinct(gradient._indices()[0])
-    if gradient.requires_grad or not takes_as_it_is:
-        check_rows(gradient._indices()[0], store.num_rows, where)
-        gradient = gradient.coalesce()
-    gradient = gradient.detach()
-    rows, values = gradient._indices()[0], gradient._values()
-    if group["maximize"]:
-        values = -values
-    return Update(parameter, group, rows, values)
-
-
-def _guarded(updates: list[Update]) -> list[Update]:
-    """`updates` without the rows of stores whose gradient is not finite, where the store skips those.
-
-    Raises:
-        FloatingPointError: There are such rows in a store that does not.
-    """
-    bad = {}
-    for index, update in enumerate(updates):
-        if isinstance(update.parameter, StoredParameter) and not update.parameter.store.sums_and_guards:
-            good = _finite_rows(update.gradient)
-            if update.hessian is not None and (curved := _finite_rows(update.hessian)) is not None:
-                good = curved if good is None else good & curved
-            if good is not None:
-                bad[index] = good
-                assert update.rows is not None
-                if not update.parameter.store.skips_nonfinite:
-                    rows = update.parameter.store.describe(update.rows[~good].numpy())
-                    raise FloatingPointError(
-                        f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
-                    )
-    for index, good in bad.items():
-        update = updates[index]
-        assert isinstance(update.parameter, StoredParameter)
-        assert update.rows is not None
-        update.parameter.store.skipped_rows += int((~good).sum())
-        hessian = None if update.hessian is None else update.hessian[good]
-        updates[index] = replace(update, rows=update.rows[good], gradient=update.gradient[good], hessian=hessian)
-    return updates
-
-
-def _finite_rows(values: Tensor) -> Tensor | None:
-    """Which rows are finite, or None if all are."""
-    if finite.are_finite(values):
-        return None
-    return torch.isfinite(values).all(dim=1)
-
-
-def _check_claim(parameter: StoredParameter, state: dict[str, Any] | None, where: str) -> None:
-    if state and parameter.store.claim is not state["claim"]:
-        raise RuntimeError(
-            f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows ({where}); "
-            "one table, one optimizer"
-        )
+    assert parameter.grad is not None
+    plan = parameter.store.plan(
+        parameter.grad,
+        rule,
+        claim=claim,
+        maximize=group["maximize"],
+        wants_u=GroupStep(rule, group).wants_u,
+        where=where,
+        state_dtype=group["state_dtype"],
+    )
+    return Update(parameter, group, None, plan.gradient, plan=plan)

@@ -11,7 +11,7 @@ from sparsegroup.kernels.slot import compute_dtype
 from sparsegroup.kernels.step_request import Backend, StepRequest, TensorStep
 from sparsegroup.optim.group_step import GroupStep, Update, advance_steps
 from sparsegroup.optim.places import Place, State
-from sparsegroup.optim.stored import Claim, StoredParameter
+from sparsegroup.optim.stored import Claim, RowPlan, RowStep
 from sparsegroup.rules import Rule
 
 
@@ -39,8 +39,8 @@ class Execution:
         """The updates of one param group. `states[parameter]` is empty before a parameter's first."""
         dense: list[Update] = []
         for update in updates:
-            if isinstance(update.parameter, StoredParameter):
-                _in_store(step, update.parameter, update, states[update.parameter])
+            if update.plan is not None:
+                _in_store(step, update.plan, states[update.parameter])
             else:
                 dense.append(update)
         requests: dict[Backend, list[TensorStep]] = {}
@@ -73,18 +73,15 @@ def _numbers(step: GroupStep, places: Sequence[Place]) -> list[Numbers]:
     )
 
 
-def _in_store(step: GroupStep, parameter: StoredParameter, update: Update, state: State) -> None:
+def _in_store(step: GroupStep, plan: RowPlan, state: State) -> None:
     """Rows of a store, which keeps u and the rule's state beside them."""
-    assert update.rows is not None
-    store = parameter.store
-    has_u = "claim" in state and store.claim is state["claim"] and "u" in store.state_names
-    carries_u = has_u or step.wants_u or store.keeps_rounding
-    store.check_rule(step.rule, carries_u)
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32)
         state["claim"] = Claim()
     state["step"] += 1
-    names = {**({"u": 0.0} if carries_u else {}), **step.initial}
-    store.lay_out(state["claim"], names, step.group["state_dtype"])
-    gradients = [g for g in (update.gradient, update.hessian) if g is not None]
-    store.step(step.rule, update.rows, gradients, step.numbers(float(state["step"])), step.settings)
+    numbers = step.numbers(float(state["step"]))
+    plan.apply(
+        RowStep(
+            step.rule, state["claim"], step.initial, step.group["state_dtype"], step.wants_u, numbers, step.settings
+        )
+    )

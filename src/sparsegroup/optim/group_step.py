@@ -12,6 +12,7 @@ from sparsegroup.kernels.rounding import step_seed
 from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.optim.places import State
+from sparsegroup.optim.stored import RowPlan
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
@@ -29,6 +30,7 @@ class Update:
         gradient: Shaped as the parameter or as its `rows`; in the compute dtype, for kernels on a device as it came.
         hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
         repeats, unchecked: See `TensorStep`.
+        plan: Of rows in a store, which then holds all of the gradient.
     """
 
     parameter: Tensor
@@ -38,6 +40,7 @@ class Update:
     hessian: Tensor | None = None
     repeats: bool = False
     unchecked: bool = False
+    plan: RowPlan | None = None
 
 
 class GroupStep:

@@ -104,13 +104,10 @@ def _adapt_entry(entry: Mapping[str, Any], parameter: Tensor, rule: Rule, where:
 
 def export_state(parameter: StoredParameter, entry: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state of a parameter in a store, as tensors."""
-    if parameter.store.claim is not entry["claim"]:
+    content = parameter.store.export_state(entry["claim"])
+    if content is None:
         return {}  # another optimizer's state is there now
-    content = parameter.store.export()
-    return {
-        "step": entry["step"],
-        **{name: torch.from_numpy(content[name]) for name in ("keys", *parameter.store.state_names)},
-    }
+    return {"step": entry["step"], **{name: torch.from_numpy(part) for name, part in content.items()}}
 
 
 def restore_state(
@@ -127,9 +124,8 @@ def restore_state(
     if not entry or "claim" in entry:
         return
     tensors = {name: value.tensor for name, value in entry.items() if isinstance(value, Shielded)}
-    claim = Claim()
-    parameter.store.lay_out(claim, {**({"u": 0.0} if "u" in tensors else {}), **initial}, state_dtype)
-    parameter.store.restore({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    claim = parameter.store.restore_state(arrays, initial, state_dtype)
     for name in tensors:
         del entry[name]
     entry["claim"] = claim
@@ -145,7 +141,7 @@ def state_without_rows(optimizer: Optimizer) -> dict[str, Any]:
     for index, parameter in enumerate(parameters_of(optimizer)):
         if isinstance(parameter, StoredParameter) and index in state:
             entry = state.pop(index)
-            if parameter.store.claim is entry["claim"]:
+            if parameter.store.holds(entry["claim"]):
                 state[index] = {"step": entry["step"]}
     return {"param_groups": content["param_groups"], "state": state}
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -24,11 +25,49 @@ class Claim:
     """An optimizer's right to keep its state in a store: one holds at a time."""
 
 
+@dataclass(frozen=True)
+class RowStep:
+    """What an optimizer asks of a step over a store's rows.
+
+    Attributes:
+        rule: The base optimizer.
+        claim: The optimizer's; another's state in the rows ends with the step.
+        initial: The rule's state of a row that no gradient has touched: name → value.
+        state_dtype: Of u and the rule's state; None for the store's own.
+        wants_u: Whether there is a regularizer to carry u for.
+        numbers: What depends on the step.
+        settings: λ and what else the kernels need.
+    """
+
+    rule: Rule
+    claim: Claim
+    initial: Mapping[str, float]
+    state_dtype: torch.dtype | None
+    wants_u: bool
+    numbers: Numbers
+    settings: Settings
+
+
+class RowPlan(Protocol):
+    """A step over a store's rows that has been checked. Nothing has changed so far."""
+
+    @property
+    def gradient(self) -> Tensor:
+        """`[n, dim]`, in the order in which a Hessian's diagonal must come: that of the coalesced gradient."""
+
+    def with_hessian(self, diagonal: Tensor) -> "RowPlan":
+        """The same with the Hessian's diagonal, shaped as `gradient`.
+
+        Raises:
+            FloatingPointError: It is not finite, and the store does not skip such rows; nothing has changed.
+        """
+
+    def apply(self, request: RowStep) -> None:
+        """Take the step: lay out u and the rule's state, count skipped rows, run the kernel."""
+
+
 class RowStore(Protocol):
     """Rows of weights, found by number, with an optimizer's state beside them."""
-
-    claim: Claim | None
-    skipped_rows: int
 
     @property
     def num_rows(self) -> int: ...
@@ -39,58 +78,61 @@ class RowStore(Protocol):
     @property
     def dim(self) -> int: ...
     @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
     def weight_dtype(self) -> torch.dtype: ...
     @property
     def device(self) -> torch.device: ...
-    @property
-    def skips_nonfinite(self) -> bool: ...
-    @property
-    def sums_and_guards(self) -> bool:
-        """Whether `step` itself adds up the gradients of repeated rows and leaves out what is not finite."""
 
-    @property
-    def keeps_rounding(self) -> bool:
-        """Whether the weights are rounded, so that u is wanted without a regularizer, too."""
+    def plan(
+        self,
+        gradient: Tensor,
+        rule: Rule,
+        *,
+        claim: Claim | None,
+        maximize: bool,
+        wants_u: bool,
+        where: str,
+        state_dtype: torch.dtype | None = None,
+    ) -> RowPlan:
+        """All of a step that can fail. Nothing is changed.
 
-    @property
-    def state_names(self) -> tuple[str, ...]: ...
-
-    def check(self) -> None:
-        """Raise what a step before has reported by now.
-
-        Raises:
-            FloatingPointError: Rows had a gradient that is not finite, and are not to be skipped.
-        """
-
-    def check_rule(self, rule: Rule, carries_u: bool) -> None:
-        """Raise RuntimeError where the rows cannot be stepped by `rule`."""
-
-    def lay_out(self, claim: Claim, initial: Mapping[str, float], state_dtype: torch.dtype | None) -> None:
-        """Give the rows the parts `initial` beside the weights; another claim ends, and its state with it.
+        Args:
+            gradient: As backward left it.
+            rule: The base optimizer.
+            claim: The optimizer's; None before its first step.
+            maximize: Step with the negative of the gradient.
+            wants_u: See `RowStep`.
+            where: For messages.
+            state_dtype: See `RowStep`.
 
         Raises:
-            ValueError: The store cannot keep its state in `state_dtype`.
+            RuntimeError: Another optimizer has trained the rows since, or the rule cannot be compiled.
+            ValueError: The gradient is not sparse COO, or state cannot be kept in `state_dtype`.
+            IndexError: The gradient has rows that the store has not.
+            FloatingPointError: The gradient, or one of a step before, is not finite, and such rows are not skipped.
         """
 
-    def are_distinct(self, rows: Tensor) -> bool:
-        """Whether `rows` is known to hold each row once."""
+    def holds(self, claim: Claim) -> bool:
+        """Whether the state in the rows is that of `claim`."""
 
-    def describe(self, rows: Int64s) -> str:
-        """The rows in the user's terms, for messages."""
+    def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
+        """The "keys" `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
 
-    def step(self, rule: Rule, rows: Tensor, gradients: Sequence[Tensor], numbers: Numbers, settings: Settings) -> None:
-        """The optimizer's step over rows `[n]`, distinct unless the store `sums_and_guards`."""
+    def restore_state(
+        self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
+    ) -> Claim:
+        """Have what `export_state` gave, of the rule's state and perhaps u; rows without an entry start afresh.
+
+        Args:
+            state: The keys and the parts.
+            initial: The rule's state of a row that no gradient has touched.
+            state_dtype: See `RowStep`.
+
+        Returns:
+            By what the rows hold it.
+        """
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys `[n]` and vectors `[n, dim]` of the live rows."""
-
-    def export(self) -> dict[str, npt.NDArray[Any]]:
-        """The "keys" `[n]`, the "weight" and every part of the state, `[n, dim]`."""
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Set the parts of the state from what `export` gave; rows without an entry start afresh."""
 
 
 class StoredParameter(Tensor):

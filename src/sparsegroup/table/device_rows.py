@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import launch_rows
-from sparsegroup.table.host_rows import WEIGHT
+from sparsegroup.table.row_storage import WEIGHT
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]

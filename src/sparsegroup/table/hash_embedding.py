@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES, TORCH_DTYPES
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
+from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
+from sparsegroup.table.eviction import ZERO_ROWS, EvictionPolicy
 from sparsegroup.table.key_search import LookAhead
-from sparsegroup.table.kinds import new_table
 from sparsegroup.table.row_start import Init
+from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_report import FieldCount, TableMemory
+from sparsegroup.table.table_snapshot import TableSnapshot
 
 _rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
 
@@ -52,6 +55,8 @@ class HashEmbedding(nn.Module):
             anything is changed, or "skip" the row and count it in `skipped_rows`. On a GPU the row is skipped in any
             case, and "raise" raises in a step soon after.
         huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
+        admission: Decides which keys get a row in training, see `AdmissionPolicy`. None: every key.
+        eviction: Decides which rows `shrink` drops, see `EvictionPolicy`. None: those that are exactly zero.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
         dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
 
@@ -89,6 +94,8 @@ class HashEmbedding(nn.Module):
         field_bits: int = 0,
         nonfinite: Literal["raise", "skip"] = "raise",
         huge_pages: bool = True,
+        admission: AdmissionPolicy | None = None,
+        eviction: EvictionPolicy | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -123,12 +130,14 @@ class HashEmbedding(nn.Module):
             field_bits=field_bits,
             skips_nonfinite=nonfinite == "skip",
             huge_pages=bool(huge_pages),
+            admission=EVERY_KEY if admission is None else admission,
+            eviction=ZERO_ROWS if eviction is None else eviction,
             dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
             weight_dtype=dtype,
             device=place,
             on_device=on_device,
         )
-        self.table = new_table(config)
+        self.table = Table(config)
         self.register_parameter("weight", StoredParameter(self.table))
         self._ahead: LookAhead | None = None
 
@@ -154,7 +163,7 @@ class HashEmbedding(nn.Module):
             located, vectors = self.table.fetch(ahead)
         else:
             located, vectors = self.table.look_up(array, insert=self.training)
-        return for_autograd(self.weight, self.table, located, vectors).view(*keys.shape, self.dim)
+        return for_autograd(self.weight, located, vectors).view(*keys.shape, self.dim)
 
     def prefetch(self, keys: Tensor) -> None:
         """Let another thread look for keys that a later `forward` will be given, while this one trains.
@@ -252,11 +261,11 @@ class HashEmbedding(nn.Module):
         if len(np.unique(array)) != len(array):
             raise ValueError("keys must be distinct")
         values = vectors.detach().to("cpu", TORCH_DTYPES[self.table.dtype]).reshape(-1, self.dim).contiguous()
-        self.table.write_weights(array, values.numpy())
+        self.table.assign(array, values.numpy())
 
     def initial(self, keys: Tensor) -> Tensor:
         """The vectors that `keys` start from, `[*keys.shape, dim]`."""
-        starts = torch.from_numpy(self.table.start(self._as_array(keys)))
+        starts = torch.from_numpy(self.table.starts.of(self._as_array(keys)))
         return starts.to(self.table.device, self.weight.dtype).view(*keys.shape, self.dim)
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
@@ -284,7 +293,7 @@ class HashEmbedding(nn.Module):
         return self.table.memory()
 
     def shrink(self) -> int:
-        """Drop the rows that are exactly zero and give their memory back to the system.
+        """Drop the rows that are exactly zero, or those that `eviction` says, and give their memory back to the system.
 
         A dropped key that returns is a new row from its start; it is not counted anew in `num_seen` (which costs 8
         bytes per dropped key).
@@ -318,10 +327,10 @@ class HashEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if _rows_left_out.get():
             return
-        content = self.table.export()
-        destination[prefix + "keys"] = torch.from_numpy(content["keys"])
-        destination[prefix + "weight"] = torch.from_numpy(content["weight"])
-        destination[prefix + "dropped"] = torch.from_numpy(self.table.dropped.view(np.int64).copy())
+        content = self.table.snapshot((WEIGHT,))
+        destination[prefix + "keys"] = torch.from_numpy(content.keys)
+        destination[prefix + "weight"] = torch.from_numpy(content.parts[WEIGHT])
+        destination[prefix + "dropped"] = torch.from_numpy(content.dropped)
 
     def _load_from_state_dict(
         self,
@@ -353,7 +362,7 @@ class HashEmbedding(nn.Module):
             error_msgs.append(f"{prefix}keys: {len(keys):,} rows are more than max_rows={self.table.config.max_rows:,}")
         else:
             values = weight.to(TORCH_DTYPES[self.table.dtype]).numpy()
-            self.table.replace(np.ascontiguousarray(keys.numpy()), values, dropped.numpy())
+            self.table.load(TableSnapshot(np.ascontiguousarray(keys.numpy()), {WEIGHT: values}, dropped.numpy()))
 
 
 def _device(device: torch.device | str | None) -> torch.device:

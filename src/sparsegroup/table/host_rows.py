@@ -10,11 +10,11 @@ import numpy.typing as npt
 from sparsegroup.kernels.cpu import compiled_step
 from sparsegroup.kernels.cpu.jit import array_at, kernel
 from sparsegroup.table.pages import MappedPages
+from sparsegroup.table.row_storage import WEIGHT
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
-WEIGHT = "weight"
 _PAGE_BYTES = 16 << 20
 
 

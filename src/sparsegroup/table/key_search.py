@@ -1,61 +1,85 @@
-"""What a lookup is given and finds on its way: keys, the distinct ones, their rows."""
+"""A search for keys: what it is given, what it finds, and the kernel's run."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from sparsegroup.table.row_locations import RowLocations
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.views import array_of
+from sparsegroup.table import batch
+from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.row_locations import Generation, Int32s, Int64s
 
-Int64s = npt.NDArray[np.int64]
+GRAIN = 1 << 12
+"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
 
 
 class KeySearch:
-    """Where a lookup puts what it finds.
+    """Keys, and what is known of them so far.
 
     Args:
         keys: `[n]`.
 
     Attributes:
         inverse: `[n]` int32, the place of each key among the distinct ones.
-        rows: `[n]` int64, the rows of the distinct keys, as many as `count` says.
+        rows: `[n]` int64, the rows of the distinct keys, as many as `count` says; `ABSENT` for none.
         count: `[1]`, how many are distinct.
+        out: `[n, dim]`, the vectors of all keys, where they are fetched on the way.
+        absent: How many of the distinct keys have no row.
+        has_new: Whether keys were given rows after `out` was filled.
     """
 
     def __init__(self, keys: Int64s) -> None:
         self.keys = keys
-        self.inverse = np.empty(len(keys), np.int32)
+        self.inverse: Int32s = np.empty(len(keys), np.int32)
         self.rows = torch.empty(len(keys), dtype=torch.int64)
         self.count = np.zeros(1, np.int64)
+        self.out: Tensor | None = None
+        self.absent = 0
+        self.has_new = False
 
-    def located(self, generation: int, has_absent: bool) -> RowLocations:
-        """Them, when they have been filled."""
-        return RowLocations(self.rows[: int(self.count[0])], self.inverse, generation, has_absent)
+    @classmethod
+    def with_rows(cls, keys: Int64s, inverse: Int32s, rows: Int64s) -> "KeySearch":
+        """One that has ended: the rows of the distinct keys, and each key's place among them."""
+        search = cls.__new__(cls)
+        search.keys, search.inverse, search.rows = keys, inverse, torch.from_numpy(rows)
+        search.count = np.array([len(rows)])
+        search.absent = int((rows == ABSENT).sum())
+        search.out, search.has_new = None, False
+        return search
+
+    @property
+    def distinct_rows(self) -> Tensor:
+        """The rows of the distinct keys, without the memory behind them."""
+        return self.rows[: int(self.count[0])]
 
 
-@dataclass
-class LookAhead:
-    """A lookup that has been begun before its time.
+@dataclass(frozen=True)
+class Reach:
+    """The rows as the search's kernel reaches them in the host's memory.
 
     Attributes:
-        places: Where it looks, and what it finds.
-        insert: Whether new keys get a row.
-        located: Where the keys are; None if it has failed, or is not done.
+        pages: Address of the pages' addresses.
+        shift: log2 of the rows of a page.
+        row_bytes: Bytes of a row.
     """
 
-    places: KeySearch
-    insert: bool
-    located: RowLocations | None = None
+    pages: int
+    shift: int
+    row_bytes: int
 
-    def is_for(self, keys: Int64s, insert: bool) -> bool:
-        """Whether it is the lookup of these keys."""
-        return self.insert == insert and np.array_equal(self.places.keys, keys)
+
+_NOWHERE = np.zeros(1, np.int64)
+NOWHERE = Reach(_NOWHERE.ctypes.data, 62, 0)
+"""For rows that are not in the host's memory: the kernel, which would ask for them, asks for nothing."""
 
 
 @dataclass(frozen=True)
 class RowSpace:
-    """Memory for new rows, as `batch.insert_rows` takes it.
+    """Memory on the host in which new rows begin: they themselves, or what will be sent to where they are.
 
     Attributes:
         addresses: `[p]` int64, of pages.
@@ -68,3 +92,69 @@ class RowSpace:
     shift: int
     row_bytes: int
     initial: tuple[float, ...]
+
+
+@dataclass
+class LookAhead:
+    """A lookup that has been begun before its time.
+
+    Attributes:
+        search: Where it looks, and what it finds.
+        insert: Whether new keys may get a row.
+        generation: Of the rows that were found; None if the search has failed, or is not done.
+    """
+
+    search: KeySearch
+    insert: bool
+    generation: Generation | None = None
+
+    def is_for(self, keys: Int64s, insert: bool) -> bool:
+        """Whether it is the lookup of these keys."""
+        return self.insert == insert and np.array_equal(self.search.keys, keys)
+
+
+def run_search(
+    search: KeySearch,
+    index: Index,
+    scratch: batch.Scratch,
+    vectors: npt.NDArray[np.floating],
+    reach: Reach,
+    *,
+    finds: bool = True,
+    alone: bool = False,
+) -> None:
+    """Find the rows of the keys, and fetch their vectors where `search.out` is there for them.
+
+    Args:
+        search: Changed: all that is found.
+        index: Where the keys are looked for.
+        scratch: For as many keys, if they are to be found.
+        vectors: `[≥ distinct, dim]`, out: of the distinct keys.
+        reach: Where the vectors are.
+        finds: Without it the rows are known already.
+        alone: Do not share the work with other threads.
+    """
+    n, out = len(search.keys), search.out
+    absent = threads.share(
+        batch.look_up,
+        finds,
+        out is not None,
+        search.keys,
+        scratch.seen,
+        scratch.distinct,
+        scratch.hashes,
+        search.inverse,
+        search.count,
+        array_of(search.rows),
+        index.state,
+        index.pages,
+        reach.pages,
+        reach.shift,
+        reach.row_bytes,
+        vectors,
+        vectors if out is None else array_of(out),
+        vectors.dtype.type(0),
+        alone=alone or n < GRAIN,
+    )
+    if finds:
+        search.absent = absent

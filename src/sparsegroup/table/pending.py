@@ -4,19 +4,26 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
 from weakref import WeakSet
 
 
 class Pending:
-    """At most one job, done by whoever enters first. To be entered behind the lock: `with lock, pending:`.
+    """At most one job, done by whoever enters first. To be entered behind its lock: `with pending.lock, pending:`.
 
     The lock itself stays a plain one, which no signal can come between. A thread that is to do the job ahead of the
-    others only has to enter and leave.
+    others only has to enter and leave. No process begins in the middle of what another thread does behind the lock, or
+    with a job pending.
+
+    Attributes:
+        lock: Of the table.
+        job: The job.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self.job: Callable[[], None] | None = None
+        with _forking:
+            _all.add(self)
 
     def __enter__(self) -> None:
         job, self.job = self.job, None
@@ -28,32 +35,29 @@ class Pending:
     ) -> None:
         pass
 
+    def promise(self, job: Callable[[], None]) -> None:
+        """Have `job` done by whoever enters next; one that was promised before is done now."""
+        with self.lock, self:
+            self.job = job
 
-class _Locked(Protocol):
-    lock: threading.RLock
-    pending: Pending
+    def keep(self) -> None:
+        """Do what is promised."""
+        with self.lock, self:
+            pass
 
-    def __hash__(self) -> int: ...
 
-
-_all: "WeakSet[_Locked]" = WeakSet()
-_held: list[_Locked] = []
+_all: "WeakSet[Pending]" = WeakSet()
+_held: list[Pending] = []
 _forking = threading.RLock()
 """Held by the thread that forks, and by one that makes a table: the fork would not know of that."""
 
 
-def free_at_fork(table: _Locked) -> None:
-    """Let no process begin in the middle of another thread's work on `table`, or with a job of its pending."""
-    with _forking:
-        _all.add(table)
-
-
 def _hold_all() -> None:
     _forking.acquire()
-    for table in list(_all):
-        table.lock.acquire()
-        _held.append(table)
-        with table.pending:
+    for pending in list(_all):
+        pending.lock.acquire()
+        _held.append(pending)
+        with pending:
             pass
 
 

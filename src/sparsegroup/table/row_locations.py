@@ -1,14 +1,60 @@
-"""Where the keys of one lookup are, among a table's rows."""
+"""Where the keys of one lookup are among a table's rows, and what of that travels with the lookup's gradient."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparsegroup.kernels.views import array_of
-
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+
+class Generation:
+    """The numbering of a table's rows: it ends when they are renumbered."""
+
+    def __init__(self) -> None:
+        self.is_current = True
+
+    def end(self) -> None:
+        """The rows have other numbers from now on."""
+        self.is_current = False
+
+    def check(self) -> None:
+        """Raise RuntimeError if the rows have been renumbered since."""
+        if not self.is_current:
+            raise RuntimeError(
+                "the table has been shrunk or loaded since this lookup, whose rows are no longer where they were; "
+                "call shrink() between a step and the next forward"
+            )
+
+
+@dataclass(frozen=True)
+class GradientLines:
+    """How the lines of a lookup's gradient belong to rows.
+
+    It travels with the gradient, attached to the memory of its row numbers, and holds no tensor there: the two would
+    keep each other alive for ever.
+
+    Attributes:
+        generation: In which the rows have these numbers.
+        count: Lines.
+        order: Where the lines sorted by row, int32 `[count]`, begin in the memory of the row numbers, in elements. None
+            where each row has one line.
+        starts: Where, likewise, the beginnings of the rows' runs in that order lie, int32 `[distinct + 1]`.
+        on_host: `[distinct]`, the rows, where they are known on the host apart from the lines.
+    """
+
+    generation: Generation
+    count: int
+    order: int | None = None
+    starts: int = 0
+    on_host: Int64s | None = None
+
+    def without_absent(self, count: int) -> "GradientLines | None":
+        """Those of the `count` lines that have a row; None if that is not known."""
+        return replace(self, count=count) if self.order is None else None
 
 
 @dataclass(frozen=True)
@@ -16,19 +62,35 @@ class RowLocations:
     """Where the keys of one lookup are.
 
     Attributes:
-        rows_tensor: `[distinct]` int64, each once, in order of appearance; `ABSENT` for a key without a row. A tensor,
+        generation: A `shrink` renumbers the rows.
+        rows: `[lines]` int64, where the vectors are: the row of each line of the gradient, `ABSENT` for none. A tensor,
             for torch may resize what it makes of it (`zero_` on a sparse gradient does).
-        inverse: `[keys]` int32, the place in `rows` of each key.
-        generation: Of the table: a `shrink` renumbers the rows.
+        inverse: `[keys]` int32, the line of each key, over which the gradient is summed; None where each key has a line
+            of its own.
         has_absent: Whether some key has no row.
+        lines: How the gradient's lines belong to rows; None if there will be no gradient.
     """
 
-    rows_tensor: Tensor
-    inverse: npt.NDArray[np.int32]
-    generation: int
+    generation: Generation
+    rows: Tensor
+    inverse: Int32s | None
     has_absent: bool
+    lines: GradientLines | None
 
-    @property
-    def rows(self) -> Int64s:
-        """`rows_tensor` as an array."""
-        return array_of(self.rows_tensor)
+
+def attach(rows: Tensor, lines: GradientLines) -> None:
+    """Let `lines` travel with the gradient whose row numbers are `rows`.
+
+    They stay with it through autograd's accumulation of a single contribution; a sum, `coalesce` or `zero_` makes row
+    numbers of its own, with which they are not.
+    """
+    storage: Any = rows.untyped_storage()
+    storage.sparsegroup_lines = lines
+
+
+def attached(rows: Tensor, generation: Generation) -> GradientLines | None:
+    """What came with a gradient whose row numbers are `rows`, if it is of this generation of this table's rows."""
+    lines: GradientLines | None = getattr(rows.untyped_storage(), "sparsegroup_lines", None)
+    if lines is None or lines.generation is not generation or lines.count != len(rows):
+        return None
+    return lines

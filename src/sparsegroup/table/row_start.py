@@ -4,6 +4,7 @@ import math
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import jitted, kernel
 from sparsegroup.table.hashing import mix
@@ -58,6 +59,28 @@ def _mixed_seed(seed: Any) -> Any:
 _mixed_seed_kernel = kernel(_mixed_seed, "the table's initializer")
 
 
-def mixed_seed(seed: int) -> np.uint64:
-    """A seed whose every bit matters, for `start_row`."""
-    return np.uint64(_mixed_seed_kernel(np.uint64(seed)))
+class RowStarts:
+    """Where a table's rows start.
+
+    Args:
+        init: "normal" or "uniform".
+        std: Standard deviation.
+        seed: In [0, 2⁶⁴).
+        dim: Length of a row.
+        dtype: Of the vectors.
+
+    Attributes:
+        seed: uint64, mixed so that every bit matters.
+        init: `NORMAL` or `UNIFORM`.
+    """
+
+    def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
+        self.seed = np.uint64(_mixed_seed_kernel(np.uint64(seed)))
+        self.init = INITS.index(init)
+        self.std, self.dim, self.dtype = std, dim, dtype
+
+    def of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """The vectors that rows of `keys` start from, `[n, dim]`."""
+        out = np.empty((len(keys), self.dim), self.dtype)
+        start_rows(keys, self.seed, self.init, self.std, out)
+        return out

@@ -1,10 +1,8 @@
-"""The table without autograd: index and rows, what has been seen, and what an optimizer may do to it."""
+"""The table without autograd: a directory of keys, a storage of rows, lookups in them, and an optimizer's steps."""
 
 import os
-import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,31 +11,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.cpu import compiled_step, threads
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Settings
-from sparsegroup.kernels.views import TORCH_DTYPES, array_of
-from sparsegroup.optim.stored import Claim
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.optim.stored import Claim, RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import batch
+from sparsegroup.table import key_search
+from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.host_rows import WEIGHT, HostRows
-from sparsegroup.table.index import ABSENT, Index
-from sparsegroup.table.key_search import KeySearch, LookAhead, RowSpace
-from sparsegroup.table.pending import Pending, free_at_fork
-from sparsegroup.table.row_locations import RowLocations
-from sparsegroup.table.row_start import INITS, mixed_seed, start_rows
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.eviction import RowBlock, ZeroRows
+from sparsegroup.table.key_search import KeySearch, LookAhead
+from sparsegroup.table.pending import Pending
+from sparsegroup.table.row_locations import Int64s, attached
+from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
+from sparsegroup.table.row_plan import TablePlan
+from sparsegroup.table.row_start import RowStarts
+from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient, RowMemory, RowStorage
+from sparsegroup.table.storage_kinds import new_storage
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
-
-Int64s = npt.NDArray[np.int64]
-Floats = npt.NDArray[Any]
-
-CHUNK = 1 << 18
-"""Keys that are looked up at a time: an index that must grow does so between them."""
-
-_GRAIN = 1 << 12
-"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
+from sparsegroup.table.table_snapshot import TableSnapshot
 
 
 class Table:
@@ -45,268 +37,58 @@ class Table:
 
     Args:
         config: See `HashEmbedding`.
+        directory: The keys that there are; None for none.
+        storage: Their rows.
 
     Attributes:
-        index: Key → row.
-        rows: The rows.
-        dropped: Keys that `shrink` has dropped, ascending as uint64.
-        changes: What has changed since a checkpoint; None where nobody asks, or all has.
-        claim: Of the optimizer whose state is in the rows.
-        generation: How often the rows have been renumbered.
-        skipped_rows: See `HashEmbedding`.
+        directory: Key → row; to be read at rest.
+        storage: The rows and what is done where they are, likewise.
+        starts: Where rows start.
     """
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(
+        self, config: TableConfig, directory: Directory | None = None, storage: RowStorage | None = None
+    ) -> None:
         self.config = config
-        self.lock = threading.RLock()
-        self.pending = Pending()
-        self.generation = 0
-        self.skipped_rows = 0
-        self.claim: Claim | None = None
-        self._distinct: deque[RowLocations] = deque(maxlen=8)
+        self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
+        self._pending = Pending()
         self._process = os.getpid()
-        self._seed = mixed_seed(config.seed)
-        self._scratch = batch.Scratch(0, config.dim, config.dtype)
-        self.changes: Changes | None = None
-        self.index = Index(self.config.huge_pages)
-        self.rows = self._no_rows()
-        self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self._num_seen = 0
-        self._num_live = 0
-        free_at_fork(self)
+        self._claim: Claim | None = None
+        self._changes: Changes | None = None
+        self._compose(directory or Directory(config.max_rows, config.huge_pages), storage or new_storage(config))
 
-    def _no_rows(self) -> HostRows:
-        return HostRows(self.config.dim, self.config.dtype, self.config.huge_pages, {})
+    def _compose(self, directory: Directory, storage: RowStorage) -> None:
+        self.directory, self.storage = directory, storage
+        self._lookup = RowLookup(directory, storage, self.starts)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """While it lasts, no other thread comes to the table, and nothing is pending."""
+        with self._pending.lock, self._pending:
+            yield
 
     @property
     def num_rows(self) -> int:
         """Rows, live or not."""
-        with self.lock, self.pending:
-            return self.index.num_keys
+        with self._pending.lock, self._pending:
+            return self.directory.num_rows
 
     @property
     def num_live(self) -> int:
         """Rows that are not zero."""
-        with self.lock, self.pending:
-            return self._num_live
+        with self._pending.lock, self._pending:
+            return self.storage.num_live
 
     @property
     def num_seen(self) -> int:
-        """Distinct keys that have ever been inserted."""
-        with self.lock, self.pending:
-            return self._num_seen
+        """Distinct keys that training has ever seen."""
+        with self._pending.lock, self._pending:
+            return self.directory.num_seen
 
-    # Lookup
-
-    def look_up(self, keys: Int64s, insert: bool) -> tuple[RowLocations, Tensor]:
-        """Where `keys` `[n]` are, and their vectors `[n, dim]`; with `insert`, a new key gets a row.
-
-        Raises:
-            RuntimeError: `max_rows` would be exceeded, or the table belongs to a parent process; nothing has changed.
-            MemoryError: The system has no more; nothing has changed.
-        """
-        with self.lock, self.pending:
-            if insert:
-                self._check_process("insert keys")
-            if len(keys) <= CHUNK:
-                return self._look_up(keys, insert)
-            return self._look_up_many(keys, insert)
-
-    def _look_up(self, keys: Int64s, insert: bool) -> tuple[RowLocations, Tensor]:
-        places, out = KeySearch(keys), self._empty(len(keys))
-        absent = self._share(places, out, finds=True)
-        if absent and insert:
-            self._insert(places, absent)
-            batch.expand(places.inverse, self._scratch.vectors, array_of(out))
-        return places.located(self.generation, bool(absent) and not insert), out
-
-    def _empty(self, n: int) -> Tensor:
-        try:
-            return torch.empty(n, self.config.dim, dtype=TORCH_DTYPES[self.config.dtype])
-        except RuntimeError as error:  # as torch says that there is no memory
-            raise MemoryError(str(error)) from error
-
-    def _share(self, places: KeySearch, out: Tensor | None, *, finds: bool, alone: bool = False) -> int:
-        """Find the rows, or fetch the vectors into `out`, or both; the number of distinct keys without a row."""
-        n, index = len(places.keys), self.index
-        if len(self._scratch.distinct) < n:
-            self._scratch = batch.Scratch(n, self.config.dim, self.config.dtype)
-        scratch = self._scratch
-        return threads.share(
-            batch.look_up,
-            finds,
-            out is not None,
-            places.keys,
-            scratch.seen,
-            scratch.distinct,
-            scratch.hashes,
-            places.inverse,
-            places.count,
-            array_of(places.rows),
-            index.state,
-            index.pages,
-            *self._rows_in_memory(),
-            scratch.vectors,
-            scratch.vectors if out is None else array_of(out),
-            self.config.dtype.type(0),
-            alone=alone or n < _GRAIN,
-        )
-
-    def _rows_in_memory(self) -> tuple[int, int, int]:
-        """For the lookup's kernel: address of the pages' addresses, log2 of the rows of a page, bytes of a row."""
-        return self.rows.pages.addresses.ctypes.data, self.rows.shift, self.rows.row_bytes
-
-    def _look_up_many(self, keys: Int64s, insert: bool) -> tuple[RowLocations, Tensor]:
-        distinct, inverse = batch.distinct_of_many(keys)
-        if insert:
-            new = int((self.index.find(distinct) == ABSENT).sum())
-            self._check_room(new)
-        chunks = [distinct[i : i + CHUNK] for i in range(0, len(distinct), CHUNK)]
-        located, vectors = zip(*(self._look_up(chunk, insert) for chunk in chunks), strict=True)
-        rows = torch.cat([part.rows_tensor for part in located])
-        has_absent = any(part.has_absent for part in located)
-        everything = RowLocations(rows, inverse, self.generation, has_absent)
-        return everything, batch.expanded(everything.inverse, torch.cat(vectors))
-
-    def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
-        """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, a new key gets a row.
-
-        Whoever looks at the table meanwhile finds that done. Nothing is done for so few keys that it would not pay, or
-        more than are looked up at a time.
-        """
-        if not _GRAIN <= len(keys) <= CHUNK or threads.get_num_threads() == 1:
-            return None
-        if insert:
-            self._check_process("insert keys")
-        ahead = LookAhead(KeySearch(keys.copy()), insert)
-        with self.lock, self.pending:
-            self.pending.job = partial(self._locate, ahead)
-        threads.submit(self._do_pending)
-        return ahead
-
-    def _do_pending(self) -> None:
-        with self.lock, self.pending:
-            pass
-
-    def _locate(self, ahead: LookAhead) -> None:
-        with suppress(Exception):  # which the lookup itself runs into, if it still holds
-            absent = self._share(ahead.places, None, finds=True, alone=True)
-            if absent and ahead.insert:
-                self._insert(ahead.places, absent)
-            ahead.located = ahead.places.located(self.generation, bool(absent) and not ahead.insert)
-
-    def fetch(self, ahead: LookAhead) -> tuple[RowLocations, Tensor]:
-        """What `look_up` gives, of keys that have been looked up ahead.
-
-        Raises:
-            RuntimeError, MemoryError: As `look_up`.
-        """
-        with self.lock, self.pending:
-            if ahead.insert:
-                self._check_process("insert keys")
-            located = ahead.located
-            if located is None or located.has_absent or located.generation != self.generation:
-                return self._look_up(ahead.places.keys, ahead.insert)
-            out = self._empty(len(ahead.places.keys))
-            self._share(ahead.places, out, finds=False)
-            return located, out
-
-    def _insert(self, places: KeySearch, absent: int) -> None:
-        """Give rows to the `absent` keys that have none, and put their vectors with the others."""
-        found = int(places.count[0])
-        rows, scratch = array_of(places.rows)[:found], self._scratch
-        distinct, hashes = scratch.distinct[:found], scratch.hashes[:found]
-        before, index = self.num_rows, self.index
-        self._check_room(absent)
-        index.reserve(before + absent)
-        space = self._reserve(before, absent)
-        while (inserted := index.num_keys - before) < absent:
-            self._num_live += batch.insert_rows(
-                distinct,
-                hashes,
-                rows,
-                index.state,
-                index.pages,
-                space.addresses,
-                space.shift,
-                space.row_bytes,
-                before + inserted,
-                self._seed,
-                INITS.index(self.config.init),
-                self.config.std,
-                np.array([0.0, *space.initial], self.config.dtype),
-                scratch.vectors,
-            )
-            if index.num_keys < before + absent:
-                index.extend()
-        index.settle(absent)
-        self._num_seen += absent
-        if len(self.dropped):
-            self._num_seen -= int(self._was_dropped(distinct[rows >= before]).sum())
-
-    def _reserve(self, first: int, count: int) -> RowSpace:
-        """Memory for `count` new rows from `first` on."""
-        rows = self.rows
-        rows.reserve(first + count)
-        return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
-
-    def _check_room(self, new: int) -> None:
-        if self.num_rows + new > self.config.max_rows:
-            raise RuntimeError(
-                f"the table is full: max_rows={self.config.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
-                f"brings {new:,} new keys; none was inserted"
-            )
-
-    def _check_process(self, what: str) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
-                "Look keys up in the main process, or in its threads"
-            )
-
-    def _was_dropped(self, keys: Int64s) -> npt.NDArray[np.bool_]:
-        values = keys.view(np.uint64)
-        at = np.minimum(np.searchsorted(self.dropped, values), len(self.dropped) - 1)
-        found: npt.NDArray[np.bool_] = self.dropped[at] == values
-        return found
-
-    def check_generation(self, located: RowLocations) -> None:
-        """Raise RuntimeError if the table's rows have been renumbered since."""
-        if located.generation != self.generation:
-            raise RuntimeError(
-                "the table has been shrunk or loaded since this lookup, whose rows are no longer where they were; "
-                "call shrink() between a step and the next forward"
-            )
-
-    def start(self, keys: Int64s) -> Floats:
-        """The vectors that rows of `keys` start from, `[n, dim]`."""
-        out = np.empty((len(keys), self.config.dim), self.config.dtype)
-        start_rows(keys, self._seed, INITS.index(self.config.init), self.config.std, out)
-        return out
-
-    # What an optimizer does
-
-    def lay_out(self, claim: Claim, initial: Mapping[str, float], state_dtype: torch.dtype | None) -> None:
-        """Give the rows the parts `initial` beside their weights; parts that they have already are kept.
-
-        Another optimizer's claim ends, and with it the state that it kept in the rows.
-
-        Raises:
-            ValueError: `state_dtype` is not the weights'.
-        """
-        if state_dtype not in (None, self.weight_dtype):
-            raise ValueError(
-                f"state_dtype={state_dtype} needs a HashEmbedding on a GPU; on the CPU its state is {self.weight_dtype}"
-            )
-        with self.lock, self.pending:
-            if self.claim is not claim:
-                self.changes = None
-                self.rows = self.rows.relaid({}, self.num_rows)
-                self.claim = claim
-            if tuple(self.rows.initial) != tuple(initial):
-                self.changes = None
-                self.rows = self.rows.relaid(initial, self.num_rows)
-            self.rows.set_initial(initial, self.num_rows)
+    @property
+    def skipped_rows(self) -> int:
+        """See `HashEmbedding`."""
+        return self.storage.skipped_rows
 
     @property
     def dim(self) -> int:
@@ -315,7 +97,7 @@ class Table:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the vectors."""
+        """Of the vectors on the host."""
         return self.config.dtype
 
     @property
@@ -329,106 +111,170 @@ class Table:
         return self.config.device
 
     @property
-    def sums_and_guards(self) -> bool:
-        """A step wants distinct rows and finite gradients."""
-        return False
-
-    @property
-    def keeps_rounding(self) -> bool:
-        """The weights are as precise as the arithmetic."""
-        return False
-
-    @property
-    def skips_nonfinite(self) -> bool:
-        """Whether a step leaves out rows with a non-finite gradient instead of raising."""
-        return self.config.skips_nonfinite
-
-    def know_distinct(self, located: RowLocations) -> None:
-        """Remember that the rows of a lookup, which its gradient will bring back, are distinct."""
-        self._distinct.append(located)
-
-    def are_distinct(self, rows: Tensor) -> bool:
-        """Whether `rows` is the very memory of a recent lookup's rows."""
-        address, count = rows.data_ptr(), len(rows)
-        return any(
-            known.rows_tensor.data_ptr() == address and len(known.rows_tensor) == count
-            for known in reversed(self._distinct)
-        )
-
-    def describe(self, rows: Int64s) -> str:
-        """The keys of some rows, the first few of many."""
-        keys = self.keys()[rows[:5]].tolist()
-        more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-        return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
+    def rows(self) -> RowMemory:
+        """The rows; to be read at rest."""
+        return self.storage.rows
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """The parts of a row beside its weights."""
-        return tuple(self.rows.initial)
+        return self.storage.state_names
 
-    def check(self) -> None:
-        """Nothing is left to be reported: a step on the host has raised before it changed anything."""
+    # Lookup
 
-    def check_rule(self, rule: Rule, carries_u: bool) -> None:
-        """Raise RuntimeError if `rule` cannot be compiled."""
-        if not compiled_step.is_ready(rule, carries_u, self.config.dtype):
-            raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
+    def look_up(self, keys: Int64s, insert: bool) -> Found:
+        """Where `keys` `[n]` are, and their vectors `[n, dim]`; with `insert`, new keys are admitted or not.
 
-    def step(self, rule: Rule, rows: Tensor, gradients: Sequence[Tensor], numbers: Numbers, settings: Settings) -> None:
-        """The optimizer's step over distinct `rows` `[n]`.
-
-        Args:
-            rule: The base optimizer.
-            rows: int64, distinct.
-            gradients: `[n, dim]` each: the gradient, and the Hessian's diagonal for a second-order rule.
-            numbers: What depends on the step.
-            settings: λ and what else the step needs.
+        Raises:
+            RuntimeError: `max_rows` would be exceeded, or the table belongs to a parent process; nothing has changed.
+            MemoryError: The system has no more; nothing has changed.
         """
-        with self.lock:  # rows that a pending lookup may add are none of these
-            self._check_process("train the table")
-            if not len(rows):
-                return
-            carries_u = "u" in self.rows.initial
-            parts = (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
-            numbers_of_rows = array_of(rows.contiguous())
-            if self.changes is not None:
-                self.changes.mark(numbers_of_rows)
-            contiguous = [gradient.contiguous() for gradient in gradients]
-            addresses = [gradient.data_ptr() for gradient in contiguous] + [0]
-            self._num_live += compiled_step.advance_rows(
-                rule,
-                carries_u,
-                self.config.dtype,
-                numbers_of_rows,
-                compiled_step.Pages(self.rows.pages.addresses, self.rows.shift),
-                self.rows.layout(parts),
-                np.array([addresses[:2]], np.int64),
-                self.config.dim,
-                np.array([numbers.scalars], self.config.dtype),
-                settings,
+        with self._pending.lock, self._pending:
+            return self._lookup.look_up(keys, self._admission(insert))
+
+    def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
+        """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, as `look_up`.
+
+        Whoever looks at the table meanwhile finds that done. Nothing is done for so few keys that it would not pay, or
+        more than are looked up at a time.
+        """
+        if not key_search.GRAIN <= len(keys) <= CHUNK or threads.get_num_threads() == 1:
+            return None
+        admission = self._admission(insert)
+        ahead = LookAhead(KeySearch(keys.copy()), insert)
+        self._pending.promise(partial(self._lookup.run_ahead, ahead, admission))
+        threads.submit(self._pending.keep)
+        return ahead
+
+    def fetch(self, ahead: LookAhead) -> Found:
+        """What `look_up` gives, of keys that have been looked up ahead.
+
+        Raises:
+            RuntimeError, MemoryError: As `look_up`.
+        """
+        with self._pending.lock, self._pending:
+            return self._lookup.fetch(ahead, self._admission(ahead.insert))
+
+    def _admission(self, insert: bool) -> AdmissionPolicy | None:
+        if not insert:
+            return None
+        self._check_process("insert keys")
+        return self.config.admission
+
+    def _check_process(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
+                "Look keys up in the main process, or in its threads"
             )
 
-    # Inspection and maintenance
+    # The optimizer's steps and state
+
+    def plan(
+        self,
+        gradient: Tensor,
+        rule: Rule,
+        *,
+        claim: Claim | None,
+        maximize: bool,
+        wants_u: bool,
+        where: str,
+        state_dtype: torch.dtype | None = None,
+    ) -> TablePlan:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        if claim is not None and not self.holds(claim):
+            raise RuntimeError(
+                f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows "
+                f"({where}); one table, one optimizer"
+            )
+        if gradient.layout != torch.sparse_coo:
+            raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
+        storage = self.storage
+        storage.check_reports(self._described)
+        storage.check_step(rule, self._carries_u(claim, wants_u), state_dtype)
+        lines = attached(gradient._indices()[0], self.directory.generation)
+        read = storage.read_gradient(gradient, lines, lambda: self.num_rows, where)
+        self._check_process("train the table")
+        self._check_finite(read)
+        return TablePlan(read.negated() if maximize else read, self._guard, self._carry_out)
+
+    def _guard(self, read: RowGradient, diagonal: Tensor) -> RowGradient:
+        read = read.with_hessian(diagonal, self.storage.finite(diagonal))
+        self._check_finite(read)
+        return read
+
+    def _check_finite(self, read: RowGradient) -> None:
+        if read.finite is not None and not self.config.skips_nonfinite:
+            rows = self._described(read.rows[~read.finite].numpy())
+            raise FloatingPointError(
+                f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
+            )
+
+    def _carry_out(self, read: RowGradient, request: RowStep) -> None:
+        with self._pending.lock:  # rows that a pending lookup may add are none of these
+            self._lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
+            storage = self.storage
+            if read.finite is not None:
+                storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
+                read = read.finite_lines()
+            if not len(read.rows):
+                return
+            if self._changes is not None:
+                self._changes.mark(read.rows_on_host())
+            storage.step(read, request, lambda: self.num_rows)
+
+    def _lay_out(
+        self, claim: Claim, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
+    ) -> None:
+        """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
+        parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
+        with self._pending.lock, self._pending:
+            count = self.directory.num_rows
+            if self._claim is not claim:
+                self._changes = None
+                self.storage.lay_out({}, count, state_dtype)
+                self._claim = claim
+            if self.storage.lay_out(parts, count, state_dtype):
+                self._changes = None
+
+    def _carries_u(self, claim: Claim | None, wants_u: bool) -> bool:
+        has_u = claim is not None and self.holds(claim) and "u" in self.storage.state_names
+        return has_u or wants_u or self.storage.keeps_rounding
+
+    def _described(self, rows: Int64s) -> str:
+        with self._pending.lock, self._pending:
+            if rows[0] >= self.directory.num_rows:
+                return "a key that is gone"
+            keys = self.directory.keys()[rows[:5]].tolist()
+        more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+        return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether the state in the rows is that of `claim`."""
+        return self._claim is claim
+
+    def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        with self._pending.lock, self._pending:
+            return self.snapshot(self.state_names).arrays() if self.holds(claim) else None
+
+    def restore_state(
+        self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
+    ) -> Claim:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        claim = Claim()
+        with self._pending.lock, self._pending:
+            self._lay_out(claim, initial, "u" in state, state_dtype)
+            parts = {name: value for name, value in state.items() if name != "keys"}
+            self.load(TableSnapshot(state["keys"], parts))
+        return claim
+
+    # Inspection
 
     def find(self, keys: Int64s) -> Int64s:
         """Rows of `keys`, `ABSENT` where there is none."""
-        with self.lock, self.pending:
-            return self.index.find(keys)
-
-    def write_weights(self, keys: Int64s, weights: Floats) -> None:
-        """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none."""
-        with self.lock, self.pending:
-            self.look_up(keys, insert=True)
-            rows = self.index.find(keys)
-            if self.changes is not None:
-                self.changes.mark(rows)
-            self.rows.write(WEIGHT, rows, weights)
-            self._set_live(int(self.rows.live(0, self.num_rows).sum()))
-
-    def keys(self) -> Int64s:
-        """The keys of rows 0, 1, …"""
-        with self.lock, self.pending:
-            return self.index.keys_of_rows(0, self.num_rows)
+        with self._pending.lock, self._pending:
+            return self.directory.find(keys)
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
@@ -443,11 +289,12 @@ class Table:
         Raises:
             RuntimeError: Rows came or went meanwhile.
         """
-        generation, count = self.generation, self.num_rows
-        batches = self.index.scan(batch_size)
+        with self._pending.lock, self._pending:
+            before = self.directory.generation, self.directory.num_rows
+            batches = self.directory.index.scan(batch_size)
         while True:
-            with self.lock, self.pending:
-                if (generation, count) != (self.generation, self.num_rows):
+            with self._pending.lock, self._pending:
+                if before != (self.directory.generation, self.directory.num_rows):
                     raise RuntimeError("rows came or went while the table was iterated over")
                 keys, rows = next(batches, (None, None))
                 if keys is None or rows is None:
@@ -457,133 +304,145 @@ class Table:
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
-        with self.lock, self.pending:
-            alive = self.rows.live(0, self.num_rows)
-            return count_fields(self.index, alive, self.dropped.view(np.int64), self.config.field_bits)
+        with self._pending.lock, self._pending:
+            alive = self.rows.live(0, self.directory.num_rows)
+            return count_fields(self.directory, alive, self.config.field_bits)
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows and dropped keys."""
-        with self.lock, self.pending:
-            return memory_of(self.index, self.rows, self.dropped.nbytes)
+        with self._pending.lock, self._pending:
+            return memory_of(self.directory, self.rows)
+
+    # Maintenance
+
+    def assign(self, keys: Int64s, weights: Floats) -> None:
+        """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none, admitted or not."""
+        with self._pending.lock, self._pending:
+            rows = self._rows_for(keys)
+            if self._changes is not None:
+                self._changes.mark(rows)
+            self.rows.write(WEIGHT, rows, weights)
+            self.storage.recount(self.directory.num_rows)
+
+    def _rows_for(self, keys: Int64s) -> Int64s:
+        self._check_process("insert keys")
+        self._lookup.look_up(keys, EVERY_KEY)
+        return self.directory.find(keys)
 
     def shrink(self) -> int:
-        """Drop the rows that are zero; returns how many."""
-        with self.lock, self.pending:
+        """Drop the rows that the policy evicts; gives how many."""
+        with self._pending.lock, self._pending:
             self._check_process("shrink the table")
-            return self._keep(self.rows.live(0, self.num_rows))
+            policy, count = self.config.eviction, self.directory.num_rows
+            keys: list[Int64s] = []
+
+            def keys_of_all() -> Int64s:
+                if not keys:
+                    keys.append(self.directory.keys())
+                return keys[0]
+
+            kept = np.ones(count, np.bool_)
+            for first in range(0, count, CHUNK):
+                block = RowBlock(self.rows, keys_of_all, first, min(first + CHUNK, count))
+                evicted = np.asarray(policy.evicts(block))
+                if evicted.dtype != np.bool_ or evicted.shape != (len(block),):
+                    raise ValueError(
+                        f"{type(policy).__name__}.evicts must give bool {[len(block)]}, got {evicted.dtype} "
+                        f"{list(evicted.shape)}"
+                    )
+                kept[first : first + len(block)] = ~evicted
+            dropped = self._keep(kept)
+            if dropped and not isinstance(policy, ZeroRows):
+                self.storage.recount(self.directory.num_rows)
+            return dropped
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
-        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped."""
-        dropped = len(kept) - int(kept.sum())
-        if not dropped:
+        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
+        if kept.all():
             return 0
-        keys = self.keys()
-        index = Index(self.config.huge_pages)
-        index.reserve(len(kept) - dropped)
-        remaining = keys[kept]
-        index.insert(remaining, np.arange(len(remaining)))
-        gone = np.union1d(self.dropped, keys[~kept].view(np.uint64))
-        if self.changes is not None:
-            self.changes.keep(kept, keys[~kept])
+        gone = self.directory.keep(kept)
+        if self._changes is not None:
+            self._changes.keep(kept, gone)
         self.rows.compact(np.flatnonzero(kept))
-        self.index, self.dropped = index, gone
-        self.generation += 1
-        return dropped
+        return len(gone)
 
-    def drop(self, keys: Int64s) -> None:
-        """Remember `keys` as dropped, and drop the rows of those that have one."""
-        with self.lock, self.pending:
-            kept = np.ones(self.num_rows, np.bool_)
-            rows = self.index.find(keys)
-            kept[rows[rows != ABSENT]] = False
-            self._keep(kept)
-            self.dropped = np.union1d(self.dropped, keys.view(np.uint64))
+    # Content
 
-    # State
+    @property
+    def changes(self) -> Changes | None:
+        """What has changed since `track` was called; None if it was not, or all has. To be read at rest."""
+        return self._changes
 
-    def note(self, *, seen: int, skipped_rows: int) -> None:
-        """Set the counts that rows read from elsewhere come with, and count the live ones."""
-        with self.lock, self.pending:
-            self._num_seen, self.skipped_rows = seen, skipped_rows
-            live = (
-                int(self.rows.live(first, min(first + CHUNK, self.num_rows)).sum())
-                for first in range(0, self.num_rows, CHUNK)
-            )
-            self._set_live(sum(live))
+    def track(self, since: str | None) -> None:
+        """Note from now on what changes since `since`, by which it will be known; None: stop."""
+        with self._pending.lock, self._pending:
+            self._changes = None if since is None else Changes(self.directory.num_rows, since)
 
-    def _set_live(self, count: int) -> None:
-        self._num_live = count
-
-    def become(self, other: "Table", claim: Claim | None) -> None:
+    def adopt(self, other: "Table", claim: Claim | None) -> None:
         """Take over what another table of the same config holds, which is not to be used any more."""
-        with self.lock, self.pending:
+        with self._pending.lock, self._pending:
             self._check_process("load a table")
-            self.index, self.rows, self.dropped = other.index, other.rows, other.dropped
-            self._num_seen, self.skipped_rows = other.num_seen, other.skipped_rows
-            self._set_live(other.num_live)
-            self.changes, self.claim = None, claim
-            self.generation += 1
+            self.directory.renumber()
+            self._compose(other.directory, other.storage)
+            self._changes, self._claim = None, claim
 
-    def export(self) -> dict[str, npt.NDArray[Any]]:
-        """Keys `[n]` and every part `[n, dim]`, in the order of the rows."""
-        with self.lock, self.pending:
-            rows = np.arange(self.num_rows)
-            return {"keys": self.keys(), **{part: self.rows.read(part, rows) for part in self.rows.parts}}
+    def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
+        """A copy of the content: with some parts of the rows, or all of them."""
+        with self._pending.lock, self._pending:
+            directory, memory = self.directory, self.rows
+            rows = np.arange(directory.num_rows)
+            waiting, sights = directory.waiting.content()
+            return TableSnapshot(
+                keys=directory.keys(),
+                parts={part: memory.read(part, rows) for part in (memory.parts if parts is None else parts)},
+                dropped=directory.dropped.view(np.int64).copy(),
+                waiting=waiting,
+                sights=sights,
+                num_seen=directory.num_seen,
+                skipped_rows=self.skipped_rows,
+            )
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Set the parts of the state from what `export` gave.
+    def load(self, snapshot: TableSnapshot) -> None:
+        """Have what a snapshot holds.
 
-        Keys that have no row yet get one; rows of keys that are not in it start afresh.
+        With weights in it, the table has exactly its rows from now on; the optimizer's state of rows that were there is
+        kept. With an optimizer's state in it, rows that it does not name start afresh in that.
         """
-        with self.lock, self.pending:
-            keys = state["keys"]
-            self.changes = None
-            self.look_up(keys, insert=True)
-            rows = self.index.find(keys)
-            for part in self.state_names:
-                self.rows.fill(part, self.num_rows, self.rows.initial[part])
-                if part in state:
-                    self.rows.write(part, rows, state[part])
-
-    def replace(self, keys: Int64s, weight: Floats, dropped: Int64s) -> None:
-        """Have exactly the rows of `keys` with these weights; the optimizer's state of rows that were there is kept.
-
-        Args:
-            keys: `[n]`, distinct.
-            weight: `[n, dim]`.
-            dropped: Keys that have been seen and dropped.
-        """
-        with self.lock, self.pending:
+        with self._pending.lock, self._pending:
             self._check_process("load a table")
-            staying = np.zeros(self.num_rows, np.bool_)
-            rows = self.index.find(keys)
-            staying[rows[rows != ABSENT]] = True
-            self._keep(staying)
-            self.generation += 1
-            self.changes = None
-            self.dropped = np.unique(dropped.view(np.uint64))
-            self.write_weights(keys, weight)
-            self._num_seen = len(np.union1d(self.dropped, keys.view(np.uint64)))
+            self._changes = None
+            parts = dict(snapshot.parts)
+            weight = parts.pop(WEIGHT, None)
+            if weight is not None:
+                self._replace(snapshot, weight)
+            if parts:
+                rows = self._rows_for(snapshot.keys)
+                for part, initial in self.rows.initial.items():
+                    self.rows.fill(part, self.directory.num_rows, initial)
+                    if part in parts:
+                        self.rows.write(part, rows, parts[part])
+            if snapshot.skipped_rows is not None:
+                self.storage.count_skipped(snapshot.skipped_rows)
+
+    def _replace(self, snapshot: TableSnapshot, weight: Floats) -> None:
+        staying = ~self.directory.masked_without(snapshot.keys)
+        self._keep(staying)
+        self.directory.renumber()
+        self.directory.set_seen(snapshot.dropped, snapshot.waiting, snapshot.sights)
+        self.assign(snapshot.keys, weight)
+        self.directory.count_seen(snapshot.num_seen)
 
     def __getstate__(self) -> dict[str, Any]:
-        with self.lock, self.pending:
+        with self._pending.lock, self._pending:
             return {
                 "config": self.config,
-                "rows": self.export(),
-                "initial": self.rows.initial,
-                "dropped": self.dropped,
-                "num_seen": self.num_seen,
-                "skipped_rows": self.skipped_rows,
-                "claim": self.claim,
+                "initial": dict(self.rows.initial),
+                "snapshot": self.snapshot(),
+                "claim": self._claim,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, state["config"])
-        parts = state["rows"]
-        self.rows = self.rows.relaid(state["initial"], 0)
-        self.replace(parts["keys"], parts[WEIGHT], state["dropped"].view(np.int64))
-        rows = self.index.find(parts["keys"])
-        for part in self.state_names:
-            self.rows.write(part, rows, parts[part])
-        self._num_seen, self.skipped_rows, self.claim = state["num_seen"], state["skipped_rows"], state["claim"]
-        self.generation = 0
+        self.storage.lay_out(state["initial"], 0, None)
+        self.load(state["snapshot"])
+        self._claim = state["claim"]

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparsegroup.table.admission import AdmissionPolicy
+from sparsegroup.table.eviction import EvictionPolicy
 from sparsegroup.table.row_start import Init
 
 
@@ -25,5 +27,7 @@ class TableConfig:
     """Of vectors on the host."""
     weight_dtype: torch.dtype
     device: torch.device
+    admission: AdmissionPolicy
+    eviction: EvictionPolicy
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""

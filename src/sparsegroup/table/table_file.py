@@ -20,9 +20,10 @@ from safetensors import safe_open
 from sparsegroup.artifact.tensor_file import NAMES, FileFacts, TensorWriter
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.host_rows import WEIGHT, HostRows
-from sparsegroup.table.index import ABSENT, Index
-from sparsegroup.table.kinds import new_table
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.index import ABSENT
+from sparsegroup.table.row_storage import WEIGHT, RowMemory, RowStorage
+from sparsegroup.table.storage_kinds import new_storage
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
 
@@ -76,7 +77,7 @@ class TableFacts:
             rows=table.num_rows,
             seen=table.num_seen,
             skipped_rows=table.skipped_rows,
-            buckets=table.index.buckets,
+            buckets=table.directory.index.buckets,
             written=written,
         )
 
@@ -119,12 +120,12 @@ def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
     Raises:
         OSError: The disk is full, say.
     """
-    rows, count = table.rows, table.num_rows
-    with _writer(table, path, count, table.dropped) as file:
+    rows, directory, count = table.rows, table.directory, table.num_rows
+    with _writer(rows, path, count, directory.dropped) as file:
         at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
         for first in range(0, count, at_a_time):
-            file.write(table.index.keys_of_rows(first, min(first + at_a_time, count)))
-        file.write(table.dropped)
+            file.write(directory.index.keys_of_rows(first, min(first + at_a_time, count)))
+        file.write(directory.dropped)
         for block in rows.blocks(count):
             file.write(block)
     return file.facts, TableFacts.of(table, count)
@@ -139,7 +140,7 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
     mask, dropped = changes.mask(table.num_rows), changes.removed
     count = int(np.count_nonzero(mask))
     spans = list(_spans(mask, max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // _BYTES_TO_SORT))
-    with _writer(table, path, count, dropped) as file:
+    with _writer(table.rows, path, count, dropped) as file:
         for first, last in spans:
             file.write(_keys_within(table, mask, first, last))
         file.write(dropped)
@@ -154,7 +155,7 @@ def _keys_within(table: Table, mask: npt.NDArray[np.bool_], first: int, last: in
     """The keys of those rows first, …, last - 1 that are in the mask, in the order of the rows."""
     inside = np.zeros_like(mask)
     inside[first:last] = mask[first:last]
-    keys, numbers = table.index.entries_of(inside)
+    keys, numbers = table.directory.index.entries_of(inside)
     return keys[np.argsort(numbers)]
 
 
@@ -171,8 +172,8 @@ def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int
     yield first, len(mask)
 
 
-def _writer(table: Table, path: Path, count: int, dropped: npt.NDArray[Any]) -> TensorWriter:
-    rows, keys = table.rows, np.dtype(np.int64)
+def _writer(rows: RowMemory, path: Path, count: int, dropped: npt.NDArray[Any]) -> TensorWriter:
+    keys = np.dtype(np.int64)
     shapes = {
         "keys": (keys, (count,)),
         "dropped": (keys, (len(dropped),)),
@@ -181,7 +182,7 @@ def _writer(table: Table, path: Path, count: int, dropped: npt.NDArray[Any]) -> 
     return TensorWriter(path, shapes, {"parts": ",".join(rows.parts)})
 
 
-def _pieces(count: int, rows: HostRows) -> list[slice]:
+def _pieces(count: int, rows: RowMemory) -> list[slice]:
     at_a_time = max(1, _PIECE_BYTES // rows.row_bytes)
     return [slice(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
 
@@ -198,55 +199,58 @@ def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) ->
         MemoryError: The system has no more.
     """
     first, last = chain[0][1], chain[-1][1]
-    table = new_table(config)
-    table.index = Index(config.huge_pages, first.sensible_buckets)
-    table.rows = table.rows.relaid(first.parts, 0)
+    directory, storage = Directory(config.max_rows, config.huge_pages, first.sensible_buckets), new_storage(config)
     for path, facts in chain:
-        _apply(table, path, facts)
-    if table.index.buckets != last.sensible_buckets:
-        table.index = table.index.with_buckets(last.sensible_buckets)
-    table.note(seen=last.seen, skipped_rows=last.skipped_rows)
-    return table
+        _apply(directory, storage, config, path, facts)
+    directory.set_buckets(last.sensible_buckets)
+    directory.count_seen(last.seen)
+    storage.recount(directory.num_rows)
+    storage.count_skipped(last.skipped_rows)
+    return Table(config, directory, storage)
 
 
-def _apply(table: Table, path: Path, facts: TableFacts) -> None:
+def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path: Path, facts: TableFacts) -> None:
     with safe_open(path, "numpy") as file:
-        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", table.config.dtype)):
+        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", config.dtype)):
             if file.get_slice(name).get_dtype() != NAMES[kind]:
                 raise ValueError(f"{path}: {name} are {file.get_slice(name).get_dtype()}, expected is {NAMES[kind]}")
         dropped = file.get_tensor("dropped")
         if dropped.ndim != 1:
             raise ValueError(f"{path}: dropped has {dropped.ndim} dimensions, expected is 1")
-        table.drop(dropped)
-        if table.rows.initial != dict(facts.parts):
-            table.rows = table.rows.relaid(facts.parts, table.num_rows)
-        was_empty = not table.num_rows
+        kept = directory.masked_without(dropped)
+        if not kept.all():
+            directory.keep(kept)
+            storage.rows.compact(np.flatnonzero(kept))
+        directory.drop(dropped)
+        storage.lay_out(facts.parts, directory.num_rows, None)
+        memory, index = storage.rows, directory.index
+        was_empty = not directory.num_rows
         keys, rows = file.get_slice("keys"), file.get_slice("rows")
         count = facts.written
-        if rows.get_shape() != [count, len(table.rows.parts), table.config.dim] or keys.get_shape() != [count]:
+        if rows.get_shape() != [count, len(memory.parts), config.dim] or keys.get_shape() != [count]:
             raise ValueError(
                 f"{path}: rows of shape {rows.get_shape()} and keys of {keys.get_shape()} do not fit the manifest"
             )
-        if facts.rows > table.num_rows + count:
-            raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {table.num_rows:,}")
-        table.rows.reserve(facts.rows)
-        with _Helped(not table.config.on_device) as write:
-            for piece in _pieces(count, table.rows):
+        if facts.rows > directory.num_rows + count:
+            raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.num_rows:,}")
+        memory.reserve(facts.rows)
+        with _HelpedCalls(not config.on_device) as write:
+            for piece in _pieces(count, memory):
                 some = keys[piece]
-                numbers = np.full(len(some), ABSENT) if was_empty else table.index.find(some)
+                numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
                 new = numbers == ABSENT
-                numbers[new] = np.arange(table.num_rows, table.num_rows + int(new.sum()))
-                table.index.reserve(table.num_rows + int(new.sum()))
+                numbers[new] = np.arange(directory.num_rows, directory.num_rows + int(new.sum()))
+                index.reserve(directory.num_rows + int(new.sum()))
                 try:
-                    table.index.insert(some[new], numbers[new])
+                    index.insert(some[new], numbers[new])
                 except ValueError as error:
                     raise ValueError(f"{path}: {error}") from error
-                write(table.rows.write_whole, numbers, rows[piece].reshape(len(some), -1))
-    if table.num_rows != facts.rows:
-        raise ValueError(f"{path}: {table.num_rows:,} rows, the manifest says {facts.rows:,}")
+                write(memory.write_whole, numbers, rows[piece].reshape(len(some), -1))
+    if directory.num_rows != facts.rows:
+        raise ValueError(f"{path}: {directory.num_rows:,} rows, the manifest says {facts.rows:,}")
 
 
-class _Helped:
+class _HelpedCalls:
     """Calls that may come in any order, of which another thread takes one where there is one and it has none.
 
     Args:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.table.host_rows import HostRows
-from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.row_storage import RowMemory
 
 Int64s = npt.NDArray[np.int64]
 
@@ -19,7 +19,8 @@ class TableMemory:
     Attributes:
         index: Of the index's slots.
         rows: Of the rows, in whole pages of the system's (2 MiB where they are huge).
-        dropped: Of the keys that `shrink` has dropped, which are remembered to count distinct keys.
+        dropped: Of the keys without a row, dropped by `shrink` or not admitted, which are remembered to count distinct
+            keys.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
     """
 
@@ -43,30 +44,30 @@ class FieldCount:
     live: int
 
 
-def count_fields(index: Index, alive: npt.NDArray[np.bool_], dropped: Int64s, bits: int) -> dict[int, FieldCount]:
+def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) -> dict[int, FieldCount]:
     """Counts by the field that a key's top `bits` bits hold, of the fields ever seen.
 
     Args:
-        index: Of the keys that have a row.
+        directory: Of the table.
         alive: `[rows]`, which rows are not zero.
-        dropped: Keys that have had a row, and may have one again.
         bits: 0 to 16.
     """
     counts = np.zeros((1 << bits, 3), np.int64)
-    for keys, rows in index.scan():
+    for keys, rows in directory.index.scan():
         fields = _fields(keys, bits)
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
     counts[:, 1] = counts[:, 0]
-    away = dropped[index.find(dropped) == ABSENT] if len(dropped) else dropped
-    counts[:, 0] += np.bincount(_fields(away, bits), minlength=len(counts))
+    counts[:, 0] += np.bincount(_fields(directory.keys_without_row(), bits), minlength=len(counts))
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
 
 
-def memory_of(index: Index, rows: HostRows, dropped: int) -> TableMemory:
-    """Bytes of a table whose dropped keys take `dropped`."""
-    parts = {part: index.num_keys * rows.dim * rows.itemsize(part) for part in rows.parts}
-    return TableMemory(index.bytes, rows.bytes(index.num_keys), dropped, parts)
+def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
+    """Bytes of a table."""
+    count, index = directory.num_rows, directory.index
+    parts = {part: count * rows.dim * rows.itemsize(part) for part in rows.parts}
+    remembered = directory.dropped.nbytes + directory.waiting.nbytes
+    return TableMemory(index.bytes, rows.bytes(count), remembered, parts)
 
 
 def _fields(keys: Int64s, bits: int) -> Int64s:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from sparsegroup.serving.inspection.histogram import Bins, magnitudes, shares
 from sparsegroup.serving.inspection.threshold import Threshold, ever_updated
-from sparsegroup.table.host_rows import WEIGHT
+from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
 
 Int64s = npt.NDArray[np.int64]

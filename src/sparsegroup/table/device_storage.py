@@ -1,0 +1,200 @@
+"""A table's rows in a GPU's memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.gpu import launch_rows
+from sparsegroup.kernels.gpu.gpu_backend import is_ready
+from sparsegroup.kernels.gpu.transfer import Transfer
+from sparsegroup.kernels.gpu.watch import Watch
+from sparsegroup.kernels.numbers import as_stored
+from sparsegroup.kernels.step_request import check_rows
+from sparsegroup.kernels.views import array_of
+from sparsegroup.optim.stored import RowStep
+from sparsegroup.rules import Rule
+from sparsegroup.table import batch
+from sparsegroup.table.batch import Scratch
+from sparsegroup.table.device_rows import DeviceRows
+from sparsegroup.table.index import Index
+from sparsegroup.table.key_search import NOWHERE, KeySearch, RowSpace, run_search
+from sparsegroup.table.row_locations import Generation, GradientLines, Int32s, Int64s, RowLocations
+from sparsegroup.table.row_storage import Floats, RowGradient
+from sparsegroup.table.table_config import TableConfig
+
+
+class DeviceStorage:
+    """A device's `RowStorage`: keys are found on the host, vectors gathered and rows stepped on the device.
+
+    New rows get their start on the host and wait there until something is done on the device: so that another thread
+    may look ahead, and insert, without the device.
+
+    Args:
+        config: Of the table.
+    """
+
+    def __init__(self, config: TableConfig) -> None:
+        self.config = config
+        self._rows = DeviceRows(config.dim, config.weight_dtype, config.device, {})
+        self._waiting: list[tuple[int, Floats]] = []
+        self._transfer = Transfer(config.device)
+        self._watch = Watch(config.device)
+        self._live_before = 0
+        self._skipped_before = 0
+
+    @property
+    def rows(self) -> DeviceRows:
+        """The rows, with those that have been waiting for it."""
+        while self._waiting:
+            first, starts = self._waiting[0]
+            self._rows.reserve(first + len(starts))
+            (values,) = self._transfer.send(starts)
+            self._rows.set_weights(torch.arange(first, first + len(starts), device=self.config.device), values)
+            self._waiting.pop(0)
+        return self._rows
+
+    @property
+    def num_live(self) -> int:
+        """Rows that are not zero; waits for the device."""
+        return self._live_before + self._watch.now()[0]
+
+    @property
+    def skipped_rows(self) -> int:
+        """See `RowStorage`; waits for the device."""
+        return self._skipped_before + self._watch.now()[1]
+
+    @property
+    def keeps_rounding(self) -> bool:
+        """See `RowStorage`."""
+        return self.config.weight_dtype != torch.float32
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See `RowStorage`."""
+        return tuple(self._rows.initial)
+
+    # Lookup
+
+    def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
+        """See `RowStorage`."""
+        run_search(search, index, scratch, scratch.vectors, NOWHERE, alone=alone)
+
+    def vectors(
+        self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
+    ) -> tuple[RowLocations, Tensor]:
+        """See `RowStorage`. Where autograd is on, the keys are sorted by row for the step to come."""
+        rows = array_of(search.distinct_rows)
+        of_keys = rows[search.inverse]
+        lines = None
+        if torch.is_grad_enabled():
+            order, starts = _runs(search.inverse, len(rows))
+            sent, *sorted_ones = self._transfer.send(of_keys, order, starts)
+            at_order, at_starts = (int(one.storage_offset()) for one in sorted_ones)
+            lines = GradientLines(generation, len(of_keys), at_order, at_starts, rows.copy())
+        else:
+            (sent,) = self._transfer.send(of_keys)
+        return RowLocations(generation, sent, None, search.absent > 0, lines), self.rows.gather(sent)
+
+    def new_rows(self, first: int, count: int) -> RowSpace:
+        """See `RowStorage`."""
+        starts = np.empty((count, self.config.dim), self.config.dtype)
+        self._waiting.append((first, starts))
+        row_bytes = self.config.dim * starts.itemsize
+        return RowSpace(np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, ())
+
+    def count_new(self, live: int) -> None:
+        """See `RowStorage`."""
+        self._live_before += live
+
+    def recount(self, num_rows: int) -> None:
+        """See `RowStorage`."""
+        self._watch.clear(0)
+        self._live_before = int(self.rows.live(0, num_rows).sum())
+
+    def count_skipped(self, total: int) -> None:
+        """See `RowStorage`."""
+        self._watch.clear(1)
+        self._skipped_before = total
+
+    # Step
+
+    def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
+        """See `RowStorage`."""
+        if not is_ready(rule):
+            raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
+
+    def check_reports(self, describe: Callable[[Int64s], str]) -> None:
+        """See `RowStorage`."""
+        counts = None if self.config.skips_nonfinite else self._watch.arrived()
+        if counts is not None and counts[1]:
+            self._watch.clear(1)
+            raise FloatingPointError(
+                f"the gradient of {counts[1]:,} rows of a HashEmbedding was not finite in a step before, that of "
+                f"{describe(np.array([counts[2]]))} for one; these rows have been left as they were, the others have "
+                "been updated"
+            )
+
+    def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
+        """See `RowStorage`."""
+        rows, dtype = self.rows, state_dtype or torch.float32
+        moves = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
+        if moves:
+            rows = self._rows = rows.relaid(initial, count, dtype)
+        rows.set_initial(initial, count)
+        return moves
+
+    def read_gradient(
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: str
+    ) -> RowGradient:
+        """See `RowStorage`. The step's kernel sums and checks: nothing is waited for unless there is a graph."""
+        if gradient.requires_grad:  # a Hessian comes in the order of the coalesced gradient
+            check_rows(gradient._indices()[0], num_rows(), where)
+            gradient, lines = gradient.coalesce(), None
+        return RowGradient(gradient._indices()[0], gradient._values().detach(), None, None, lines)
+
+    def finite(self, values: Tensor) -> Tensor | None:
+        """See `RowStorage`: the kernel leaves out what is not finite."""
+        return None
+
+    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+        """See `RowStorage`."""
+        memory = self.rows
+        settings = request.settings
+        initial = tuple(as_stored(value, memory.state_dtype) for value in settings.initial)
+        launch_rows.advance_table(
+            request.rule,
+            "u" in memory.initial,
+            memory.layout(),
+            num_rows(),
+            gradient.values.contiguous(),
+            None if gradient.hessian is None else gradient.hessian.contiguous(),
+            _runs_of(gradient),
+            self._watch.counters,
+            replace(settings, initial=initial),
+            request.numbers,
+        )
+        self._watch.send()
+
+
+def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s]:
+    order, starts = np.empty(len(inverse), np.int32), np.empty(distinct + 1, np.int32)
+    batch.sort_runs(inverse, order, starts)
+    return order, starts
+
+
+def _runs_of(gradient: RowGradient) -> launch_rows.Runs:
+    """How the lines of a gradient go together; sorted on the device if that is not known."""
+    rows, lines = gradient.rows.contiguous(), gradient.lines
+    if gradient.hessian is not None:
+        return launch_rows.Runs(rows, None, None, len(rows))
+    if lines is None or lines.order is None or lines.on_host is None:
+        return launch_rows.runs_of(rows)
+    memory, count = gradient.rows.untyped_storage(), len(lines.on_host)
+
+    def at(offset: int, length: int) -> Tensor:
+        return torch.empty(0, dtype=torch.int32, device=rows.device).set_(memory, offset, (length,), (1,))
+
+    return launch_rows.Runs(rows, at(lines.order, lines.count), at(lines.starts, count + 1), count)

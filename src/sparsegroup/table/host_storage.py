@@ -1,0 +1,150 @@
+"""A table's rows in the host's memory."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.cpu import compiled_step, finite
+from sparsegroup.kernels.step_request import check_rows
+from sparsegroup.kernels.views import TORCH_DTYPES, array_of
+from sparsegroup.optim.stored import RowStep
+from sparsegroup.rules import Rule
+from sparsegroup.table import batch
+from sparsegroup.table.batch import Scratch
+from sparsegroup.table.host_rows import HostRows
+from sparsegroup.table.index import Index
+from sparsegroup.table.key_search import KeySearch, Reach, RowSpace, run_search
+from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
+from sparsegroup.table.row_storage import WEIGHT, RowGradient
+from sparsegroup.table.table_config import TableConfig
+
+_COUNT_AT_A_TIME = 1 << 18
+
+
+class HostStorage:
+    """The host's `RowStorage`: one kernel finds and fetches, and steps are checked before they are taken.
+
+    Args:
+        config: Of the table.
+    """
+
+    keeps_rounding = False  # the weights are as precise as the arithmetic
+
+    def __init__(self, config: TableConfig) -> None:
+        self.rows = HostRows(config.dim, config.dtype, config.huge_pages, {})
+        self.num_live = 0
+        self.skipped_rows = 0
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See `RowStorage`."""
+        return tuple(self.rows.initial)
+
+    # Lookup
+
+    def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
+        """See `RowStorage`."""
+        search.out = self._empty(len(search.keys)) if fetch else None
+        run_search(search, index, scratch, scratch.vectors, self._reach, alone=alone)
+
+    def vectors(
+        self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
+    ) -> tuple[RowLocations, Tensor]:
+        """See `RowStorage`."""
+        rows, out = search.distinct_rows, search.out
+        if out is None:
+            out = search.out = self._empty(len(search.keys))
+            enough = len(rows) <= len(scratch.vectors)
+            vectors = scratch.vectors if enough else np.empty((len(rows), self.rows.dim), self.rows.dtype)
+            run_search(search, index, scratch, vectors, self._reach, finds=False)
+        elif search.has_new:
+            batch.expand(search.inverse, scratch.vectors, array_of(out))
+        lines = GradientLines(generation, len(rows))
+        return RowLocations(generation, rows, search.inverse, search.absent > 0, lines), out
+
+    @property
+    def _reach(self) -> Reach:
+        rows = self.rows
+        return Reach(rows.pages.addresses.ctypes.data, rows.shift, rows.row_bytes)
+
+    def _empty(self, n: int) -> Tensor:
+        try:
+            return torch.empty(n, self.rows.dim, dtype=TORCH_DTYPES[self.rows.dtype])
+        except RuntimeError as error:  # as torch says that there is no memory
+            raise MemoryError(str(error)) from error
+
+    def new_rows(self, first: int, count: int) -> RowSpace:
+        """See `RowStorage`."""
+        rows = self.rows
+        rows.reserve(first + count)
+        return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
+
+    def count_new(self, live: int) -> None:
+        """See `RowStorage`."""
+        self.num_live += live
+
+    def recount(self, num_rows: int) -> None:
+        """See `RowStorage`."""
+        ends = [*range(0, num_rows, _COUNT_AT_A_TIME), num_rows]
+        self.num_live = sum(int(self.rows.live(a, b).sum()) for a, b in pairwise(ends))
+
+    def count_skipped(self, total: int) -> None:
+        """See `RowStorage`."""
+        self.skipped_rows = total
+
+    # Step
+
+    def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
+        """See `RowStorage`."""
+        own = TORCH_DTYPES[self.rows.dtype]
+        if state_dtype not in (None, own):
+            raise ValueError(f"state_dtype={state_dtype} needs a HashEmbedding on a GPU; on the CPU its state is {own}")
+        if not compiled_step.is_ready(rule, carries_u, self.rows.dtype):
+            raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
+
+    def check_reports(self, describe: Callable[[Int64s], str]) -> None:
+        """Nothing is left to be reported: a step on the host has raised before it changed anything."""
+
+    def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
+        """See `RowStorage`."""
+        moves = tuple(self.rows.initial) != tuple(initial)
+        if moves:
+            self.rows = self.rows.relaid(initial, count)
+        self.rows.set_initial(initial, count)
+        return moves
+
+    def read_gradient(
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: str
+    ) -> RowGradient:
+        """See `RowStorage`. Rows that are not known to be distinct are summed here."""
+        if gradient.requires_grad or lines is None:
+            check_rows(gradient._indices()[0], num_rows(), where)
+            gradient, lines = gradient.coalesce(), None
+        values = gradient._values().detach()
+        return RowGradient(gradient._indices()[0], values, None, self.finite(values), lines)
+
+    def finite(self, values: Tensor) -> Tensor | None:
+        """See `RowStorage`."""
+        return None if finite.are_finite(values) else torch.isfinite(values).all(dim=1)
+
+    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+        """See `RowStorage`."""
+        rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
+        hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
+        memory, rule = self.rows, request.rule
+        carries_u = "u" in memory.initial
+        self.num_live += compiled_step.advance_rows(
+            rule,
+            carries_u,
+            memory.dtype,
+            array_of(rows),
+            compiled_step.Pages(memory.pages.addresses, memory.shift),
+            memory.layout((WEIGHT, *(("u",) if carries_u else ()), *rule.state)),
+            np.array([[values.data_ptr(), 0 if hessian is None else hessian.data_ptr()]], np.int64),
+            memory.dim,
+            np.array([request.numbers.scalars], memory.dtype),
+            request.settings,
+        )

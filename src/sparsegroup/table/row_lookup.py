@@ -1,0 +1,138 @@
+"""The lookup: from keys to rows and vectors, at once or ahead of time; new keys get a row on the way."""
+
+from contextlib import suppress
+
+import numpy as np
+from torch import Tensor
+
+from sparsegroup.kernels.views import array_of
+from sparsegroup.table import batch
+from sparsegroup.table.admission import AdmissionPolicy
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.index import ABSENT
+from sparsegroup.table.key_search import KeySearch, LookAhead
+from sparsegroup.table.row_locations import Int64s, RowLocations
+from sparsegroup.table.row_start import RowStarts
+from sparsegroup.table.row_storage import RowStorage
+
+CHUNK = 1 << 18
+"""Keys that are looked up at a time: an index that must grow does so between them."""
+
+Found = tuple[RowLocations, Tensor]
+"""Where keys `[n]` are, and their vectors, `[n, dim]`."""
+
+
+class RowLookup:
+    """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
+
+    Args:
+        directory: Key → row.
+        storage: The rows.
+        starts: Of new rows.
+    """
+
+    def __init__(self, directory: Directory, storage: RowStorage, starts: RowStarts) -> None:
+        self._directory = directory
+        self._storage = storage
+        self._starts = starts
+        self._scratch = batch.Scratch(0, starts.dim, starts.dtype)
+
+    def look_up(self, keys: Int64s, admission: AdmissionPolicy | None) -> Found:
+        """Look `keys` up; those that `admission` admits get a row where they have none. None: nothing is inserted.
+
+        Raises:
+            RuntimeError: `max_rows` would be exceeded; nothing has changed.
+            MemoryError: The system has no more; nothing has changed.
+        """
+        search = self._search(keys, admission, fetch=True) if len(keys) <= CHUNK else self._search_many(keys, admission)
+        return self._vectors(search)
+
+    def run_ahead(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> None:
+        """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
+        with suppress(Exception):
+            self._find(ahead.search, admission, fetch=False, alone=True)
+            ahead.generation = self._directory.generation
+
+    def fetch(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> Found:
+        """What `look_up` gives, of keys that have been looked up ahead."""
+        stale = ahead.generation is not self._directory.generation
+        if stale or (ahead.search.absent and not ahead.insert):  # another lookup may have inserted them since
+            return self.look_up(ahead.search.keys, admission)
+        return self._vectors(ahead.search)
+
+    def _vectors(self, search: KeySearch) -> Found:
+        directory = self._directory
+        return self._storage.vectors(search, directory.index, self._scratch, directory.generation)
+
+    def _search(self, keys: Int64s, admission: AdmissionPolicy | None, *, fetch: bool) -> KeySearch:
+        search = KeySearch(keys)
+        self._find(search, admission, fetch=fetch)
+        return search
+
+    def _find(self, search: KeySearch, admission: AdmissionPolicy | None, *, fetch: bool, alone: bool = False) -> None:
+        n, starts = len(search.keys), self._starts
+        if len(self._scratch.distinct) < n:
+            self._scratch = batch.Scratch(n, starts.dim, starts.dtype)
+        self._storage.find(search, self._directory.index, self._scratch, fetch=fetch, alone=alone)
+        if search.absent and admission is not None:
+            self._insert(search, admission)
+
+    def _search_many(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
+        directory = self._directory
+        distinct, inverse = batch.distinct_of_many(keys)
+        rows = directory.find(distinct)
+        new = distinct[rows == ABSENT]
+        if admission is not None and len(new):
+            decision = directory.decide(len(new), lambda: new, admission)
+            coming = new if decision.admitted is None else new[decision.admitted]
+            for first in range(0, len(coming), CHUNK):
+                search = self._search(coming[first : first + CHUNK], None, fetch=False)
+                self._give_rows(search, slice(0, search.absent))
+            directory.note(decision)
+            rows = directory.find(distinct)
+        return KeySearch.with_rows(keys, inverse, rows)
+
+    def _insert(self, search: KeySearch, admission: AdmissionPolicy) -> None:
+        """Give rows to those of the search's keys that have none and are admitted."""
+        rows = array_of(search.distinct_rows)
+        directory, distinct = self._directory, self._scratch.distinct[: len(rows)]
+        decision = directory.decide(search.absent, lambda: distinct[rows == ABSENT], admission)
+        if decision.admitted is None or decision.count == search.absent:
+            self._give_rows(search, slice(0, len(rows)))
+        elif decision.count:
+            self._give_rows(search, np.flatnonzero(rows == ABSENT)[decision.admitted])
+        directory.note(decision)
+
+    def _give_rows(self, search: KeySearch, places: slice | Int64s) -> None:
+        """Give rows to the absent ones of the distinct keys at `places`, and put their vectors with the others."""
+        rows, scratch, starts = array_of(search.distinct_rows), self._scratch, self._starts
+        some, vectors = rows[places], scratch.vectors[places]  # views of a slice, copies of single places
+        count = search.absent if isinstance(places, slice) else len(places)
+        index, before = self._directory.index, self._directory.num_rows
+        index.reserve(before + count)
+        space = self._storage.new_rows(before, count)
+        while (inserted := index.num_keys - before) < count:
+            live = batch.insert_rows(
+                scratch.distinct[places],
+                scratch.hashes[places],
+                some,
+                index.state,
+                index.pages,
+                space.addresses,
+                space.shift,
+                space.row_bytes,
+                before + inserted,
+                starts.seed,
+                starts.init,
+                starts.std,
+                np.array([0.0, *space.initial], starts.dtype),
+                vectors,
+            )
+            self._storage.count_new(live)
+            if index.num_keys < before + count:
+                index.extend()
+        index.settle(count)
+        if not isinstance(places, slice):
+            rows[places], scratch.vectors[places] = some, vectors
+        search.absent -= count
+        search.has_new = True

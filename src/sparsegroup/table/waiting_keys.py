@@ -1,0 +1,55 @@
+"""Keys that training has seen and an admission policy has not given a row."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.table.index import ABSENT, Index
+
+Int64s = npt.NDArray[np.int64]
+
+
+class WaitingKeys:
+    """Keys, and in how many lookups each has come since it last had a row.
+
+    Args:
+        huge_pages: See `MappedPages`.
+    """
+
+    def __init__(self, huge_pages: bool) -> None:
+        self._index = Index(huge_pages, 16)
+        self._sights: Int64s = np.zeros(0, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        return self._index.bytes + self._sights.nbytes if len(self._sights) else 0
+
+    def sights(self, keys: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """How often each of some keys has come, and whether it has ever waited."""
+        places = self._index.find(keys)
+        known = places != ABSENT
+        sights = np.zeros(len(keys), np.int64)
+        sights[known] = self._sights[places[known]]
+        return sights, known
+
+    def note(self, keys: Int64s, sights: Int64s) -> None:
+        """Set how often some distinct keys have come; 0 for one that has a row now."""
+        places = self._index.find(keys)
+        known = places != ABSENT
+        self._sights[places[known]] = sights[known]
+        new = ~known & (sights > 0)
+        first, count = self._index.num_keys, int(new.sum())
+        self._index.reserve(first + count)
+        if first + count > len(self._sights):
+            grown = np.zeros(max(2 * len(self._sights), first + count), np.int64)
+            grown[: len(self._sights)] = self._sights
+            self._sights = grown
+        self._index.insert(keys[new], np.arange(first, first + count))
+        self._sights[first : first + count] = sights[new]
+
+    def content(self) -> tuple[Int64s, Int64s]:
+        """The keys that wait, `[n]`, and their sights, `[n]`, in the order in which they first came."""
+        count = self._index.num_keys
+        sights = self._sights[:count]
+        waits = sights > 0
+        return self._index.keys_of_rows(0, count)[waits], sights[waits]
