@@ -28,9 +28,10 @@ from torch.utils.data import DataLoader, IterableDataset
 import timing
 from sparsegroup.data import PreparedLog, RawLog
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.formats.log_format import criteo
+from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
+from sparsegroup.data.log_views import LogView
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
@@ -57,26 +58,29 @@ class Slice(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
             yield batch.keys % self.rows, batch.numbers, batch.labels
 
 
-class Beginning(PreparedLog):
+class Beginning(LogView):
     """The first rows of a log, with a test set of one batch."""
 
-    def __init__(self, log: PreparedLog, rows: int) -> None:
-        super().__init__(log.folder)
-        self.manifest = replace(self.manifest, rows=rows + BATCH, train_rows=rows)
+    def __init__(self, log: Log, rows: int) -> None:
+        super().__init__(log)
+        self.train_rows = rows
+
+    def __len__(self) -> int:
+        return self.train_rows + BATCH
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        return self.log.batches(start, stop, size)
 
 
 class AllEmbedded(Beginning):
     """The same with the numbers embedded, too."""
 
-    fields = property(lambda self: (*self.manifest.fields, *self.manifest.numbers))
-    numbers = property(lambda self: ())
-
-    def __init__(self, log: PreparedLog, rows: int) -> None:
+    def __init__(self, log: Log, rows: int) -> None:
         super().__init__(log, rows)
-        self.log = Beginning(log, rows)
+        self.fields, self.numbers = (*log.fields, *log.numbers), ()
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        field = torch.arange(len(self.manifest.fields), len(self.fields)) << VALUE_BITS
+        field = torch.arange(len(self.log.fields), len(self.fields)) << VALUE_BITS
         for batch in self.log.batches(start, stop, size):
             buckets = batch.numbers.square().floor().long() + field
             yield replace(batch, keys=torch.cat([batch.keys, buckets], dim=1), numbers=batch.numbers[:, :0])

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_cases import written
 from sparsegroup.data import PreparedLog, RawLog, preparation, prepare
 from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
-from test_data_prepare import written
 
 Lists = list[list[int]]
 

@@ -5,13 +5,20 @@ from typing import Any
 
 import pytest
 
-from sparsegroup.data import ClickLogError, RawLog, prepare
-from sparsegroup.data.formats.log_format import avazu, criteo
-from sparsegroup.data.formats.recognition import choose_format
+from data_cases import AVAZU, INTEGERS, IPINYOU, avazu_log, criteo_log, written
+from sparsegroup.data import ClickLogError, LogOptionError, RawLog, prepare
+from sparsegroup.data.formats.avazu import avazu
+from sparsegroup.data.formats.criteo import criteo
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.formats.recognition import format_of
 from sparsegroup.data.formats.schema_file import read_schema
-from test_data_prepare import AVAZU, INTEGERS, IPINYOU, avazu_log, criteo_log, written
+from sparsegroup.data.raw import raw_file
 
 COLUMNS = "id, clicked, color, size, ts, label"
+
+
+def chosen(log: Path, test: Path | None = None, **options: Any) -> LogFormat:
+    return format_of([raw_file(path) for path in (log, test) if path is not None], **options)
 
 
 def header_log(path: Path, rows: int = 57) -> Path:
@@ -20,38 +27,38 @@ def header_log(path: Path, rows: int = 57) -> Path:
 
 
 def test_label_and_exclude_say_what_the_columns_of_a_header_are(tmp_path: Path) -> None:
-    log = choose_format(header_log(tmp_path / "log.csv"), label="clicked", exclude=["label", "size"])
+    log = chosen(header_log(tmp_path / "log.csv"), label="clicked", exclude=["label", "size"])
     assert (log.label, log.fields, log.time, log.split) == ("clicked", ("color",), "ts", "last-fraction")
-    told = choose_format(header_log(tmp_path / "log.csv"))
+    told = chosen(header_log(tmp_path / "log.csv"))
     assert (told.label, told.fields) == ("label", ("clicked", "color", "size"))
     split = written(tmp_path / "split.csv", "split,a,ts\n1,x,3\n")  # their names do not say that they are not the label
-    assert choose_format(split, label="split").split_column is None
-    assert choose_format(split, label="ts").time is None
+    assert chosen(split, label="split").split_column is None
+    assert chosen(split, label="ts").time is None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label": "click"}, f"no label column 'click'; name it with --label. The columns are {COLUMNS}"),
+        ({"label": "click"}, f"no label column 'click'; name it with `label`. The columns are {COLUMNS}"),
         ({"exclude": ["size", "sise"]}, f"no column 'sise' to exclude. The columns are {COLUMNS}"),
     ],
 )
 def test_a_column_that_does_not_exist_is_named(options: Any, message: str, tmp_path: Path) -> None:
     path = header_log(tmp_path / "log.csv")
     with pytest.raises(ClickLogError) as raised:
-        choose_format(path, **options)
+        chosen(path, **options)
     assert str(raised.value) == f"{path}:1: {message}"
 
 
 def test_a_column_without_a_name_may_be_excluded(tmp_path: Path) -> None:
     path = written(tmp_path / "log.csv", ",label,a\n0,1,x\n")
-    assert choose_format(path, exclude=[""]).fields == ("a",)
+    assert chosen(path, exclude=[""]).fields == ("a",)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.999, 1e-9])
 def test_the_test_set_is_the_fraction_of_the_rows(fraction: float, tmp_path: Path) -> None:
     path = header_log(tmp_path / "log.csv")
-    log = choose_format(path, label="clicked", exclude=["label"], test_fraction=fraction)
+    log = chosen(path, label="clicked", exclude=["label"], test_fraction=fraction)
     raw = RawLog(path, format=log) if fraction < 0.99 else None
     expected = 57 - round(57 * fraction)
     if raw is None:
@@ -65,7 +72,7 @@ def test_the_test_set_is_the_fraction_of_the_rows(fraction: float, tmp_path: Pat
 @pytest.mark.parametrize("fraction", [1.0, -0.1, float("nan"), float("inf")])
 def test_a_fraction_out_of_range_is_refused(fraction: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"test_fraction must be in \[0, 1\), got "):
-        choose_format(header_log(tmp_path / "log.csv"), test_fraction=fraction)
+        chosen(header_log(tmp_path / "log.csv"), test_fraction=fraction)
     schema = written(tmp_path / "schema.yaml", f"label: a\ntest_fraction: {str(fraction).replace('n', '.n', 1)}")
     with pytest.raises(ClickLogError, match="test_fraction: input should be"):
         read_schema(schema)
@@ -74,7 +81,7 @@ def test_a_fraction_out_of_range_is_refused(fraction: float, tmp_path: Path) -> 
 def test_a_schema_says_its_test_fraction(tmp_path: Path) -> None:
     text = "label: a\ncategorical: [b]\n"
     for given, expected in (("", 0.1), ("test_fraction: 0.3", 0.3), ("test_fraction: 0", 0.0)):
-        log = choose_format(Path("any.csv"), schema=written(tmp_path / "schema.yaml", text + given))
+        log = chosen(Path("any.csv"), schema=written(tmp_path / "schema.yaml", text + given))
         assert (log.split, log.test_fraction) == ("last-fraction", expected)
     both = written(tmp_path / "both.yaml", text + "split: c\ntest_fraction: 0.3")
     with pytest.raises(ClickLogError, match=r"both.yaml: split and test_fraction cannot both be given"):
@@ -85,17 +92,17 @@ LABEL: dict[str, Any] = {"label": "click"}
 EXCLUDE: dict[str, Any] = {"exclude": ["a"]}
 FRACTION: dict[str, Any] = {"test_fraction": 0.1}
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("log.csv", {"schema": Path("s.yaml"), "dataset": "criteo"}, "--schema and --dataset cannot both be given"),
-    ("log.csv", {"test": Path("t.csv"), **FRACTION}, "--test-fraction and --test cannot both be given"),
-    ("log.csv", {"criteo_numbers": "buckets", "dataset": "avazu"}, "--criteo-numbers is for Criteo's log"),
-    ("log.csv", {"criteo_numbers": "buckets", "schema": Path("s.yaml")}, "--criteo-numbers is for Criteo's log"),
-    ("log.csv", {"avazu_hour": "raw", "dataset": "criteo"}, "--avazu-hour is for Avazu's log"),
-    ("log.csv", {"avazu_hour": "raw", "criteo_numbers": "buckets"}, "--avazu-hour is for Avazu's log"),
-    ("split.csv", FRACTION, "--test-fraction is for logs without a column 'split', which marks the test rows of"),
+    ("log.csv", {"schema": Path("s.yaml"), "dataset": "criteo"}, "`schema` and `dataset` cannot both be given"),
+    ("log.csv", {"test": Path("t.csv"), **FRACTION}, "`test_fraction` and `test` cannot both be given"),
+    ("log.csv", {"criteo_numbers": "buckets", "dataset": "avazu"}, "`criteo_numbers` is for Criteo's log"),
+    ("log.csv", {"criteo_numbers": "buckets", "schema": Path("s.yaml")}, "`criteo_numbers` is for Criteo's log"),
+    ("log.csv", {"avazu_hour": "raw", "dataset": "criteo"}, "`avazu_hour` is for Avazu's log"),
+    ("log.csv", {"avazu_hour": "raw", "criteo_numbers": "buckets"}, "`avazu_hour` is for Avazu's log"),
+    ("split.csv", FRACTION, "`test_fraction` is for logs without a column 'split', which marks the test rows of"),
 ]
 WRONG += [
-    ("log.csv", {"schema": Path("s.yaml"), **option}, f"{name} and --schema cannot both be given")
-    for name, option in (("--label", LABEL), ("--exclude", EXCLUDE), ("--test-fraction", FRACTION))
+    ("log.csv", {"schema": Path("s.yaml"), **option}, f"{name} and `schema` cannot both be given")
+    for name, option in (("`label`", LABEL), ("`exclude`", EXCLUDE), ("`test_fraction`", FRACTION))
 ]
 WRONG += [
     (log, {**options, **option}, f"{name} is for logs whose columns are told from a header; the format {which!r}")
@@ -108,7 +115,7 @@ WRONG += [
         ("ipinyou.txt", {}, "ipinyou"),
         ("svm.txt", {}, "libsvm"),
     )
-    for name, option in (("--label", LABEL), ("--exclude", EXCLUDE), ("--test-fraction", FRACTION))
+    for name, option in (("`label`", LABEL), ("`exclude`", EXCLUDE), ("`test_fraction`", FRACTION))
 ]
 
 
@@ -123,15 +130,15 @@ def test_options_that_do_not_go_together_are_both_named(
     avazu_log(tmp_path / "avazu.csv", [])
     written(tmp_path / "ipinyou.txt", IPINYOU.replace(" ", "\t"))
     written(tmp_path / "svm.txt", "1 2:1 3:1")
-    with pytest.raises(ValueError, match=r"^--") as raised:
-        choose_format(Path(log), **options)
+    with pytest.raises(LogOptionError, match=r"^`") as raised:
+        chosen(Path(log), **options)
     assert message in str(raised.value)
     assert not isinstance(raised.value, ClickLogError)
 
 
 def test_what_is_asked_for_goes_before_what_the_log_looks_like(tmp_path: Path) -> None:
     path = header_log(tmp_path / "log.csv")
-    assert choose_format(path, criteo_numbers="buckets").fields == criteo("buckets").fields
-    assert choose_format(path, avazu_hour="weekday-hour").variant == "weekday-hour"
-    assert choose_format(path, dataset="ipinyou").name == "ipinyou"
-    assert choose_format(written(tmp_path / "avazu.csv", AVAZU)).fields == avazu().fields
+    assert chosen(path, criteo_numbers="buckets").fields == criteo("buckets").fields
+    assert chosen(path, avazu_hour="weekday-hour").variant == "weekday-hour"
+    assert chosen(path, dataset="ipinyou").name == "ipinyou"
+    assert chosen(written(tmp_path / "avazu.csv", AVAZU)).fields == avazu().fields

@@ -17,11 +17,7 @@ import polars as pl
 import pytest
 import torch
 
-from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
-from sparsegroup.data.batches import Batch
-from sparsegroup.data.formats.log_format import LogFormat, avazu, criteo
-from sparsegroup.data.raw.text_file import uncompressed_size
-from test_data_prepare import (
+from data_cases import (
     AGENTS,
     CSV,
     HEADER,
@@ -34,6 +30,13 @@ from test_data_prepare import (
     ipinyou_log,
     written,
 )
+from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.formats.avazu import avazu
+from sparsegroup.data.formats.criteo import criteo
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.raw import raw_file
+from sparsegroup.data.raw.raw_file import source_of
 
 HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
 RICH = LogFormat(
@@ -118,11 +121,13 @@ def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
             assert (x.keys.tolist(), x.offsets.tolist()) == (y.keys.tolist(), y.offsets.tolist())
 
 
-def assert_same_log(raw: RawLog, prepared: PreparedLog, ranges: int = 3) -> None:
+def assert_same_log(logs: list[Path], raw: RawLog, prepared: PreparedLog, ranges: int = 3) -> None:
     manifest = prepared.manifest
     assert (len(raw), raw.train_rows, raw.positives) == (len(prepared), prepared.train_rows, manifest.positives)
     assert (raw.fields, raw.lists, raw.numbers) == (prepared.fields, prepared.lists, prepared.numbers)
-    assert {**raw.source, "vocabulary": False} == manifest.source
+    assert {**source_of([raw_file(path) for path in logs], raw.format), "vocabulary": False} == manifest.source
+    assert raw.identity == prepared.identity
+    assert (raw.hash, raw.weighted, raw.labelled) == (prepared.hash, prepared.weighted, prepared.labelled)
     assert raw.bad_rows == prepared.bad_rows
     assert sum(bad.count for bad in raw.bad) == sum(prepared.bad_rows.values())
     rows = len(raw)
@@ -143,7 +148,7 @@ def test_the_batches_are_those_of_the_prepared_log(name: str, chunks: int, tmp_p
     logs, log_format = CASES[name](tmp_path)
     prepared, _ = prepare(logs, tmp_path / "out", log_format, chunk_bytes=3000)
     raw = raw_log(logs, format=log_format, chunk_bytes=logs[0].stat().st_size // chunks + 1, threads=1 + chunks % 3)
-    assert_same_log(raw, prepared)
+    assert_same_log(logs, raw, prepared)
     assert raw.features is None
     assert raw.name == str(logs[0])
 
@@ -181,7 +186,7 @@ def test_the_same_with_bad_rows_left_out(name: str, tmp_path: Path) -> None:
     chunk_bytes = logs[0].stat().st_size // 10
     raw = raw_log(logs, format=log_format, on_bad_row="skip", max_bad=0.9, chunk_bytes=chunk_bytes)
     assert all(bad.count >= 4 for bad in raw.bad)
-    assert_same_log(raw, prepared)
+    assert_same_log(logs, raw, prepared)
 
 
 @pytest.mark.parametrize("chunk_bytes", [200, 1 << 20])
@@ -191,7 +196,7 @@ def test_the_same_of_a_compressed_log(suffix: str, chunk_bytes: int, tmp_path: P
     pack = bz2.compress if suffix == ".bz2" else partial(compress, suffix)
     path = written(tmp_path / f"log.csv{suffix}", pack(plain.read_bytes()))
     prepared, _ = prepare([path], tmp_path / "out", RICH)
-    assert_same_log(RawLog(path, format=RICH, chunk_bytes=chunk_bytes), prepared)
+    assert_same_log([path], RawLog(path, format=RICH, chunk_bytes=chunk_bytes), prepared)
 
 
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
@@ -209,7 +214,7 @@ def test_the_same_of_a_columnar_log(
     for number, log_format in enumerate([None, LogFormat("log", "label", ("a",), ("n",), time="ts")]):
         prepared, _ = prepare([path], tmp_path / f"out{number}", log_format, **options)  # type: ignore[arg-type]
         assert (len(prepared) < 83) == (on_bad_row == "skip")
-        assert_same_log(RawLog(path, format=log_format, **options), prepared)  # type: ignore[arg-type]
+        assert_same_log([path], RawLog(path, format=log_format, **options), prepared)  # type: ignore[arg-type]
 
 
 def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
@@ -356,7 +361,13 @@ def test_a_log_larger_than_its_chunks_is_not_kept_in_memory(tmp_path: Path) -> N
 def test_progress_counts_the_bytes_of_all_logs(tmp_path: Path) -> None:
     logs = [csv_log(tmp_path / f"{i}.csv", 100 + i) for i in range(2)]
     seen: list[int] = []
-    raw_log(logs, format=CSV, chunk_bytes=300, on_progress=seen.append)
+    totals: set[int | None] = set()
+
+    def note(done: int, total: int | None) -> None:
+        seen.append(done)
+        totals.add(total)
+
+    raw_log(logs, format=CSV, chunk_bytes=300, on_progress=note)
     assert len(seen) > 10
     assert (np.diff(seen) > 0).all()
-    assert seen[-1] == uncompressed_size(logs)
+    assert totals == {seen[-1]} == {sum(log.stat().st_size for log in logs)}

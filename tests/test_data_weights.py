@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 import torch
 
+from data_cases import written
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.prepared_log import MANIFEST
-from test_data_prepare import written
 
 WEIGHTED = LogFormat("log", "label", ("a",), weight="w")
 WEIGHTS = ["1", "0", "0.25", "1e-3", "3e38", "-0.0", "0.1"]

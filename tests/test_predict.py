@@ -16,7 +16,7 @@ import pytest
 from command import Run, call
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.training import evaluate, load_model, predict
-from sparsegroup.training.scoring import Tally, open_to_score, predictions
+from sparsegroup.training.scoring import Tally, predictions
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 ROWS = 9_000  # two batches of evaluation and a part of one
@@ -229,14 +229,14 @@ def test_who_reads_only_the_first_lines_ends_it_quietly(place: Path) -> None:
 
 
 def test_scores_come_as_they_are_made_and_the_tally_takes_nine_bytes_a_row(place: Path) -> None:
-    opened = open_to_score(place / "log.csv", label="clicked")
-    tally, sizes = Tally(len(opened.log)), []
+    opened = open_log(place / "log.csv", whole=True, label="clicked")
+    tally, sizes = Tally(len(opened)), []
     for part in predictions(load_model(place / "run"), opened):
         tally.add(part)
         sizes.append(len(part.rows))
     assert sizes == [4096, 4096, ROWS - 2 * 4096]
     assert tally.metrics() == evaluate(np.array([label(i) for i in range(ROWS)]), expected(place))
-    assert open_log(place / "log.csv", label="clicked").train_rows < opened.log.train_rows == ROWS
+    assert open_log(place / "log.csv", label="clicked").train_rows < opened.train_rows == ROWS
 
 
 def test_figures_are_those_of_the_run_on_its_test_rows(place: Path, run: Run) -> None:

@@ -14,7 +14,7 @@ from command import Run
 from sparsegroup.data import open_log
 from sparsegroup.serving import open_test_rows, open_trained, read_manifest
 from sparsegroup.training import Config
-from sparsegroup.training.scoring import open_to_score, predictions
+from sparsegroup.training.scoring import predictions
 from test_cli import click_log
 from test_real_data import log_at
 
@@ -42,7 +42,7 @@ def column(path: Path, name: str) -> np.ndarray:
 
 def by_package(model: Path, log: Path, rows: int) -> np.ndarray:
     opened = open_trained(model)
-    opened_log = open_to_score(log, **opened.config.data.format_options)
+    opened_log = open_log(log, whole=True, **opened.config.data.format_options)
     return np.concatenate([part.probabilities for part in predictions(opened.model, opened_log)])[:rows]
 
 

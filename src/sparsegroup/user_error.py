@@ -1,5 +1,28 @@
 """What a user can mend."""
 
+from collections.abc import Callable
+
 
 class UserError(ValueError):
-    """Base of this package's errors about files, settings and arguments: the command line shows the message alone."""
+    """Base of this package's errors about files, settings and arguments: the command line shows the message alone.
+
+    Args:
+        message: What was given, what is expected, where, and what to do. It names parameters as Python does.
+        *parameters: Those that it names in backquotes, so that another interface can spell them in its own way.
+
+    Examples:
+        >>> error = UserError("`max_bad` must be below 1, got 2", "max_bad")
+        >>> error.spelled(lambda name: "--" + name.replace("_", "-"))
+        '--max-bad must be below 1, got 2'
+    """
+
+    def __init__(self, message: str = "", *parameters: str) -> None:
+        super().__init__(message)
+        self.parameters = parameters
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The message with `spell(name)` for each parameter that it names."""
+        message = str(self)
+        for name in self.parameters:
+            message = message.replace(f"`{name}`", spell(name))
+        return message

@@ -135,8 +135,8 @@ def assignment(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise SettingsError(f"--set wants key=value, as in optimizer.l21=1e-3, got {text!r}")
+        raise SettingsError(f"`set` wants key=value, as in optimizer.l21=1e-3, got {text!r}", "set")
     try:
         return key.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise SettingsError(f"--set {text}: the value is not YAML ({' '.join(str(error).split())})") from error
+        raise SettingsError(f"`set` {text}: the value is not YAML ({' '.join(str(error).split())})", "set") from error

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-from sparsegroup.data import ClickLogError
 from sparsegroup.data.log import Log
 from sparsegroup.user_error import UserError
 from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
@@ -53,7 +52,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        _fail(str(error))
+        _fail(error.spelled(lambda parameter: "--" + parameter.replace("_", "-")))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
@@ -122,12 +121,7 @@ def run_command(
     if dataset is None and (data is not None or test is not None):
         raise UsageError("--data and --test are for a --dataset")
     folder = Path("runs/paper", REGRET if dataset is None else Path(dataset).stem) if out is None else out
-    try:
-        opened = None if dataset is None else _open(dataset, data, test, scale, folder)
-    except ClickLogError:
-        raise
-    except ValueError as error:  # options that do not go together
-        raise UsageError(str(error)) from error
+    opened = None if dataset is None else _open(dataset, data, test, scale, folder)
     shown = folder if report is None else report
     options = _options(dataset, data, test, runs, scale, recipe)
     try:

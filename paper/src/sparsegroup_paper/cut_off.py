@@ -1,7 +1,7 @@
 """Frequency cut-off: what most click models do about rare features. They share one vector per field."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,34 +9,24 @@ from torch import Tensor
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import VALUE_BITS, Int64s
+from sparsegroup.data.log import Log
 from sparsegroup.data.log_views import LogView
 
 RARE = (1 << VALUE_BITS) - 1
 """Value part of the key that rare features get."""
 
 
-@dataclass(frozen=True)
 class WithoutRare(LogView):
     """A log in which each field's rare features are one, those of the test rows included.
 
-    Attributes:
+    Args:
+        log: The log.
         kept: Keys of the features that stay as they are, ascending.
     """
 
-    kept: Int64s
-
-    def __len__(self) -> int:
-        return len(self.log)
-
-    @property
-    def train_rows(self) -> int:
-        """The log's."""
-        return self.log.train_rows
-
-    @property
-    def features(self) -> int | None:
-        """Not counted."""
-        return None
+    def __init__(self, log: Log, kept: Int64s) -> None:
+        super().__init__(log)
+        self.kept = kept
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop`, `size` at a time."""

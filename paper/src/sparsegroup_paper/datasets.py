@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.data import ClickLogError, PreparedLog, SyntheticConfig, prepare, synthetic_log
-from sparsegroup.data.formats.recognition import choose_format
+from sparsegroup.data import ClickLogError, LogOptionError, PreparedLog, SyntheticConfig, prepare, synthetic_log
 from sparsegroup.data.log import Log
+from sparsegroup.data.log_opening import is_prepared
 from sparsegroup.data.log_views import excerpt
 from sparsegroup.data.preparation import PreparationProgress
 from sparsegroup.names import ModelName
@@ -103,7 +103,7 @@ def open_dataset(
         on_progress: See `prepare`.
 
     Raises:
-        ValueError: No such data set, no log, or a log where none is wanted.
+        LogOptionError: No such data set, no log, or a log where none is wanted.
         ClickLogError: The log cannot be read, or has no test set.
         SettingsError: The file cannot be used.
         OSError: No such file.
@@ -116,24 +116,25 @@ def open_dataset(
             data, test = Path(config.data.log), None if config.data.test is None else Path(config.data.test)
         name = Path(name).stem
     else:
-        raise ValueError(f"--dataset is one of {', '.join(NETWORKS)}, or a YAML file of settings; got {name!r}")
+        raise LogOptionError(
+            f"`dataset` is one of {', '.join(NETWORKS)}, or a YAML file of settings; got {name!r}", "dataset"
+        )
     if data is None:
         if name != SYNTHETIC:
-            raise ValueError(f"--dataset {name} wants its log: give --data")
+            raise LogOptionError(f"`dataset` {name} wants its log: give `data`", "dataset", "data")
         if test is not None:
-            raise ValueError("--test is for raw logs, and the synthetic one has its own test set")
+            raise LogOptionError("`test` is for raw logs, and the synthetic one has its own test set", "test")
         return Dataset(name, None, SYNTHETIC_ROWS[scale], config)
-    if data.is_dir():
+    if is_prepared(data):
         if test is not None:
-            raise ValueError(f"--test is for raw logs; {data} is a folder, prepared already")
+            raise LogOptionError(f"`test` is for raw logs; {data} is a folder, prepared already", "test")
         log = PreparedLog(data)
     else:
-        options = config.data.format_options
-        form = choose_format(data, test, **options)
-        log, _ = prepare([data, *([test] if test else [])], folder / "log", form, on_progress=on_progress)
+        logs, options = [data, *([test] if test else [])], config.data.format_options
+        log, _ = prepare(logs, folder / "log", on_progress=on_progress, **options)
     if log.train_rows == len(log):
         raise ClickLogError(f"{data}: it has no test rows, and experiments need them")
-    if log.manifest.weighted:
+    if log.weighted:
         raise ClickLogError(
             f"{data}: its rows have weights, which the experiments' resampling of test rows cannot count"
         )
@@ -158,5 +159,6 @@ def claim(folder: Path, dataset: Dataset) -> None:
         differs = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
         raise ClickLogError(
             f"{folder}: holds results on another log, or on another part of it ({differs} "
-            f"{theirs.get(differs)!r:.60} there, {ours.get(differs)!r:.60} here); give another --out"
+            f"{theirs.get(differs)!r:.60} there, {ours.get(differs)!r:.60} here); give another `out`",
+            "out",
         )

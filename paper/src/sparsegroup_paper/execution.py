@@ -12,7 +12,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight
-from sparsegroup_paper.frequency import Counts, count_keys, survivors, truth_of
+from sparsegroup_paper.frequency import Counts, count_keys, survivors
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
@@ -41,7 +41,7 @@ class Worker:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.truth = truth_of(log)
+        self.truth = log.truth
         self.counts = lru_cache(maxsize=2)(lambda rows: count_keys(self.log, rows))
 
     def carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:

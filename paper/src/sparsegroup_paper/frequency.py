@@ -1,17 +1,13 @@
 """How often each feature was seen, and which have an effect on the label, where that is known."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sparsegroup.data import MemoryLog, PreparedLog
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_views import Excerpt
-from sparsegroup.data.synthetic.truth import is_informative
 from sparsegroup.training.click_model import keys_to_look_up
 from sparsegroup_paper.runs import Survivors
 
@@ -62,22 +58,6 @@ def count_keys(log: Log, rows: int) -> Counts:
 
 def _merged(parts: list[pl.DataFrame]) -> pl.DataFrame:
     return pl.concat(parts).group_by("key").agg(pl.col("len").sum())
-
-
-Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
-"""Keys `[n]` → which of them have an effect on the label."""
-
-
-def truth_of(log: Log) -> Truth | None:
-    """Which features have an effect on the label; None where that is not known."""
-    if isinstance(log, Excerpt):
-        return truth_of(log.log)
-    if isinstance(log, MemoryLog) and log.informative is not None:
-        return log.are_informative
-    if isinstance(log, PreparedLog) and "synthetic" in log.manifest.source:
-        seed = int(log.manifest.source["seed"])
-        return lambda keys: is_informative(keys, seed)
-    return None
 
 
 def survivors(counts: Counts, informative: npt.NDArray[np.bool_], live: npt.NDArray[np.bool_]) -> tuple[Survivors, ...]:

@@ -69,11 +69,20 @@ def main(run: Callable[[], None] = app) -> None:
     try:
         run()
     except UserError as error:
-        _fail(str(error))
+        _fail(error.spelled(_option))
     except FloatingPointError as error:
         _fail(f"training has diverged: {error}. Lower the learning rate")
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+_COMMANDS = {"prepare": "`sparsegroup prepare`", "resume": "`sparsegroup train --resume`"}
+"""What is a function in Python, and a command or an option of one here."""
+
+
+def _option(parameter: str) -> str:
+    """A parameter of the library as the command line spells it."""
+    return _COMMANDS.get(parameter, "--" + parameter.replace("_", "-"))
 
 
 def _fail(message: str) -> None:

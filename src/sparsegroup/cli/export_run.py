@@ -1,15 +1,13 @@
 """What `sparsegroup export` and `sparsegroup apply` do."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from math import isnan
 from pathlib import Path
 
 from rich.table import Table
 
-from sparsegroup.cli.app import UsageError, console
+from sparsegroup.cli.app import console
 from sparsegroup.cli.progress import reading_bar
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.extras import pip_install
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
@@ -83,13 +81,8 @@ def _wants_onnx(onnx: bool | None) -> bool:
 
 
 def _open_test(path: Path, config: Config, threads: int) -> TestRows:
-    with nullcontext() if path.is_dir() else reading_bar([path]) as on_progress:
-        try:
-            return open_test_rows(path, config, threads, on_progress)
-        except ClickLogError:
-            raise
-        except ValueError as error:  # options that do not go together
-            raise UsageError(str(error)) from error
+    with reading_bar(path.name) as on_progress:
+        return open_test_rows(path, config, threads, on_progress)
 
 
 def _outcome(manifest: ExportManifest, out: Path) -> Table:

@@ -14,18 +14,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import UsageError
-from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.text_file import uncompressed_size
+from sparsegroup.cli.progress import print_notes, reading_bar
+from sparsegroup.data import Log, open_log
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
-from sparsegroup.training.config import DataConfig
 from sparsegroup.training.scoring import (
     SUFFIXES,
-    LogToScore,
     Predictions,
     Tally,
-    open_to_score,
     predictions,
     write_csv,
     write_predictions,
@@ -53,11 +49,11 @@ def predict_run(model: Path, log: Path, out: Path | None, options: Mapping[str, 
     opened = open_trained(model)
     given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
     console = Console(stderr=True)
-    data = _open(log, _data(opened.config, given, log.is_dir()), threads, console)
-    opened.columns.check(data.log)
-    tally, begin = Tally(len(data.log)), perf_counter()
+    data = _open(log, opened.config, given, threads, console)
+    opened.columns.check(data)
+    tally, begin = Tally(len(data)), perf_counter()
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
-    with nullcontext(_nothing) if hidden else _scoring_bar(len(data.log), log.name, console) as on_rows:
+    with nullcontext(_nothing) if hidden else _scoring_bar(len(data), log.name, console) as on_rows:
 
         def seen() -> Iterator[Predictions]:
             for part in predictions(opened.model, data):
@@ -78,38 +74,22 @@ def _suffix(path: Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
 
 
-def _data(config: Config, given: dict[str, Any], is_prepared: bool) -> DataConfig:
-    """How to read the log: as the model's, and as `given` says.
-
-    A schema or a data set that is given says all of the format; a prepared log has none of the model's.
-    """
-    model = config.data.model_dump(mode="json", by_alias=True)
-    says_all = is_prepared or "schema" in given or "dataset" in given
-    own = {} if says_all else {name: model[name] for name in _OF_THE_FORMAT}
+def _open(log: Path, config: Config, given: Mapping[str, Any], threads: int, console: Console) -> Log:
+    """The log, read as the model's but for what `given` says."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return checked(Config, {"data": {**own, **values}}, "the command line").data
-
-
-def _open(log: Path, data: DataConfig, threads: int, console: Console) -> LogToScore:
-    if data.schema_file is not None and not Path(data.schema_file).is_file():
-        raise UsageError(f"no schema {data.schema_file}; say with --schema what the columns of {log} are")
-    with nullcontext() if log.is_dir() else _counting_bar(log, console) as on_progress:
-        try:
-            opened = open_to_score(
-                log,
-                on_bad_row=data.on_bad_row,
-                max_bad=data.max_bad,
-                threads=threads,
-                on_progress=on_progress,
-                **data.format_options,
-            )
-        except ClickLogError:
-            raise
-        except ValueError as error:  # options that do not go together
-            raise UsageError(str(error)) from error
-    for bad in [] if isinstance(opened.log, PreparedLog) else opened.log.bad:
-        if bad.count:
-            console.print(str(bad), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    data = checked(Config, {"data": values}, "the command line").data
+    with reading_bar(log.name, console) as on_progress:
+        opened = open_log(
+            log,
+            like=config.data.format_options,
+            whole=True,
+            on_bad_row=data.on_bad_row,
+            max_bad=data.max_bad,
+            threads=threads,
+            on_progress=on_progress,
+            **data.format_options,
+        )
+    print_notes(opened.notes, console)
     return opened
 
 
@@ -134,14 +114,6 @@ def _outcome(tally: Tally, seconds: float, out: Path | None) -> str:
 
 def _nothing(rows: int) -> None:
     pass
-
-
-@contextmanager
-def _counting_bar(log: Path, console: Console) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"counting rows of {log.name}", total=uncompressed_size([log]))
-        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

@@ -6,13 +6,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 from sparsegroup.cli.app import UsageError, console
-from sparsegroup.data import ClickLogError
-from sparsegroup.data.formats.recognition import FormatOptions, choose_format
+from sparsegroup.cli.progress import print_notes
+from sparsegroup.data.formats.recognition import FormatOptions
 from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import LogManifest
 from sparsegroup.data.public_counts import compare_with_published
-from sparsegroup.data.raw.text_file import uncompressed_size
 from sparsegroup.names import OnBadRow
 
 
@@ -40,16 +39,9 @@ def prepare_run(
         threads: That parse and hash.
 
     Raises:
-        UsageError: Options that do not go together.
+        UsageError: `max_bad` is no share.
+        LogOptionError: Options that do not go together, or not with the log.
     """
-    try:
-        wanted = choose_format(log, test, **options)
-    except ClickLogError:
-        raise
-    except ValueError as error:  # options that do not go together
-        raise UsageError(str(error)) from error
-    logs = [log, *([test] if test else [])]
-    total = uncompressed_size(logs)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -57,25 +49,23 @@ def prepare_run(
         TextColumn("{task.fields[rows]}"),
     )
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(compact=True), console=console) as bar:
-        task = bar.add_task(f"preparing {log.name}", total=total, rows="")
+        task = bar.add_task(f"preparing {log.name}", total=None, rows="")
 
         def show(done: PreparationProgress) -> None:
             bad = f", {done.bad:,} bad" if done.bad else ""
-            bar.update(task, completed=done.bytes, rows=f"{done.rows:,} rows{bad}")
+            bar.update(task, completed=done.bytes, total=done.total, rows=f"{done.rows:,} rows{bad}")
 
         done, bads = prepare(
-            logs,
+            [log, *([test] if test else [])],
             out,
-            wanted,
             on_bad_row=on_bad_row,
             max_bad=_share(max_bad),
             vocabulary=vocabulary,
             threads=threads,
             on_progress=show,
+            **options,
         )
-    for bad in bads:
-        if bad.count:
-            console.print(str(bad), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    print_notes(str(bad) for bad in bads if bad.count)
     console.print(summary(done.manifest, out), highlight=False)
     for line in compare_with_published(done.manifest):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

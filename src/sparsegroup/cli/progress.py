@@ -1,30 +1,43 @@
-"""Progress bars: of reading a raw log, and of training."""
+"""Progress bars and notes: while a raw log is counted, and while a model is trained."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from sparsegroup.cli.app import console
-from sparsegroup.data.raw.text_file import uncompressed_size
 from sparsegroup.training import HistoryPoint
 from sparsegroup.training.comparison import Reporter
 
 
 @contextmanager
-def reading_bar(logs: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """A progress bar over the bytes of raw logs, while their rows are counted.
+def reading_bar(name: str, console: Console = console) -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar that appears when rows of a raw log are counted.
+
+    Args:
+        name: Of the log.
+        console: Where it appears.
 
     Yields:
         `on_progress` of `open_log`.
     """
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
-    with ProgressBar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"counting rows of {logs[0].name}", total=uncompressed_size(logs))
-        yield lambda done: bar.update(task, completed=done)
+    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def show(done: int, total: int | None) -> None:
+            task = bar.task_ids[0] if bar.task_ids else bar.add_task(f"counting rows of {name}", total=total)
+            bar.update(task, completed=done)
+
+        yield show
+
+
+def print_notes(notes: Iterable[str], console: Console = console) -> None:
+    """What a user should know of a log or a run, in yellow."""
+    for note in notes:
+        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

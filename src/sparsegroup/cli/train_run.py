@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from rich.table import Table
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.checkpoint.chain import verified
 from sparsegroup.cli.app import UsageError, console
-from sparsegroup.cli.progress import reading_bar, training_bar
-from sparsegroup.data import MemoryLog, PreparedLog, RawLog, open_log, synthetic_log
-from sparsegroup.data.synthetic.zipf_log import SyntheticConfig
+from sparsegroup.cli.progress import print_notes, reading_bar, training_bar
+from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
+from sparsegroup.data.log_opening import is_prepared
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.config import SHORT, read_config
 from sparsegroup.training.run_dir import (
@@ -136,7 +135,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     if log is None:
         raise UsageError("--continue wants the log to go on with")
     content = before.as_dict()
-    if Path(log).is_dir():  # the other log's format says nothing of a prepared one
+    if is_prepared(Path(log)):  # the other log's format says nothing of a prepared one
         content["data"] = {}
     content = with_values(content, {"data.test": None, **values})
     config = checked(Config, content, "the command line")
@@ -152,29 +151,23 @@ def _name(config: Config) -> str:
     return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
 
 
-def _open(config: Config, threads: int) -> MemoryLog | PreparedLog | RawLog:
+def _open(config: Config, threads: int) -> Log:
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
     path = Path(data.log)
-    test = None if data.test is None else Path(data.test)
-    with nullcontext() if path.is_dir() else reading_bar([path, *([test] if test else [])]) as on_progress:
-        try:
-            opened = open_log(
-                path,
-                test,
-                on_bad_row=data.on_bad_row,
-                max_bad=data.max_bad,
-                threads=threads,
-                on_progress=on_progress,
-                **data.format_options,
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    for bad in opened.bad if isinstance(opened, RawLog) else []:
-        if bad.count:
-            console.print(str(bad), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    return opened
+    with reading_bar(path.name) as on_progress:
+        log = open_log(
+            path,
+            None if data.test is None else Path(data.test),
+            on_bad_row=data.on_bad_row,
+            max_bad=data.max_bad,
+            threads=threads,
+            on_progress=on_progress,
+            **data.format_options,
+        )
+    print_notes(log.notes)
+    return log
 
 
 def _introduce(session: Session) -> None:
@@ -192,8 +185,7 @@ def _introduce(session: Session) -> None:
     if earlier := session.trainer.samples - session.position:
         parts.append(f"going on after {earlier:,} samples")
     console.print(f"{data.name}: {', '.join(parts)}", highlight=False, soft_wrap=True, markup=False)
-    for note in session.notes:
-        console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
+    print_notes(session.notes)
 
 
 def _train(session: Session, folder: Path) -> None:

@@ -1,15 +1,20 @@
-"""Batches of samples: made of parts of other sizes, and read ahead."""
+"""Batches of samples: made of encoded rows, joined and cut to another size, and read ahead."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import Full, Queue
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+LABEL, TIME, WEIGHT = "label", "time", "weight"
+"""Columns of encoded rows, beside those of fields and numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Batch:
         labels: `[n]` float32, 0 or 1.
         times: `[n]` int64.
         weights: `[n]` float32, ≥ 0, or None where every row counts the same.
-        bags: Of each field of several values.
+        bags: The values of each field of several values, in the order of the log's `lists`.
     """
 
     keys: Tensor
@@ -73,6 +78,41 @@ class Batch:
             None if self.weights is None else self.weights[part],
             tuple(bags[part] for bags in self.bags),
         )
+
+
+def batch_of(
+    table: pa.Table, fields: Sequence[str], numbers: Sequence[str], lists: Collection[str], weighted: bool
+) -> Batch:
+    """Encoded rows as a batch.
+
+    Args:
+        table: `[n]` rows, with the columns of `LogFormat.schema`.
+        fields: The categorical columns, in order.
+        numbers: The numeric columns, in order.
+        lists: The fields that have several values, in the order of the batch's bags.
+        weighted: Whether the rows have weights.
+    """
+
+    def matrix(names: Sequence[str], dtype: Any) -> Tensor:
+        out = np.empty((table.num_rows, len(names)), dtype)
+        for number, name in enumerate(names):
+            out[:, number] = table.column(name).to_numpy()
+        return torch.from_numpy(out)
+
+    return Batch(
+        matrix([name for name in fields if name not in lists], np.int64),
+        matrix(numbers, np.float32),
+        torch.from_numpy(table.column(LABEL).to_numpy().astype(np.float32)),
+        torch.from_numpy(table.column(TIME).to_numpy().copy()),
+        weights=torch.from_numpy(table.column(WEIGHT).to_numpy().copy()) if weighted else None,
+        bags=tuple(_bags(table.column(name).combine_chunks()) for name in lists),
+    )
+
+
+def _bags(column: pa.ListArray) -> Bags:
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    keys = column.values.to_numpy()[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
+    return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
 
 
 def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:

@@ -1,39 +1,91 @@
-"""What every click log offers."""
+"""The click log: what every kind of it offers, so that nobody has to ask which kind it is."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.keys import HASH, Int64s
+
+Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
+"""Keys `[n]` → which of them have an effect on the label, `[n]`."""
 
 
-class Log(Protocol):
-    """A click log in time order, the training rows first."""
+class Log(ABC):
+    """Rows in time order, the training rows first.
 
-    @property
-    def name(self) -> str:
-        """Where it comes from."""
+    A kind of log sets `name`, `fields` and `train_rows`, has a length and gives batches; it sets whatever else differs
+    from the values below.
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields, by their number in the keys."""
+    Attributes:
+        name: Where the rows come from, for messages.
+        fields: Names of the categorical fields; a field's place is its number in the keys.
+        lists: Fields that have several values, in the order of a batch's bags.
+        numbers: Names of the numeric columns.
+        train_rows: Number of training rows, which come first; the others are the test set.
+        hash: Name of the hash that keys are made with; "none" for keys that are drawn, not hashed.
+        labelled: Whether the rows have labels; if not, all labels of batches are 0.
+        weighted: Whether the rows have weights.
+        bad_rows: Reason → number of rows that were left out.
+        notes: What its reader should be told, ready to print: rows that were left out, and why.
+        identity: JSON that differs for another log or one read in another way, and is the same for a copy; None where
+            there is nothing to compare. A run keeps it, to refuse to resume on a log that has changed.
+        vocabulary: Parquet file of key, field and value, if there is one.
+        truth: Which features have an effect on the label; None where nobody knows. Only made-up logs know.
 
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Those of them that have several values, in the order of a batch's bags."""
+    Examples:
+        >>> from sparsegroup.data.batches import Batch
+        >>> import torch
+        >>> class Coin(Log):
+        ...     name, fields, train_rows = "coin", ("side",), 900
+        ...     def __len__(self):
+        ...         return 1_000
+        ...     def batches(self, start, stop, size):
+        ...         for first in range(start, stop, size):
+        ...             sides = torch.arange(first, min(first + size, stop)) % 2
+        ...             yield Batch(sides[:, None], torch.empty(len(sides), 0), sides.float(), sides)
+        >>> [len(batch) for batch in Coin().batches(990, 1_000, 4)]
+        [4, 4, 2]
+    """
 
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
+    name: str
+    fields: tuple[str, ...]
+    train_rows: int
+    lists: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    hash: str = HASH
+    labelled: bool = True
+    weighted: bool = False
+    bad_rows: Mapping[str, int] = {}
+    notes: tuple[str, ...] = ()
+    identity: Mapping[str, Any] | None = None
+    vocabulary: Path | None = None
+    truth: Truth | None = None
 
-    @property
-    def train_rows(self) -> int:
-        """Rows, from the start, for training; the others are the test set."""
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @abstractmethod
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer.
+
+        Raises:
+            ClickLogError: They cannot be read.
+        """
 
     @property
     def features(self) -> int | None:
-        """Distinct features in the training rows, if they have been counted."""
+        """Number of distinct features in the training rows; None where they have not been counted."""
+        return None
 
-    def __len__(self) -> int: ...
+    def places(self, start: int, batch: Batch) -> Int64s:
+        """Places `[n]` of the rows of `batch`, whose first row is row `start`, in what the log was read from, from 0.
 
-    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer."""
+        They differ from the rows' numbers where rows have been left out.
+        """
+        return np.arange(start, start + len(batch))

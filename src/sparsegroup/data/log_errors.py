@@ -12,6 +12,10 @@ class ClickLogError(UserError):
     """A click log that cannot be read. The message begins with `FILE:LINE:` where there is a line."""
 
 
+class LogOptionError(UserError):
+    """Options that do not go together, or not with the log."""
+
+
 @dataclass
 class BadRows:
     """Rows that were skipped.

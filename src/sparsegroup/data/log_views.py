@@ -1,69 +1,58 @@
 """Logs made of another log."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
 
 
-@dataclass(frozen=True)
-class LogView:
-    """What a log has in common with another one that is made of it: its name and columns.
+class LogView(Log):
+    """A log with the rows of another one, which it gives in its own way: a subclass defines `batches`.
 
-    Attributes:
+    Args:
         log: The one it is made of.
     """
 
-    log: Log
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.name, self.fields, self.lists, self.numbers = log.name, log.fields, log.lists, log.numbers
+        self.train_rows, self.hash = log.train_rows, log.hash
+        self.labelled, self.weighted = log.labelled, log.weighted
+        self.bad_rows, self.notes = log.bad_rows, log.notes
+        self.identity, self.vocabulary, self.truth = log.identity, log.vocabulary, log.truth
 
-    @property
-    def name(self) -> str:
-        """The log's."""
-        return self.log.name
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields."""
-        return self.log.fields
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Fields of several values."""
-        return self.log.lists
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
-        return self.log.numbers
+    def __len__(self) -> int:
+        return len(self.log)
 
 
-@dataclass(frozen=True)
 class Excerpt(LogView):
     """Consecutive rows of a log: its last training rows and its first test rows.
 
-    Attributes:
-        train_rows: Training rows, of those that the log has.
-        test_rows: Test rows, likewise.
+    Args:
+        log: The log.
+        train_rows: How many of its training rows.
+        test_rows: How many of its test rows.
+
+    Raises:
+        ValueError: It has fewer, or `train_rows` is 0.
     """
 
-    train_rows: int
-    test_rows: int
-
-    def __post_init__(self) -> None:
-        tests = len(self.log) - self.log.train_rows
-        if not 0 < self.train_rows <= self.log.train_rows or not 0 <= self.test_rows <= tests:
+    def __init__(self, log: Log, train_rows: int, test_rows: int) -> None:
+        tests = len(log) - log.train_rows
+        if not 0 < train_rows <= log.train_rows or not 0 <= test_rows <= tests:
             raise ValueError(
-                f"{self.log.name} has {self.log.train_rows:,} training and {tests:,} test rows, "
-                f"got train_rows={self.train_rows:,}, test_rows={self.test_rows:,}"
+                f"{log.name} has {log.train_rows:,} training and {tests:,} test rows, "
+                f"got train_rows={train_rows:,}, test_rows={test_rows:,}"
             )
+        super().__init__(log)
+        self.train_rows, self.test_rows = train_rows, test_rows
 
     def __len__(self) -> int:
         return self.train_rows + self.test_rows
 
     @property
     def features(self) -> int | None:
-        """Not counted, unless it is the whole log."""
+        """Number of distinct features in the training rows; None unless they are all those of the log."""
         return self.log.features if self.train_rows == self.log.train_rows else None
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
@@ -73,7 +62,7 @@ class Excerpt(LogView):
 
 
 def excerpt(log: Log, rows: int) -> Excerpt:
-    """At most so many rows around the place where the test set begins, as many of them for training as in the whole."""
+    """At most `rows` rows around the first test row, with the same share of training rows as the whole log."""
     if len(log) <= rows:
         return Excerpt(log, log.train_rows, len(log) - log.train_rows)
     train_rows = max(1, rows * log.train_rows // len(log))

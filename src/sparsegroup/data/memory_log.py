@@ -10,18 +10,19 @@ import torch
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import Int64s
+from sparsegroup.data.log import Log
 
 
-@dataclass(frozen=True)
-class MemoryLog:
-    """Rows in time order, the training rows first.
+@dataclass(eq=False)
+class MemoryLog(Log):
+    """Rows of categorical fields of one value each.
 
     Attributes:
-        name: Where it comes from.
+        name: Where the rows come from.
         fields: Names of the fields.
         keys: `[rows, fields]` int64, each with its field in the high bits, as `sparsegroup.data.keys` makes them.
         labels: `[rows]` float32, 0 or 1.
-        train_rows: How many rows, from the start, are for training; the rest is the test set.
+        train_rows: Number of rows, from the start, for training; the rest is the test set.
         informative: Keys that have an effect on the label, ascending, where the truth is known (synthetic logs), else
             None.
     """
@@ -33,23 +34,16 @@ class MemoryLog:
     train_rows: int
     informative: Int64s | None = None
 
+    def __post_init__(self) -> None:
+        self.truth = None if self.informative is None else self.are_informative
+
     def __len__(self) -> int:
         return len(self.labels)
 
     @cached_property
     def features(self) -> int:
-        """Distinct features in the training rows."""
+        """Number of distinct features in the training rows."""
         return len(np.unique(self.keys[: self.train_rows]))
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """There are none: every field has one value."""
-        return ()
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """There are none: every field is categorical."""
-        return ()
 
     def are_informative(self, keys: Int64s) -> npt.NDArray[np.bool_]:
         """Which of `keys` have an effect on the label.

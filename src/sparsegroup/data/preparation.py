@@ -1,28 +1,34 @@
-"""`prepare`: a raw log of any size into a prepared folder, in bounded memory, gone on with where it was cut off."""
+"""`prepare`: a raw log of any size into a prepared folder, in bounded memory; it resumes where it was cut off."""
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.data.encoded_columns import schema_of
-from sparsegroup.data.formats.headed import formats_of
 from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.formats.recognition import FormatOptions, checked_format, format_of
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log_errors import BadRows, ClickLogError
-from sparsegroup.data.prepared_log import MANIFEST, LogManifest, PreparedLog, count_features, write_manifest
-from sparsegroup.data.raw.chunk_reader import Reader
-from sparsegroup.data.raw.encoding import Encoded
-from sparsegroup.data.raw.raw_source import source_of
-from sparsegroup.data.raw.row_count import RowCount
+from sparsegroup.data.prepared_log import (
+    MANIFEST,
+    VOCABULARY,
+    LogManifest,
+    PreparedLog,
+    count_features,
+    write_manifest,
+)
+from sparsegroup.data.raw import raw_file
+from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
+from sparsegroup.data.raw.raw_file import Chunk, source_of
+from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import OnBadRow
 
@@ -34,13 +40,13 @@ _META = b"sparsegroup"
 
 @dataclass
 class _State(RowCount):
-    """How far a log has been read: written into each file, and read from the last one to go on.
+    """How far raw files have been read: written into each part, and read from the last one to resume.
 
     Attributes:
-        source: Number of the log, of several.
-        offset: Bytes of it that have been read.
-        line: Of the next row.
-        bad: Rows left out.
+        source: Number of the file that is being read.
+        offset: How many bytes of it (rows, of a columnar file) have been read.
+        line: Line number of its next row.
+        bad: Reason → rows left out.
     """
 
     source: int = 0
@@ -48,14 +54,32 @@ class _State(RowCount):
     line: int = 1
     bad: dict[str, int] = field(default_factory=dict)
 
+    def pass_chunk(self, chunk: Chunk, bad: Mapping[str, int]) -> None:
+        """A chunk has been read; `bad` are all rows left out so far."""
+        self.offset, self.line, self.bad = chunk.end_offset, chunk.end_line, dict(bad)
+
+    def pass_file(self, files: int) -> None:
+        """The end of a file, of so many, has been reached."""
+        if self.source == 0 and files > 1:
+            self.begin_test_file()
+        self.source, self.offset, self.line = self.source + 1, 0, 1
+
 
 @dataclass(frozen=True)
 class PreparationProgress:
-    """How far `prepare` has come: rows written, rows left out, and bytes of the (uncompressed) log."""
+    """How far `prepare` has come.
+
+    Attributes:
+        rows: Rows written.
+        bad: Rows left out.
+        bytes: Bytes of the (uncompressed) file that have been read.
+        total: Bytes of all files, or None if only reading them tells.
+    """
 
     rows: int
     bad: int
     bytes: int
+    total: int | None
 
 
 def prepare(
@@ -69,31 +93,38 @@ def prepare(
     threads: int = 2,
     on_progress: Callable[[PreparationProgress], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    **options: Unpack[FormatOptions],
 ) -> tuple[PreparedLog, list[BadRows]]:
     """Read raw logs, and write their keys, numbers, labels, times and weights as Parquet.
 
-    A folder that a killed run has left is gone on with. A whole one is left as it is.
+    A folder that a killed run has left is completed. A whole one is left as it is.
 
     Args:
         logs: One log, or a training log and a test log.
         folder: To write into.
-        log: Their format; by default told from the header.
+        log: Their format; by default as `options` say, or told from how the first log begins.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
         vocabulary: Write `vocabulary.parquet`, too: key → field and value.
-        threads: That parse and hash.
+        threads: Number of threads that parse and hash.
         on_progress: Is told after each chunk.
-        chunk_bytes: Of the log, that are parsed at a time.
+        chunk_bytes: How many bytes of a text are parsed at a time.
+        **options: What tells the format, see `FormatOptions`.
 
     Returns:
         The prepared log, and the bad rows of each log that this call has read.
 
     Raises:
         ClickLogError: A bad row (FILE:LINE: why), too many of them, a damaged file, or a folder that holds something
-            else. What has been written stays, to go on with.
+            else. What has been written stays, to be completed.
+        LogOptionError: Options that do not go together, or not with the log.
+        OSError: No such file.
     """
-    log, columns = formats_of(logs, log)
-    source = {**source_of(logs, log), "vocabulary": vocabulary}
+    raw = [raw_file(path) for path in logs]
+    log = checked_format(raw, log or format_of(raw, **options))
+    source = {**source_of(raw, log), "vocabulary": vocabulary}
+    sizes = [file.size for file in raw]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / MANIFEST).exists():
         done = PreparedLog(folder)
@@ -104,19 +135,39 @@ def prepare(
         return done, []
     state, files = _resume(folder, source)
     bads = []
-    for number in range(state.source, len(logs)):
-        bad = BadRows(str(logs[number]))
+    for file in raw[state.source :]:
+        bad = BadRows(str(file.path))
         bads.append(bad)
-        reader = Reader(logs[number], log, columns[number], bad, on_bad_row, vocabulary, threads, chunk_bytes)
-        _write(folder, log, reader, state, files, source, on_progress)
-        state.source, state.offset, state.line = number + 1, 0, 1
-        if number == 0 and len(logs) > 1:
-            state.boundary = state.rows
+        before = Counter(state.bad)
+        reading = encoded_chunks(
+            file,
+            log,
+            bad,
+            on_bad_row=on_bad_row,
+            threads=threads,
+            chunk_bytes=chunk_bytes,
+            offset=state.offset,
+            line=state.line,
+            keep_raw=vocabulary,
+        )
+        held: list[Encoded] = []
+        for chunk, encoded in reading:
+            state.note(encoded, log, file.path)
+            state.pass_chunk(chunk, before + bad.reasons)
+            held.append(encoded)
+            if len(held) == PART_CHUNKS:
+                _write_part(folder, log, held, state, files, source)
+                held = []
+            if on_progress:
+                on_progress(PreparationProgress(state.rows, sum(state.bad.values()), state.offset, total))
+        if any(encoded.batch.num_rows for encoded in held):
+            _write_part(folder, log, held, state, files, source)
+        state.pass_file(len(raw))
     train_rows = state.checked_train_rows(log, logs[0], sum(state.bad.values()), bads, max_bad)
     all_rows, training = (count_features(folder, files, log.fields, rows) for rows in (state.rows, train_rows))
     if vocabulary:
         joined = pl.scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
-        write_atomically(folder / "vocabulary.parquet", joined.sink_parquet)
+        write_atomically(folder / VOCABULARY, joined.sink_parquet)
     manifest = LogManifest(
         dataset=log.name,
         fields=log.fields,
@@ -160,32 +211,6 @@ def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int
     return state, files
 
 
-def _write(
-    folder: Path,
-    log: LogFormat,
-    reader: Reader,
-    state: _State,
-    files: dict[str, int],
-    source: dict[str, Any],
-    on_progress: Callable[[PreparationProgress], None] | None,
-) -> None:
-    """Write the rest of one log as parts."""
-    held: list[Encoded] = []
-    known = Counter(state.bad)
-    for chunk, encoded in reader(state.offset, state.line):
-        state.note(encoded, log, reader.path)
-        state.offset, state.line = chunk.end_offset, chunk.end_line
-        state.bad = dict(known + reader.bad.reasons)
-        held.append(encoded)
-        if len(held) == PART_CHUNKS:
-            _write_part(folder, log, held, state, files, source)
-            held = []
-        if on_progress:
-            on_progress(PreparationProgress(state.rows, sum(state.bad.values()), state.offset))
-    if any(encoded.batch.num_rows for encoded in held):
-        _write_part(folder, log, held, state, files, source)
-
-
 def _write_part(
     folder: Path,
     log: LogFormat,
@@ -196,7 +221,7 @@ def _write_part(
 ) -> None:
     name = f"part-{len(files):05}.parquet"
     content = json.dumps({"state": vars(state), "source": source})
-    schema = schema_of(log).with_metadata({_META: content.encode()})
+    schema = log.schema.with_metadata({_META: content.encode()})
 
     def write(path: Path) -> None:
         with pq.ParquetWriter(path, schema, compression="lz4") as writer:

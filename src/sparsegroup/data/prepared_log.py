@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.data.batches import Batch, read_ahead, rebatched
-from sparsegroup.data.encoded_columns import batch_of
+from sparsegroup.data.batches import Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.raw.raw_file import identity_of
+from sparsegroup.data.synthetic.truth import is_informative
 
 MANIFEST = "log.json"
+VOCABULARY = "vocabulary.parquet"
 FORMAT = 1
 
 
@@ -26,19 +30,19 @@ class LogManifest:
     Attributes:
         dataset: Name of the format.
         fields: Categorical fields, in the order of their numbers in the keys.
-        numbers: Numeric ones.
+        numbers: Numeric columns.
         lists: Fields of several values.
-        rows: In all.
-        train_rows: From the start; the others are the test set.
-        positives: Rows with label 1.
+        rows: Number of rows.
+        train_rows: Number of training rows, which come first; the others are the test set.
+        positives: Number of rows with label 1.
         files: Name of each file, in order → its rows.
         features: Field → distinct values, in all rows and in the training rows.
-        hash: What keys are made with.
-        source: What it was made of and how; a folder made of something else is not gone on with.
+        hash: Name of the hash that keys are made with.
+        source: What it was made of and how; a folder made of something else cannot be completed.
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
-        version: Of the package that wrote it.
-        format: Of the folder.
+        version: Version of the package that wrote it.
+        format: Version of the folder's format.
     """
 
     dataset: str
@@ -64,7 +68,7 @@ def write_manifest(folder: Path, manifest: LogManifest) -> None:
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text))
 
 
-class PreparedLog:
+class PreparedLog(Log):
     """A folder that `sparsegroup prepare` has written.
 
     Args:
@@ -79,10 +83,8 @@ class PreparedLog:
         path = self.folder / MANIFEST
         if not path.is_file():
             unfinished = any(self.folder.glob("part-*.parquet"))
-            what = (
-                "an unfinished prepared log; run the same `sparsegroup prepare` again" if unfinished else "no such log"
-            )
-            raise ClickLogError(f"{self.folder}: {what} ({MANIFEST} is missing)")
+            what = "an unfinished prepared log; run the same `prepare` again" if unfinished else "no such log"
+            raise ClickLogError(f"{self.folder}: {what} ({MANIFEST} is missing)", "prepare")
         try:
             content = json.loads(path.read_text())
             if content["format"] != FORMAT:
@@ -96,43 +98,23 @@ class PreparedLog:
                 raise
             raise ClickLogError(f"{path}: damaged ({error})") from error
 
+        manifest = self.manifest
+        self.name, self.train_rows = str(self.folder), manifest.train_rows
+        self.fields, self.lists, self.numbers = manifest.fields, manifest.lists, manifest.numbers
+        self.hash, self.weighted, self.bad_rows = manifest.hash, manifest.weighted, manifest.bad_rows
+        self.identity = identity_of(manifest.source)
+        vocabulary = self.folder / VOCABULARY
+        self.vocabulary = vocabulary if vocabulary.exists() else None
+        if "synthetic" in manifest.source:
+            self.truth = partial(is_informative, seed=int(manifest.source["seed"]))
+
     def __len__(self) -> int:
         return self.manifest.rows
 
     @property
-    def name(self) -> str:
-        """The folder."""
-        return str(self.folder)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields."""
-        return self.manifest.fields
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Fields of several values."""
-        return self.manifest.lists
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
-        return self.manifest.numbers
-
-    @property
-    def train_rows(self) -> int:
-        """Rows, from the start, for training."""
-        return self.manifest.train_rows
-
-    @property
     def features(self) -> int:
-        """Distinct features in the training rows."""
+        """Number of distinct features in the training rows."""
         return sum(training for _, training in self.manifest.features.values())
-
-    @property
-    def bad_rows(self) -> Mapping[str, int]:
-        """Reason → rows left out."""
-        return self.manifest.bad_rows
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; a thread reads ahead.
@@ -157,7 +139,7 @@ class PreparedLog:
                         position += rows
                         if first < last:
                             table = file.read_row_group(group, use_threads=False).slice(first, last - first)
-                            yield batch_of(table, self.fields, self.numbers, self.lists, self.manifest.weighted)
+                            yield batch_of(table, self.fields, self.numbers, self.lists, self.weighted)
             except (OSError, pa.ArrowException) as error:
                 raise ClickLogError(f"{path}: missing or damaged ({error})") from error
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +12,12 @@ from torch import Tensor
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import open_log
-from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import PathScores, TestResult
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.log_pass import EVALUATED
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.scoring import open_to_score
 
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]
 TOLERANCE = 1e-5
@@ -47,7 +43,7 @@ class TestRows:
 
 
 def open_test_rows(
-    path: Path, config: Config, threads: int = 1, on_progress: Callable[[int], None] | None = None
+    path: Path, config: Config, threads: int = 1, on_progress: Callable[[int, int | None], None] | None = None
 ) -> TestRows:
     """The test rows of a log, read in the format of the log that a model was trained on.
 
@@ -57,33 +53,27 @@ def open_test_rows(
     Args:
         path: A raw log, or a folder that `prepare` has written.
         config: The model's settings.
-        threads, on_progress: Of a raw log, see `RawLog`.
+        threads, on_progress: How to read a raw log, see `RawLog`.
 
     Raises:
         ClickLogError, OSError: It cannot be read.
         ExportError: It has no labels.
-        ValueError: The settings do not go with it.
+        LogOptionError: The settings do not go with it.
     """
     data = config.data
-    if path.is_dir():
-        return _of(PreparedLog(path))
-    how: dict[str, Any] = {
-        "on_bad_row": data.on_bad_row,
-        "max_bad": data.max_bad,
-        "threads": threads,
-        "on_progress": on_progress,
-        **data.format_options,
-    }
-    if data.log is not None and path.resolve() == Path(data.log).resolve():
-        test = None if data.test is None else Path(data.test)
-        return _of(open_log(path, test, **how))
-    opened = open_to_score(path, **how)
-    if isinstance(opened.log, RawLog) and not opened.log.format.labelled:
+    own = data.log is not None and path.resolve() == Path(data.log).resolve()
+    log = open_log(
+        path,
+        Path(data.test) if own and data.test is not None else None,
+        like=data.format_options,
+        whole=not own,
+        on_bad_row=data.on_bad_row,
+        max_bad=data.max_bad,
+        threads=threads,
+        on_progress=on_progress,
+    )
+    if not log.labelled:
         raise ExportError(f"{path}: has no labels, which a test set needs")
-    return TestRows(opened.log, 0, len(opened.log))
-
-
-def _of(log: Log) -> TestRows:
     return TestRows(log, log.train_rows if log.train_rows < len(log) else 0, len(log))
 
 

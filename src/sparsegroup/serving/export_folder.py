@@ -41,7 +41,7 @@ def check_free(out: Path, overwrite: bool) -> None:
     if foreign:
         raise ExportError(f"{out}: holds {foreign[0]}, which is no part of an export; move it, or give another folder")
     if not overwrite:
-        raise ExportError(f"{out}: is not empty; give another folder, or --overwrite")
+        raise ExportError(f"{out}: is not empty; give another folder, or `overwrite`", "overwrite")
 
 
 @contextmanager

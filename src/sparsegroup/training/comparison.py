@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from sparsegroup.data import MemoryLog
+from sparsegroup.data import Log
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
@@ -38,7 +38,7 @@ class MethodScore:
 
 
 def compare(
-    log: MemoryLog,
+    log: Log,
     config: Config,
     reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
 ) -> list[MethodScore]:
@@ -59,7 +59,7 @@ def compare(
 
 
 def _train(
-    log: MemoryLog,
+    log: Log,
     config: Config,
     name: str,
     reporting: Callable[[str], AbstractContextManager[Reporter | None]],
@@ -73,12 +73,12 @@ def _train(
     return _method_score(name, log, model, trained.test), model
 
 
-def _method_score(name: str, log: MemoryLog, model: ClickModel, metrics: Metrics) -> MethodScore:
+def _method_score(name: str, log: Log, model: ClickModel, metrics: Metrics) -> MethodScore:
     table = model.embedding
     rows = table.num_live
     informative = None
-    if log.informative is not None:
-        found = sum(int(log.are_informative(keys.numpy()).sum()) for keys, _ in table.items())
+    if (truth := log.truth) is not None:
+        found = sum(int(truth(keys.numpy()).sum()) for keys, _ in table.items())
         informative = found / rows if rows else 0.0
     return MethodScore(
         name,

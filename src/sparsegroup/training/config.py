@@ -262,7 +262,7 @@ def _with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {SHORT.get(name, name): value for name, value in settings.items()}
 
 
-def read_config(path: Path | None, values: Mapping[str, Any], source: str = "--set") -> Config:
+def read_config(path: Path | None, values: Mapping[str, Any], source: str = "values") -> Config:
     """The config of a file, with other values at dotted keys.
 
     Args:

@@ -6,7 +6,6 @@ from typing import Any
 
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log import Log
-from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.training.run_error import RunError
 
 
@@ -33,7 +32,7 @@ class Columns:
             tuple(log.fields),
             tuple(log.lists),
             tuple(log.numbers),
-            log.manifest.hash if isinstance(log, PreparedLog) else HASH,
+            log.hash,
         )
 
     @classmethod

@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sparsegroup.data.log import Log
-from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.training.run_error import RunError
 
 
@@ -37,7 +35,7 @@ class Provenance:
             datetime.now(UTC).isoformat(timespec="seconds"),
             len(log),
             log.train_rows,
-            _source(log),
+            log.identity,
             continued_from,
             continued_id,
         )
@@ -48,13 +46,5 @@ class Provenance:
         Raises:
             RunError: It is not.
         """
-        if (len(log), log.train_rows, _source(log)) != (self.rows, self.train_rows, self.source):
+        if (len(log), log.train_rows, log.identity) != (self.rows, self.train_rows, self.source):
             raise RunError(f"{log.name}: has changed since the run began; what is left of it cannot be told")
-
-
-def _source(log: Log) -> dict[str, Any] | None:
-    source = log.source if isinstance(log, RawLog) else log.manifest.source if isinstance(log, PreparedLog) else None
-    if source is None or "files" not in source:
-        return None
-    files = [[name, size] for name, size, *_ in source["files"]]  # a copy has another time
-    return {"files": files, "format": source.get("format")}

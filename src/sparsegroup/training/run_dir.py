@@ -16,7 +16,6 @@ from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import read_manifest
 from sparsegroup.data.log import Log
-from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.plots import plot_progress
 from sparsegroup.reporting.run_page import render_report
@@ -124,8 +123,8 @@ def write_history(folder: Path, history: Sequence[HistoryPoint]) -> None:
 def finish_run(folder: Path, config: Config, log: Log, history: Sequence[HistoryPoint], summary: Summary) -> None:
     """Write what a run that has come to its end leaves behind."""
     write_history(folder, history)
-    if isinstance(log, PreparedLog) and (log.folder / VOCABULARY).exists():
-        write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(log.folder / VOCABULARY, path))
+    if (vocabulary := log.vocabulary) is not None:
+        write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
     page = render_report(config.as_dict(), history, summary)
     write_atomically(folder / REPORT, lambda path: path.write_text(page, encoding="utf-8"))
     optimized = config.optimizer
@@ -176,8 +175,8 @@ def config_of(folder: str | Path) -> Config:
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
         begun = (folder / CONFIG).is_file()
-        what = "a run that did not come to its end; `sparsegroup train --resume` goes on with it" if begun else "no run"
-        raise RunError(f"{folder}: {what} ({SUMMARY} is missing)")
+        what = "a run that did not come to its end; `resume` goes on with it" if begun else "no run"
+        raise RunError(f"{folder}: {what} ({SUMMARY} is missing)", "resume")
     return read_config(folder / CONFIG, {})
 
 

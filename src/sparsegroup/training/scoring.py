@@ -1,11 +1,11 @@
 """Scoring a log: a model's probabilities, row by row in order, written as they are made."""
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Unpack
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.formats.recognition import FormatOptions, choose_format
-from sparsegroup.data.log_opening import open_log
-from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.columnar_file import is_columnar
-from sparsegroup.data.raw.raw_log import RawLog
-from sparsegroup.names import OnBadRow
+from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.log_pass import EVALUATED
@@ -27,19 +22,6 @@ from sparsegroup.training.trainer import Trainer
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _ROW_GROUP = 1 << 17
-
-
-@dataclass(frozen=True)
-class LogToScore:
-    """A log all of whose rows are to be scored.
-
-    Attributes:
-        log: The log.
-        first_line: Of a raw log, whose batches have line numbers as times: the line of its first row, from 1.
-    """
-
-    log: PreparedLog | RawLog
-    first_line: int | None
 
 
 @dataclass(frozen=True)
@@ -60,45 +42,18 @@ class Predictions:
     weights: npt.NDArray[np.float32] | None
 
 
-def open_to_score(
-    log: Path,
-    *,
-    on_bad_row: OnBadRow = "error",
-    max_bad: float = 0.001,
-    threads: int = 1,
-    on_progress: Callable[[int], None] | None = None,
-    **options: Unpack[FormatOptions],
-) -> LogToScore:
-    """A log to score, as `open_log` opens one to train on; but it needs no time, order, test set or label.
-
-    Raises:
-        ClickLogError: It cannot be read.
-        ValueError: Options that do not go together, or options of raw logs for a prepared one.
-        OSError: No such file.
-    """
-    if log.is_dir():
-        prepared = open_log(log, **options)
-        assert isinstance(prepared, PreparedLog)
-        return LogToScore(prepared, None)
-    found = replace(choose_format(log, needs_label=False, **options), time=None, split="none", split_column=None)
-    raw = RawLog(log, None, found, on_bad_row=on_bad_row, max_bad=max_bad, threads=threads, on_progress=on_progress)
-    return LogToScore(raw, 2 if found.has_header and not is_columnar(log) else 1)
-
-
-def predictions(model: ClickModel, log: LogToScore) -> Iterator[Predictions]:
+def predictions(model: ClickModel, log: Log) -> Iterator[Predictions]:
     """Predictions of all rows in order, bit for bit those of `predict`; the model is left in evaluation mode.
 
     Raises:
-        ClickLogError: As `RawLog.batches`.
+        ClickLogError: As `Log.batches`.
     """
     trainer = Trainer(model.network, model.embedding, ())
-    labelled = not isinstance(log.log, RawLog) or log.log.format.labelled
     done = 0
-    for batch in log.log.batches(0, len(log.log), EVALUATED):
-        first = log.first_line
-        rows = np.arange(done, done + len(batch)) if first is None else batch.times.numpy() - first
+    for batch in log.batches(0, len(log), EVALUATED):
+        rows = log.places(done, batch)
         done += len(batch)
-        labels = batch.labels.numpy().astype(np.uint8) if labelled else None
+        labels = batch.labels.numpy().astype(np.uint8) if log.labelled else None
         yield Predictions(
             rows, trainer.predict([batch]), labels, None if batch.weights is None else batch.weights.numpy()
         )

@@ -190,7 +190,7 @@ class Session:
             test,
             self.begun.started,
             continued_from=self.begun.continued_from,
-            bad_rows=getattr(log, "bad_rows", {}),
+            bad_rows=log.bad_rows,
         )
         finish_run(self.folder, self.config, log, self.trainer.history, summary)
         return summary

@@ -1,1 +1,14 @@
-"""The formats that raw logs come in."""
+"""The formats that raw logs come in.
+
+A format is a module with a `KnownFormat`, and an entry here; one with a name that `dataset` can ask for is in
+`sparsegroup.names.DatasetName`, too.
+"""
+
+from sparsegroup.data.formats.avazu import AVAZU
+from sparsegroup.data.formats.criteo import CRITEO
+from sparsegroup.data.formats.ipinyou import IPINYOU
+from sparsegroup.data.formats.log_format import KnownFormat
+from sparsegroup.data.formats.svm import SVM
+
+FORMATS: tuple[KnownFormat, ...] = (CRITEO, SVM, AVAZU, IPINYOU)
+"""Formats that a log's beginning tells, in the order in which they are tried."""

@@ -1,13 +1,15 @@
-"""The formats that logs come in: which columns they have, and what becomes of them."""
+"""What a format says of a log: which columns it has, what becomes of them, and where the test set begins."""
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import polars as pl
+import pyarrow as pa
 
-from sparsegroup.names import AvazuHour, CriteoNumbers
+from sparsegroup.data.batches import LABEL, TIME, WEIGHT
+from sparsegroup.data.log_errors import LogOptionError
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
 """Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
@@ -23,22 +25,27 @@ class LogFormat:
     """How to read a log, and what to make of it.
 
     Attributes:
-        name: Of the data set.
+        name: Name of the data set.
         label: Column with 0 or 1.
         fields: Categorical fields, in the order of their numbers.
-        numbers: Numeric ones.
+        numbers: Numeric columns.
         lists: Field → what separates its values, for fields of several values.
-        time: Column of the time, or None: then it is the row's number.
+        time: Column of the time, or None: then it is the row's line number.
         split: Where the test set begins.
-        split_column: Of "column".
-        test_fraction: Of "last-fraction", in [0, 1); 0 for no test set.
+        split_column: The column that marks test rows, for the split "column".
+        test_fraction: Share of the test rows, in [0, 1), for the split "last-fraction"; 0 for no test set.
         weight: Column of the rows' weights, numbers >= 0, or None: then every row counts the same.
         columns: All columns in order, of a log without a header; else empty.
-        separator: Between columns.
-        variant: Of what `derive` makes, where the fields do not tell.
+        separator: Between columns of a text.
+        variant: Which of several things `derive` makes, where the fields do not tell.
         derive: Makes the fields and numbers of the raw columns, where they are not simply those; null where it cannot.
         checked: What is made → the raw column it is made of, beside numbers and time: null of a value is a bad row.
+        sources: What is made under another name than its raw column → that column.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
+
+    Raises:
+        LogOptionError: `test_fraction` out of range.
+        ValueError: A list that is no field.
     """
 
     name: str
@@ -57,204 +64,102 @@ class LogFormat:
     derive: Columns | None = None
     checked: Mapping[str, str] = field(default_factory=dict)
     labelled: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
-            raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
+            raise LogOptionError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
         if unknown := [name for name in self.lists if name not in self.fields]:
             raise ValueError(f"lists must be fields, got {unknown[0]!r}, which is none")
 
     @property
     def raw(self) -> tuple[str, ...]:
         """The columns of the log that are read."""
-        made = {"time", "weekday"} if self.name == "avazu" else set()
-        wanted = [
-            self.label if self.labelled else None,
-            *self.fields,
-            *self.numbers,
-            self.time,
-            self.split_column,
-            self.weight,
-        ]
-        wanted += ["hour"] if made else []
-        return tuple(dict.fromkeys(name for name in wanted if name is not None and name not in made))
+        label = (self.label,) if self.labelled else ()
+        wanted = (*label, *self.fields, *self.numbers, self.time, self.split_column, self.weight)
+        return tuple(dict.fromkeys(self.sources.get(name, name) for name in wanted if name is not None))
 
     @property
     def has_header(self) -> bool:
         """Whether the first line names the columns."""
         return not self.columns
 
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of encoded rows.
 
-def without_label(log: LogFormat) -> LogFormat:
-    """The format of such a log without its label column."""
-    return replace(log, labelled=False, columns=tuple(name for name in log.columns if name != log.label))
+        `label` uint8, `time` int64, `weight` float32 where there is one, an int64 column of keys per field (lists of
+        them where the field has several values), and a float32 column per number.
+        """
+        key, keys = pa.int64(), pa.list_(pa.int64())
+        columns = [(LABEL, pa.uint8()), (TIME, pa.int64())]
+        columns += [(WEIGHT, pa.float32())] if self.weight is not None else []
+        columns += [(name, keys if name in self.lists else key) for name in self.fields]
+        return pa.schema(columns + [(name, pa.float32()) for name in self.numbers])
+
+    @property
+    def reserved(self) -> set[str]:
+        """Names that no field and no number can have."""
+        return {LABEL, TIME} | ({WEIGHT} if self.weight is not None else set())
+
+    def without_label(self) -> "LogFormat":
+        """The format of such a log that lacks its label column."""
+        return replace(self, labelled=False, columns=tuple(name for name in self.columns if name != self.label))
 
 
-_CRITEO_INTEGERS = tuple(f"I{i}" for i in range(1, 14))
-_CRITEO_FIELDS = tuple(f"C{i}" for i in range(1, 27))
+@dataclass(frozen=True)
+class Head:
+    """How a raw file begins.
 
-
-def criteo(numbers: CriteoNumbers = "log") -> LogFormat:
-    """Criteo's display-advertising challenge, `train.txt`.
-
-    Args:
-        numbers: "log" takes the 13 integers as numbers, sign(x) ln(1 + |x|), 0 where missing, as DCN does; "buckets"
-            makes ⌊(ln x)²⌋ of x > 2, leaves smaller ones as they are, and embeds them: 39 fields in all.
+    Attributes:
+        source: The file, for messages.
+        columns: Names of its columns: of a text, the cells of its first line.
+        line: First line of a text, without its end; empty for other files.
+        separator: What separates the columns of a text, if the first line is a header; empty for other files.
     """
-    log = LogFormat(
-        "criteo",
-        "label",
-        _CRITEO_FIELDS,
-        columns=("label", *_CRITEO_INTEGERS, *_CRITEO_FIELDS),
-        separator="\t",
-        split="last-of-7",
-    )
-    if numbers == "log":
-        return replace(log, numbers=_CRITEO_INTEGERS, derive=_log_of_integers)
-    return replace(
-        log,
-        fields=(*_CRITEO_INTEGERS, *_CRITEO_FIELDS),
-        derive=_buckets_of_integers,
-        checked=_same(_CRITEO_INTEGERS),
-    )
+
+    source: str
+    columns: tuple[str, ...]
+    line: str = ""
+    separator: str = ""
+
+    @classmethod
+    def of_text(cls, source: str, line: str) -> "Head":
+        """The head of a text that begins with `line`: tabs separate its columns if there are any, else commas."""
+        separator = "\t" if "\t" in line else ","
+        return cls(source, cells_of(line, separator), line, separator)
+
+    def cells(self, separator: str) -> tuple[str, ...]:
+        """The cells of the first line of a text, without quotes."""
+        return cells_of(self.line, separator)
+
+    def has_columns(self, label: str, others: Collection[str], needs_label: bool) -> bool:
+        """Whether these columns are there; the label only if it is needed."""
+        return set(others) <= set(self.columns) and (not needs_label or label in self.columns)
 
 
-def _same(names: Sequence[str]) -> dict[str, str]:
+def cells_of(line: str, separator: str) -> tuple[str, ...]:
+    """The cells of a line, without quotes."""
+    return tuple(cell.strip('"') for cell in line.split(separator))
+
+
+@dataclass(frozen=True)
+class KnownFormat:
+    """A format that has a name, or is told from how a log begins.
+
+    Attributes:
+        recognise: Head of a log, and whether the log needs a label → its format, or None for another format's log.
+        name: Value of `dataset` that asks for the format; None if it is only recognised.
+        make: Makes the format that `name` asks for; takes the value of `option`, if it has one.
+        option: Name of the option of `open_log` that says how to read this format, and of no other.
+    """
+
+    recognise: Callable[[Head, bool], LogFormat | None]
+    name: str | None = None
+    make: Callable[..., LogFormat] | None = None
+    option: str | None = None
+
+
+def same(names: Sequence[str]) -> dict[str, str]:
+    """`checked` of columns that are made of those of the same names."""
     return {name: name for name in names}
-
-
-def _log_of_integers(frame: pl.DataFrame) -> pl.DataFrame:
-    x = pl.col(_CRITEO_INTEGERS).cast(pl.Float64, strict=False)
-    return frame.with_columns((x.sign() * x.abs().log1p()).cast(pl.Float32))
-
-
-def _buckets_of_integers(frame: pl.DataFrame) -> pl.DataFrame:
-    def bucket(name: str) -> pl.Expr:
-        x = pl.col(name).cast(pl.Int64, strict=False)
-        large = (x.cast(pl.Float64).log() ** 2).floor().cast(pl.Int64, strict=False)
-        return pl.when(x > 2).then(large).otherwise(x).cast(pl.String).alias(name)
-
-    return frame.with_columns(bucket(name) for name in _CRITEO_INTEGERS)
-
-
-def is_criteo(line: str) -> bool:
-    """Whether a log that begins so is Criteo's."""
-    columns = line.split("\t")
-    return len(columns) == len(_CRITEO_INTEGERS) + len(_CRITEO_FIELDS) + 1 and columns[0] in "01"
-
-
-# fmt: off
-_AVAZU_FIELDS = (
-    "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id",
-    "device_ip", "device_model", "device_type", "device_conn_type", "C14", "C15", "C16", "C17", "C18", "C19", "C20",
-    "C21",
-)
-# fmt: on
-
-
-def avazu(hour: AvazuHour = "hour") -> LogFormat:
-    """Avazu's challenge, Kaggle's `train.csv`: 21 columns and the hour.
-
-    Args:
-        hour: What becomes of `hour`, YYMMDDHH: the hour of the day, the weekday and the hour as two fields, or the
-            value as it is.
-    """
-    fields = {"hour": ("hour",), "weekday-hour": ("weekday", "hour"), "raw": ("hour",)}[hour]
-
-    def derive(frame: pl.DataFrame) -> pl.DataFrame:
-        whole = pl.when(pl.col("hour").str.len_bytes() == 8).then(pl.col("hour"))
-        time = (whole + "00").str.to_datetime("%y%m%d%H%M", strict=False)
-        frame = frame.with_columns(time=time)
-        if hour == "weekday-hour":
-            frame = frame.with_columns(weekday=time.dt.weekday().cast(pl.String))
-        return frame if hour == "raw" else frame.with_columns(hour=pl.col("hour").str.slice(6))
-
-    return LogFormat(
-        "avazu",
-        "click",
-        (*fields, *_AVAZU_FIELDS),
-        time="time",
-        split="last-day",
-        variant=hour,
-        derive=derive,
-        checked={"time": "hour"},
-    )
-
-
-def is_avazu(header: Collection[str]) -> bool:
-    """Whether a log with these columns is Avazu's."""
-    return {"click", "hour", *_AVAZU_FIELDS} <= set(header)
-
-
-# fmt: off
-_IPINYOU_FIELDS = (
-    "weekday", "hour", "IP", "region", "city", "adexchange", "domain", "slotid", "slotwidth", "slotheight",
-    "slotvisibility", "slotformat", "creative", "advertiser", "useragent", "slotprice",
-)
-# fmt: on
-_SYSTEMS = ("windows", "ios", "mac", "android", "linux")
-_BROWSERS = ("chrome", "sogou", "maxthon", "safari", "firefox", "theworld", "opera", "ie")
-_PRICES = ((100, "101+"), (50, "51-100"), (10, "11-50"), (0, "1-10"))
-
-
-def _first_of(text: pl.Expr, names: Sequence[str]) -> pl.Expr:
-    found: pl.Expr = pl.lit("other")
-    for name in reversed(names):
-        found = pl.when(text.str.contains(name, literal=True)).then(pl.lit(name)).otherwise(found)
-    return found
-
-
-def _ipinyou_fields(frame: pl.DataFrame) -> pl.DataFrame:
-    agent = pl.col("useragent").str.to_lowercase()
-    price = pl.col("slotprice").cast(pl.Int64, strict=False)
-    bucket: pl.Expr = pl.lit("0")
-    for above, name in reversed(_PRICES):
-        bucket = pl.when(price > above).then(pl.lit(name)).otherwise(bucket)
-    return frame.with_columns(
-        useragent=pl.concat_str(_first_of(agent, _SYSTEMS), pl.lit("_"), _first_of(agent, _BROWSERS)),
-        slotprice=pl.when(price.is_not_null()).then(bucket),
-    )
-
-
-def ipinyou() -> LogFormat:
-    """iPinYou's seasons 2 and 3 as make-ipinyou-data writes them, `train.log.txt`: the paper's 16 fields.
-
-    The user agent becomes system_browser, the slot's price one of five ranges; user tags are left out, as they leak.
-    """
-    return LogFormat(
-        "ipinyou",
-        "click",
-        _IPINYOU_FIELDS,
-        separator="\t",
-        time="timestamp",
-        split="file",
-        derive=_ipinyou_fields,
-        checked=_same(["slotprice"]),
-    )
-
-
-def is_ipinyou(header: Collection[str]) -> bool:
-    """Whether a log with these columns is iPinYou's."""
-    return {"click", *_IPINYOU_FIELDS} <= set(header)
-
-
-def svm(line: str) -> LogFormat | None:
-    """libsvm (`label index:1 …`) or libffm (`label field:index:1 …`), told from a line; None if it is neither.
-
-    All rows have as many features as this line; the fields are "1", "2", … in the order of a line.
-    """
-    tokens = line.split()
-    if len(tokens) < 2 or not all(re.fullmatch(r"(\d+:)?\d+:[^:]+", token) for token in tokens[1:]):
-        return None
-    fields = tuple(str(number) for number in range(1, len(tokens)))
-    name, feature = ("libffm", r"^\d+:(\d+)") if tokens[1].count(":") == 2 else ("libsvm", r"^(\d+)")
-    return LogFormat(
-        name,
-        "label",
-        fields,
-        columns=("label", *fields),
-        separator=" ",
-        split="file",
-        derive=lambda frame: frame.with_columns(pl.col(fields).str.extract(feature + r":1(?:\.0*)?$")),
-        checked=_same(fields),
-    )

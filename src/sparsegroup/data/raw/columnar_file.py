@@ -1,49 +1,81 @@
-"""Logs in Parquet or Arrow files, row group by row group."""
+"""Parquet and Arrow files, row group by row group."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.raw.text_file import Chunk
+from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 
 _FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc"}
 _ROWS = 1 << 16
 
 
-def is_columnar(path: Path) -> bool:
-    """Whether the file's name says so."""
-    return path.suffix in _FORMATS
+@dataclass(frozen=True)
+class ColumnarChunk(Chunk):
+    """Some rows of a columnar file; lines and offsets count rows.
 
-
-def column_names(path: Path) -> list[str]:
-    """Names of all columns."""
-    names: list[str] = _dataset(path).schema.names
-    return names
-
-
-def read_columns(path: Path, columns: Sequence[str], offset: int) -> Iterator[Chunk]:
-    """The columns as strings, from row `offset` on; rows are numbered from 1.
-
-    Raises:
-        ClickLogError: The file is damaged, or a column holds lists or structs.
+    Attributes:
+        rows: The rows, as `frame` gives them.
     """
-    row = 0
-    try:
-        for batch in _dataset(path).scanner(columns=list(columns), batch_size=_ROWS, use_threads=False).to_batches():
-            first, row = row, row + batch.num_rows
-            if row > offset and batch.num_rows:
-                frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(
-                    _as_text(path, name, dtype)
-                    for name, dtype in zip(batch.schema.names, batch.schema.types, strict=True)
-                )
-                frame = frame.with_columns(pl.int_range(first + 1, row + 1).alias(""))
-                yield Chunk(first + 1, b"", row, row + 1, frame[max(offset - first, 0) :])
-    except (OSError, pa.ArrowException) as error:
-        raise ClickLogError(f"{path}: damaged ({error})") from error
+
+    rows: pl.DataFrame
+
+    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
+        """The rows."""
+        return self.rows
+
+
+class ColumnarFile(RawFile):
+    """A Parquet, Arrow or Feather file.
+
+    Args:
+        path: The file.
+    """
+
+    suffixes = tuple(_FORMATS)
+    size = None
+
+    def _read_head(self) -> Head:
+        return Head(str(self.path), tuple(_dataset(self.path).schema.names))
+
+    def columns(self, log: LogFormat) -> list[str]:
+        """All columns of the file, in order."""
+        return list(self.head.columns)
+
+    def has_label(self, log: LogFormat) -> bool:
+        """Whether the label column of the format is there."""
+        return log.label in self.head.columns
+
+    def first_row(self, log: LogFormat) -> int:
+        """Rows are numbered from 1."""
+        return 1
+
+    def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
+        """The rows from row `offset` on.
+
+        Raises:
+            ClickLogError: The file is damaged, or a column holds lists or structs.
+        """
+        row = 0
+        try:
+            scanner = _dataset(self.path).scanner(columns=list(log.raw), batch_size=_ROWS, use_threads=False)
+            for batch in scanner.to_batches():
+                first, row = row, row + batch.num_rows
+                if row > offset and batch.num_rows:
+                    frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(
+                        _as_text(self.path, name, dtype)
+                        for name, dtype in zip(batch.schema.names, batch.schema.types, strict=True)
+                    )
+                    frame = frame.with_columns(pl.int_range(first + 1, row + 1).alias(LINE))
+                    yield ColumnarChunk(first + 1, row, row + 1, frame[max(offset - first, 0) :])
+        except (OSError, pa.ArrowException) as error:
+            raise ClickLogError(f"{self.path}: damaged ({error})") from error
 
 
 def _as_text(path: Path, name: str, dtype: pa.DataType) -> pl.Expr:

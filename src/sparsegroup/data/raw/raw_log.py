@@ -2,36 +2,128 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Unpack
 
+import numpy as np
 import pyarrow as pa
 
-from sparsegroup.data.batches import Batch, read_ahead, rebatched
-from sparsegroup.data.encoded_columns import batch_of
-from sparsegroup.data.formats.headed import formats_of
+from sparsegroup.data.batches import LABEL, TIME, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.formats.recognition import FormatOptions, checked_format, format_of
+from sparsegroup.data.keys import Int64s
+from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError
-from sparsegroup.data.raw.chunk_reader import Reader
-from sparsegroup.data.raw.raw_source import source_of
-from sparsegroup.data.raw.row_count import RowCount
+from sparsegroup.data.raw import raw_file
+from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
+from sparsegroup.data.raw.raw_file import identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import OnBadRow
+
+_DAY = 24 * 3600
+
+
+@dataclass
+class RowCount:
+    """Counts of the rows of a log that have been read, from which it follows where the test set begins.
+
+    Attributes:
+        rows: Number of rows.
+        positives: Number of rows with label 1.
+        last_time: Time of the last row.
+        boundary: First row of the last day, or of the test set where that is marked; -1 before there is one.
+    """
+
+    rows: int = 0
+    positives: int = 0
+    last_time: int = 0
+    boundary: int = -1
+
+    def note(self, encoded: Encoded, log: LogFormat, path: Path) -> None:
+        """Count the next rows.
+
+        Raises:
+            ClickLogError: They are not in the order of time, of a log whose last day is the test set; or training
+                rows follow test rows.
+        """
+        batch = encoded.batch
+        if not batch.num_rows:
+            return
+        if log.split == "last-day":
+            times = batch.column(TIME).to_numpy()
+            if times[0] < self.last_time or (np.diff(times) < 0).any():
+                raise ClickLogError(f"{path}: rows must be in the order of time, for the last day is the test set")
+            days = times // _DAY
+            if days[-1] > self.last_time // _DAY or self.boundary < 0:
+                self.boundary = self.rows + int(np.searchsorted(days, days[-1]))
+            self.last_time = int(times[-1])
+        if encoded.is_test is not None:
+            first = int(encoded.is_test.argmax()) if encoded.is_test.any() else -1
+            began = 0 if self.boundary >= 0 else first
+            if began >= 0 and not encoded.is_test[began:].all():
+                raise ClickLogError(f"{path}: rows with {log.split_column}=2 (test) must come last")
+            if first >= 0 and self.boundary < 0:
+                self.boundary = self.rows + first
+        self.rows += batch.num_rows
+        self.positives += int(batch.column(LABEL).to_numpy().sum())
+
+    def begin_test_file(self) -> None:
+        """The next rows are those of the test set's own file."""
+        self.boundary = self.rows
+
+    def train_rows(self, log: LogFormat) -> int:
+        """How many rows, from the start, are for training, when all have gone by."""
+        if log.split == "last-day":
+            return self.boundary or self.rows  # of a single day there is no test set
+        if log.split in ("column", "file"):
+            return self.boundary if self.boundary >= 0 else self.rows
+        if log.split == "last-of-7":
+            return max(1, self.rows * 6 // 7)
+        return self.rows - round(self.rows * log.test_fraction) if log.split == "last-fraction" else self.rows
+
+    def checked_train_rows(
+        self, log: LogFormat, source: Path, left_out: int, bads: Sequence[BadRows], max_bad: float
+    ) -> int:
+        """`train_rows` of a log that can be trained on.
+
+        Args:
+            log: The format.
+            source: The log, for messages.
+            left_out: Bad rows.
+            bads: Examples of them.
+            max_bad: Share of bad rows, in [0, 1), that is let pass.
+
+        Raises:
+            ClickLogError: More bad rows than that, no rows, or no training rows.
+        """
+        if left_out > max_bad * (self.rows + left_out):
+            examples = "\n".join(map(str, bads))
+            raise ClickLogError(
+                f"{left_out:,} of {self.rows + left_out:,} rows are bad, more than max_bad={max_bad:g}\n{examples}"
+            )
+        if not self.rows:
+            raise ClickLogError(f"{source}: no rows")
+        train_rows = self.train_rows(log)
+        if not train_rows:
+            raise ClickLogError(f"{source}: no training rows; all {self.rows:,} are for testing")
+        return train_rows
 
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a chunk begins: its first row in all logs, the number of its log, and the byte and line in it."""
+    """Where a chunk begins: its first row in all files, the number of its file, and the offset and line in it."""
 
     row: int
-    log: int
+    file: int
     offset: int
     line: int
 
 
-class RawLog:
+class RawLog(Log):
     """A raw log, anything that `prepare` reads, to train on as it is.
 
     It gives the rows that `PreparedLog` gives of what `prepare` makes of it, and takes as little memory. Each pass
@@ -40,23 +132,26 @@ class RawLog:
     Args:
         log: The log.
         test: A log of its own for the test set.
-        format: Their format; by default told from how the log begins.
+        format: Their format; by default as `options` say, or told from how the log begins.
+        whole: Take all rows in the order of the file, as for scoring: there is no test set, no time and no order to
+            check, and no label is needed.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out. Where it raises, making the
             `RawLog` finds bad labels and rows with another number of columns; the rest is found as it is read.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
-        threads: That parse and hash.
-        on_progress: Is told, while rows are counted, the bytes of the uncompressed logs that have been read (of a
-            columnar log, the rows).
-        chunk_bytes: Of the log, that are parsed at a time.
+        threads: Number of threads that parse and hash.
+        on_progress: Is told, while rows are counted, how many bytes of the uncompressed logs have been read (of a
+            columnar log, rows), and how many there are, if that is known.
+        chunk_bytes: How many bytes of a text are parsed at a time.
+        **options: What tells the format, see `FormatOptions`.
 
     Attributes:
         format: The format.
-        positives: Rows with label 1.
-        bad: Of each log, the rows left out.
-        source: Names, sizes and times of the logs, and a hash of the format.
+        positives: Number of rows with label 1.
+        bad: The rows left out, for each file.
 
     Raises:
         ClickLogError: A bad row (FILE:LINE: why), too many of them, no rows, or a damaged file.
+        LogOptionError: Options that do not go together, or not with the log.
         OSError: No such file.
     """
 
@@ -66,63 +161,48 @@ class RawLog:
         test: Path | None = None,
         format: LogFormat | None = None,
         *,
+        whole: bool = False,
         on_bad_row: OnBadRow = "error",
         max_bad: float = 0.001,
         threads: int = 2,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: Callable[[int, int | None], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        **options: Unpack[FormatOptions],
     ) -> None:
-        self._logs = [log] if test is None else [log, test]
-        self._on_bad_row, self._threads, self._chunk_bytes = on_bad_row, threads, chunk_bytes
-        self.format, self._columns = formats_of(self._logs, format)
-        self.source = source_of(self._logs, self.format)
-        self._sizes = [size for _, size, _ in self.source["files"]]
-        self.bad = [BadRows(str(path)) for path in self._logs]
+        self._files = [raw_file(path) for path in (log, test) if path is not None]
+        self._encoded = partial(encoded_chunks, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes)
+        found = format or format_of(self._files, needs_label=not whole, **options)
+        if whole:
+            found = replace(found, time=None, split="none", split_column=None)
+        self.format = checked_format(self._files, found)
+        self.name, self.fields, self.numbers = str(log), self.format.fields, self.format.numbers
+        self.lists, self.labelled = tuple(self.format.lists), self.format.labelled
+        self.weighted = self.format.weight is not None
+        source = source_of(self._files, self.format)
+        self.identity, self._sizes = identity_of(source), [size for _, size, _ in source["files"]]
+        self.bad = [BadRows(str(file.path)) for file in self._files]
         self._starts: list[_Start] = []
-        self._ends: list[int] = []  # of each log, the row after its last one
-        seen = self._count(on_progress)
-        self._row_at = {(begin.log, begin.offset): begin.row for begin in self._starts}
-        self._rows, self.positives = seen.rows, seen.positives
+        self._ends: list[int] = []  # of each file, the row after its last one
+        counted = self._count(_to_count(self.format, on_bad_row), on_progress)
+        self._row_at = {(begin.file, begin.offset): begin.row for begin in self._starts}
+        self._rows, self.positives = counted.rows, counted.positives
+        self.bad_rows = sum((bad.reasons for bad in self.bad), start=Counter())
+        self.notes = tuple(str(bad) for bad in self.bad if bad.count)
         left_out = sum(bad.count for bad in self.bad)
-        self._train_rows = seen.checked_train_rows(self.format, log, left_out, self.bad, max_bad)
+        self.train_rows = counted.checked_train_rows(self.format, log, left_out, self.bad, max_bad)
 
     def __len__(self) -> int:
         return self._rows
 
-    @property
-    def name(self) -> str:
-        """The log."""
-        return str(self._logs[0])
+    def places(self, start: int, batch: Batch) -> Int64s:
+        """Places `[n]` of rows in the file, from 0, where no column gives times: bad rows and blank lines leave gaps.
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the categorical fields."""
-        return self.format.fields
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Fields of several values."""
-        return tuple(self.format.lists)
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numeric ones."""
-        return self.format.numbers
-
-    @property
-    def train_rows(self) -> int:
-        """Rows, from the start, for training."""
-        return self._train_rows
-
-    @property
-    def features(self) -> None:
-        """They have not been counted."""
-        return None
-
-    @property
-    def bad_rows(self) -> Mapping[str, int]:
-        """Reason → rows left out."""
-        return sum((bad.reasons for bad in self.bad), start=Counter())
+        With a column of times, or a second file, they are the rows' numbers.
+        """
+        if self.format.time is not None or len(self._files) > 1:
+            return super().places(start, batch)
+        places: Int64s = batch.times.numpy() - self._files[0].first_row(self.format)
+        return places
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; threads read ahead.
@@ -134,28 +214,24 @@ class RawLog:
         """
         yield from rebatched(read_ahead(self._parts(max(start, 0), min(stop, len(self)))), size)
 
-    def _reader(self, number: int, log: LogFormat, bad: BadRows) -> Reader:
-        path, columns = self._logs[number], self._columns[number]
-        return Reader(path, log, columns, bad, self._on_bad_row, False, self._threads, self._chunk_bytes)
-
-    def _count(self, on_progress: Callable[[int], None] | None) -> RowCount:
-        seen = RowCount()
-        log = _to_count(self.format, self._on_bad_row)
-        done = 0
-        for number, path in enumerate(self._logs):
+    def _count(self, log: LogFormat, on_progress: Callable[[int, int | None], None] | None) -> RowCount:
+        counted = RowCount()
+        sizes = [file.size for file in self._files]
+        done, total = 0, None if None in sizes else sum(size or 0 for size in sizes)
+        for number, file in enumerate(self._files):
             offset, line = 0, 1
-            for chunk, encoded in self._reader(number, log, self.bad[number])(offset, line):
+            for chunk, encoded in self._encoded(file, log, self.bad[number]):
                 if encoded.batch.num_rows:
-                    self._starts.append(_Start(seen.rows, number, offset, line))
-                seen.note(encoded, log, path)
+                    self._starts.append(_Start(counted.rows, number, offset, line))
+                counted.note(encoded, log, file.path)
                 offset, line = chunk.end_offset, chunk.end_line
                 if on_progress:
-                    on_progress(done + offset)
+                    on_progress(done + offset, total)
             done += offset
-            self._ends.append(seen.rows)
-            if number == 0 and len(self._logs) > 1:
-                seen.boundary = seen.rows
-        return seen
+            self._ends.append(counted.rows)
+            if number == 0 and len(self._files) > 1:
+                counted.begin_test_file()
+        return counted
 
     def _parts(self, start: int, stop: int) -> Iterator[Batch]:
         """Rows `start` to `stop`, within the log, a chunk at a time."""
@@ -163,11 +239,11 @@ class RawLog:
             return
         first = self._starts[bisect_right(self._starts, start, key=lambda begin: begin.row) - 1]
         position, offset, line = first.row, first.offset, first.line
-        for number in range(first.log, len(self._logs)):
-            until = min(stop, self._ends[number])
-            if self._logs[number].stat().st_size < self._sizes[number]:
+        for number in range(first.file, len(self._files)):
+            file, until = self._files[number], min(stop, self._ends[number])
+            if file.path.stat().st_size < self._sizes[number]:
                 raise self._changed(number)
-            with closing(self._reader(number, self.format, BadRows(""))(offset, line)) as chunks:
+            with closing(self._encoded(file, self.format, BadRows(""), offset=offset, line=line)) as chunks:
                 for chunk, encoded in chunks:
                     rows = encoded.batch.num_rows
                     begin, end = max(start - position, 0), min(until - position, rows)
@@ -185,11 +261,11 @@ class RawLog:
                 return
 
     def _batch(self, rows: pa.RecordBatch) -> Batch:
-        table = pa.Table.from_batches([rows])
-        return batch_of(table, self.fields, self.numbers, self.lists, weighted=self.format.weight is not None)
+        return batch_of(pa.Table.from_batches([rows]), self.fields, self.numbers, self.lists, self.weighted)
 
     def _changed(self, number: int) -> ClickLogError:
-        return ClickLogError(f"{self._logs[number]}: has changed since its rows were counted; read it from the start")
+        path = self._files[number].path
+        return ClickLogError(f"{path}: has changed since its rows were counted; read it from the start")
 
 
 def _to_count(log: LogFormat, on_bad_row: OnBadRow) -> LogFormat:

@@ -1,48 +1,124 @@
-"""A text log of any size, plain or compressed, in chunks of whole lines."""
+"""Text files of any size, plain or compressed, in chunks of whole lines."""
 
 import errno
 import lzma
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 
+from sparsegroup.data.formats.log_format import Head, LogFormat
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is a bad row: it is not kept in memory."""
 
-_OPAQUE = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".parquet", ".arrow", ".feather")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+_SAMPLE = 80
+# Arrow takes a quote for one only where a value begins, and reads on over the line's end where none follows.
+_CLOSED_QUOTES = re.compile(rb'(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|)(?:,(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|))*')
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Whole lines of a log.
+class TextChunk(Chunk):
+    """Whole lines; offsets count bytes of the uncompressed text.
 
     Attributes:
-        line: Number of the first one, from 1.
-        data: The bytes, ending with a newline.
-        end_offset: Bytes of the uncompressed log up to the end of the chunk; of a columnar log, rows.
-        end_line: Number of the line after the last one.
-        frame: The rows of a columnar log, as `encode` takes them; then there are no bytes.
-        too_long: The begin of a line of more than `LONGEST_LINE` bytes; then there are no others.
+        data: The bytes, without a header, ending with a newline or empty.
+        too_long: The beginning of a line of more than `LONGEST_LINE` bytes; then there are no others.
     """
 
-    line: int
     data: bytes
-    end_offset: int
-    end_line: int
-    frame: pl.DataFrame | None = None
     too_long: str | None = None
 
+    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
+        """The lines, parsed; those that cannot be are told to `bad`."""
+        if self.too_long is not None:
+            bad.append((self.line, f"a line of more than {LONGEST_LINE:,} bytes", self.too_long))
+        return _parse(*_whole_lines(self, log, bad), log, columns, bad)
 
-def open_stream(path: Path) -> Any:
-    """A binary stream of the log, uncompressed (.gz, .bz2, .xz, .zst, .lz4, or none).
+
+class TextFile(RawFile):
+    """A text, plain or compressed (.gz, .bz2, .xz, .zst, .lz4).
+
+    Args:
+        path: The file.
+    """
+
+    def _read_head(self) -> Head:
+        with _open_stream(self.path) as stream:
+            begin = _read(stream, 1 << 16, self.path, 1)
+        if not begin:
+            raise ClickLogError(f"{self.path}: the file is empty")
+        line = begin.split(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace").removeprefix("\ufeff")
+        return Head.of_text(str(self.path), line)
+
+    @property
+    def size(self) -> int | None:
+        """Number of bytes; None of a compressed file."""
+        return None if self.path.suffix in _COMPRESSED or not self.path.is_file() else self.path.stat().st_size
+
+    def columns(self, log: LogFormat) -> list[str]:
+        """All columns of a line, in order."""
+        return list(log.columns) or list(self.head.cells(log.separator))
+
+    def has_label(self, log: LogFormat) -> bool:
+        """Whether the label column of the format is there; without a header, the number of columns tells."""
+        cells = self.head.cells(log.separator)
+        return log.label in cells if log.has_header else len(cells) != len(log.columns) - 1
+
+    def first_row(self, log: LogFormat) -> int:
+        """Line 2 where there is a header, else line 1."""
+        return 2 if log.has_header else 1
+
+    def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
+        """The lines from byte `offset` of the uncompressed text on.
+
+        A line of more than `LONGEST_LINE` bytes is a chunk by itself, without its bytes.
+
+        Raises:
+            ClickLogError: The compressed file is damaged or truncated, with the line up to which it could be read.
+        """
+        path, rest = self.path, b""
+        has_header = log.has_header and line == 1
+        with _open_stream(path) as stream:
+            _skip(stream, offset, path)
+            while True:
+                block = _read(stream, chunk_bytes - len(rest) % chunk_bytes, path, line)
+                data = rest + block
+                if not data:
+                    return
+                size = offset + len(data)
+                long = _first_long_line(data)
+                if not block and long is None and b"\n" not in data:  # a last line without a newline
+                    data += b"\n"
+                end = data.rfind(b"\n") + 1 if long is None else long
+                if end:
+                    lines = data.count(b"\n", 0, end)
+                    begin = data.find(b"\n") + 1 if has_header and line == 1 else 0
+                    first = line + 1 if begin else line
+                    yield TextChunk(first, min(offset + end, size), line + lines, data[begin:end])
+                    offset, line = offset + end, line + lines
+                rest = data[end:]
+                if long is not None:
+                    sample = rest[:_SAMPLE].decode("utf-8", "replace")
+                    length, rest = _past_line(stream, rest, chunk_bytes, path, line)
+                    yield TextChunk(line, offset + length, line + 1, b"", sample)
+                    offset, line = offset + length, line + 1
+
+
+def _open_stream(path: Path) -> Any:
+    """A binary stream of the text, uncompressed.
 
     Raises:
         FileNotFoundError, IsADirectoryError: No such file.
@@ -54,65 +130,6 @@ def open_stream(path: Path) -> Any:
     if path.suffix == ".xz":  # the one compression that Arrow does not know
         return lzma.open(path, "rb")
     return pa.input_stream(str(path), compression="detect")
-
-
-def uncompressed_size(paths: Sequence[Path]) -> int | None:
-    """Bytes of all logs, or None if one is compressed (or columnar), so that only reading it would tell."""
-    plain = [path for path in paths if path.suffix not in _OPAQUE]
-    return sum(path.stat().st_size for path in plain if path.is_file()) if len(plain) == len(paths) else None
-
-
-def first_line(path: Path) -> str:
-    """The first line, without its end.
-
-    Raises:
-        ClickLogError: There is none.
-    """
-    with open_stream(path) as stream:
-        begin = _read(stream, 1 << 16, path, 1)
-    if not begin:
-        raise ClickLogError(f"{path}: the file is empty")
-    return begin.split(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace").removeprefix("\ufeff")
-
-
-def read_chunks(path: Path, offset: int = 0, line: int = 1, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """The log from byte `offset`, where line `line` begins.
-
-    Where a chunk ends depends only on where it begins, so that reading can go on after any chunk. A line of more than
-    `LONGEST_LINE` bytes is a chunk by itself, without its bytes.
-
-    Args:
-        path: The file.
-        offset: Bytes of the uncompressed log to leave out.
-        line: Number of the line that begins there.
-        chunk_bytes: About how many bytes a chunk has.
-
-    Raises:
-        ClickLogError: The compressed file is damaged or truncated, with the line up to which it could be read.
-    """
-    rest = b""
-    with open_stream(path) as stream:
-        _skip(stream, offset, path)
-        while True:
-            block = _read(stream, chunk_bytes - len(rest) % chunk_bytes, path, line)
-            data = rest + block
-            if not data:
-                return
-            size = offset + len(data)
-            long = _first_long_line(data)
-            if not block and long is None and b"\n" not in data:  # a last line without a newline
-                data += b"\n"
-            end = data.rfind(b"\n") + 1 if long is None else long
-            if end:
-                lines = data.count(b"\n", 0, end)
-                yield Chunk(line, data[:end], min(offset + end, size), line + lines)
-                offset, line = offset + end, line + lines
-            rest = data[end:]
-            if long is not None:
-                begin = rest[:80].decode("utf-8", "replace")
-                length, rest = _past_line(stream, rest, chunk_bytes, path, line)
-                yield Chunk(line, b"", offset + length, line + 1, too_long=begin)
-                offset, line = offset + length, line + 1
 
 
 def _first_long_line(data: bytes) -> int | None:
@@ -136,7 +153,7 @@ def _past_line(stream: Any, rest: bytes, size: int, path: Path, line: int) -> tu
 
 
 def _skip(stream: Any, offset: int, path: Path) -> None:
-    if path.suffix in _OPAQUE:
+    if path.suffix in _COMPRESSED:
         position = 0
         while position < offset and (block := _read(stream, min(offset - position, CHUNK_BYTES), path, 0)):
             position += len(block)
@@ -144,7 +161,7 @@ def _skip(stream: Any, offset: int, path: Path) -> None:
         position = min(path.stat().st_size, offset)
         stream.seek(position)
     if position < offset:
-        raise ClickLogError(f"{path}: ends at byte {position:,}, before byte {offset:,} where to go on")
+        raise ClickLogError(f"{path}: ends at byte {position:,}, before byte {offset:,} where reading is to resume")
 
 
 def _read(stream: Any, size: int, path: Path, line: int) -> bytes:
@@ -153,3 +170,80 @@ def _read(stream: Any, size: int, path: Path, line: int) -> bytes:
         return data
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         raise ClickLogError(f"{path}:{line}: damaged or truncated compressed file ({error})") from error
+
+
+def _whole_lines(chunk: TextChunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes, Int64s]:
+    """The chunk without blank lines and those that would mix up their neighbours, and the numbers of the others."""
+    data = chunk.data
+    quoted = log.separator == "," and b'"' in data
+    begins = _line_begins(data)
+    blank = np.isin(np.frombuffer(data, np.uint8)[begins], list(b"\n\r ")).any()
+    returns = b"\r" in data and data.count(b"\r") != data.count(b"\r\n")
+    if not quoted and not blank and not returns and _is_utf8(data):
+        return data, np.arange(chunk.line, chunk.line + len(begins))
+    kept, numbers = [], []
+    for number, line in enumerate(data.split(b"\n")[:-1], chunk.line):
+        if not line.strip(b" \r"):
+            continue
+        if not _is_utf8(line):
+            reason = "invalid UTF-8"
+        elif b"\r" in line[:-1]:
+            reason = "a carriage return within the line"
+        elif quoted and b'"' in line and not _CLOSED_QUOTES.fullmatch(line):
+            reason = "a quote that is not closed"
+        else:
+            kept.append(line + b"\n")
+            numbers.append(number)
+            continue
+        bad.append((number, reason, line[:_SAMPLE].decode("utf-8", "replace").rstrip()))
+    return b"".join(kept), np.array(numbers, np.int64)
+
+
+def _line_begins(data: bytes) -> Int64s:
+    """Where each line of `data`, which ends with a newline or is empty, begins."""
+    # Searching for pairs of bytes would take ten times as long, and hold the interpreter's lock.
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    return np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
+    """The raw columns, and the lines' numbers in a column `LINE`."""
+    gone: list[int] = []
+
+    def on_malformed(row: Any) -> str:
+        gone.append(row.number - 1)
+        reason = f"{row.actual_columns} columns where {row.expected_columns} are expected"
+        bad.append((int(numbers[row.number - 1]), reason, row.text[:_SAMPLE]))
+        return "skip"
+
+    names = [name for name in columns if name in log.raw]
+    if not data:
+        return pl.DataFrame(schema={**dict.fromkeys(names, pl.String), LINE: pl.Int64})
+    if log.separator == " ":  # lines of these formats often end with one
+        data = data.replace(b" \n", b"\n").replace(b" \r\n", b"\n")
+    table = pa_csv.read_csv(
+        pa.BufferReader(data),
+        # One thread, so that malformed rows come with their number; chunks are parsed side by side.
+        read_options=pa_csv.ReadOptions(column_names=list(columns), use_threads=False, block_size=len(data) + 1),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=log.separator,
+            quote_char='"' if log.separator == "," else False,
+            invalid_row_handler=on_malformed,
+            ignore_empty_lines=False,
+        ),
+        convert_options=pa_csv.ConvertOptions(
+            include_columns=names,
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return pl.DataFrame(pl.from_arrow(table)).with_columns(pl.Series(LINE, np.delete(numbers, gone)))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.data.encoded_columns import LABEL
+from sparsegroup.data.batches import LABEL
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.prepared_log import LogManifest, PreparedLog, count_features, write_manifest
 from sparsegroup.data.synthetic.log_shapes import LogShape
