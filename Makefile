@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
-INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN)/python -m pip install --quiet
+CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
+new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(1); }
+INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: demo test test-slow check docs paper-small paper-criteo clean
+.PHONY: demo test test-slow test-wheel test-torch check docs paper-small paper-criteo clean
 
 demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic click log
 	$(RUN)/sparsegroup demo
@@ -14,6 +16,22 @@ test: check  ## Lint, types and the whole test suite
 
 test-slow: $(VENV)/.installed-dev  ## The long tests: many more kills, flipped bits and random sequences; an hour
 	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow
+
+WHEEL = $(CURDIR)/.venv-wheel
+IN_WHEEL = cd $(WHEEL)/tests && env -u PYTHONPATH $(WHEEL)/bin/python -m pytest -q
+
+test-wheel:  ## The sdist, and the wheel made from it, in an empty environment without the repository
+	rm -rf dist $(WHEEL) $(WHEEL)-build
+	$(call new-venv,$(WHEEL)-build)
+	$(CONSTRAINED) $(WHEEL)-build/bin/python -m pip install --quiet build
+	$(CONSTRAINED) $(WHEEL)-build/bin/python -m build --outdir dist .
+	$(call new-venv,$(WHEEL))
+	cp -r tests/installed $(WHEEL)/tests
+	$(CONSTRAINED) $(WHEEL)/bin/python -m pip install --quiet dist/*.whl pytest
+	$(IN_WHEEL) test_installed_core.py
+	$(IN_WHEEL) --doctest-modules --pyargs sparsegroup.rules sparsegroup.optim sparsegroup.models
+	$(CONSTRAINED) $(WHEEL)/bin/python -m pip install --quiet "$$(echo dist/*.whl)[cli]"
+	$(IN_WHEEL) test_installed_cli.py
 
 check: $(VENV)/.installed-dev
 	$(RUN)/ruff check .
@@ -53,11 +71,11 @@ paper-criteo: $(VENV)/.installed  ## Tables 2 to 4 and 8, one seed, on a synthet
 	$(PAPER) overview $(RESULTS)
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(RUN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, PYTHON=$(PYTHON) is " + sys.version)'
-	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+	$(call new-venv,$(VENV))
 
 $(VENV)/.installed: pyproject.toml paper/pyproject.toml constraints.txt | $(RUN)/python
 	$(INSTALL) --editable '.[cli]' --editable paper

@@ -9,6 +9,9 @@ if not torch.cuda.is_available():  # Triton's kernels are interpreted; it looks 
 
 from command import Done, Run, call
 
+collect_ignore = ["installed"]
+"""Tests of the wheel, for `make test-wheel`."""
+
 
 def pytest_configure() -> None:
     # Tensors this small are slower on several threads, and sums must not depend on how many cores there are.
