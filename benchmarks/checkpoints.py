@@ -90,17 +90,18 @@ def changes(model: ClickModel, optimizer: GroupOptimizer, place: Path) -> dict[s
     figures: dict[str, float] = {}
     with scratch(place / "changes") as folder:
         start = timing.perf_counter()
-        parent = save_checkpoint(folder / "whole", model, optimizer, track=True)
-        whole, whole_bytes = timing.perf_counter() - start, parent.bytes
+        whole_bytes = save_checkpoint(folder / "whole", model, optimizer, track=True).bytes
+        whole, parent = timing.perf_counter() - start, folder / "whole"
         for number, (name, share) in enumerate(CHANGED.items()):
             optimizer.zero_grad()
             some = keys[torch.randperm(len(keys))[: round(share * len(keys))]]
             table(some).sum().backward()
             optimizer.step()
             start = timing.perf_counter()
-            parent = save_checkpoint(folder / str(number), model, optimizer, parent=parent, track=True)
+            written = save_checkpoint(folder / str(number), model, optimizer, parent=parent, track=True)
             figures[f"changes_{name}_seconds_over_whole"] = (timing.perf_counter() - start) / whole
-            figures[f"changes_{name}_bytes_over_whole"] = parent.bytes / whole_bytes
+            figures[f"changes_{name}_bytes_over_whole"] = written.bytes / whole_bytes
+            parent = folder / str(number)
     optimizer.zero_grad()
     return figures
 

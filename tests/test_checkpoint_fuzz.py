@@ -5,6 +5,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
-from sparsegroup.artifact import disk
+from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact.manifest import digest
 from sparsegroup.checkpoint import CheckpointError, Checkpoints
-from sparsegroup.checkpoint import checkpoint_manifest as manifests
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 
 MANIFEST, STATE, TABLE = "checkpoint.json", "state.safetensors", "table-users.safetensors"
 
@@ -43,7 +45,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoints.save(step, training.model, training.optimizers, extra={"at": step})
         training.step()
         assert training.tables[0].shrink() + training.tables[1].shrink() or step > 1
-    parents = [manifests.read_manifest(path).parent for path in checkpoints.paths()]
+    parents = [CHECKPOINT.read(path).parent for path in checkpoints.paths()]
     assert [parent is None for parent in parents] == [True, False, False]
     return checkpoints.folder
 
@@ -175,10 +177,21 @@ def test_checkpoints_in_the_place_of_others(folder: Path, victim: Training) -> N
 
 def test_another_format(folder: Path, victim: Training) -> None:
     path = last(folder) / MANIFEST
-    for other in (0, 2, "1", None, [1], 1.5):
+    for other in (0, 1, 2, "export", None, [1], 1.5):
         forge(last(folder), lambda content, other=other: content.update(format=other))
-        with unchanged(victim), pytest.raises(CheckpointError, match=r"format .*; this version of sparsegroup reads 1"):
+        is_refused(folder, victim, path)
+
+
+def test_another_version(folder: Path, victim: Training) -> None:
+    path = last(folder) / MANIFEST
+    for newer in (3, 99):
+        forge(last(folder), lambda content, newer=newer: content.update(version=newer))
+        message = rf"{MANIFEST}: written by a newer version .* in version {newer} .*up to version 2: update sparsegroup"
+        with unchanged(victim), pytest.raises(CheckpointError, match=message):
             victim.load(last(folder))
+        is_refused(folder, victim, path)
+    for impossible in (0, 1, -1, "2", None, [2], 2.0, True):
+        forge(last(folder), lambda content, impossible=impossible: content.update(version=impossible))
         is_refused(folder, victim, path)
 
 
@@ -186,9 +199,10 @@ def forge(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what the manifest says, and its checksum with it."""
     path = checkpoint / MANIFEST
     content = json.loads(path.read_text())
-    del content["id"]
+    del content["checksum"]
     change(content)
-    path.write_text(json.dumps({**content, "id": manifests._id(content)}))
+    content.pop("checksum", None)
+    path.write_text(json.dumps({**content, "checksum": digest(content)}))
 
 
 def forge_tensors(checkpoint: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
@@ -197,8 +211,7 @@ def forge_tensors(checkpoint: Path, name: str, change: Callable[[dict[str, Any]]
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    facts = {"bytes": path.stat().st_size, "xxh3_64": disk.checksum(path)}
-    forge(checkpoint, lambda content: content["files"].update({name: facts}))
+    forge(checkpoint, lambda content: content["files"].update({name: asdict(facts_of(path))}))
 
 
 def of_table(**changes: Any) -> Callable[[dict[str, Any]], object]:
@@ -216,10 +229,10 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "versions": lambda content: content.update(versions=[1]),
     "version": lambda content: content["versions"].update(torch=2),
     "parent": lambda content: content.update(parent=3),
-    "half a parent": lambda content: content.update(parent=["step-000000000002"]),
-    "parent outside": lambda content: content.update(parent=["../../x", "0" * 16]),
-    "absolute parent": lambda content: content.update(parent=["/etc", "0" * 16]),
-    "parent of no name": lambda content: content.update(parent=["", "0" * 16]),
+    "half a parent": lambda content: content.update(parent={"path": "../step-000000000002"}),
+    "parent outside": lambda content: content.update(parent={"path": "../../x", "id": "0" * 16}),
+    "absolute parent": lambda content: content.update(parent={"path": "/etc", "id": "0" * 16}),
+    "parent of no name": lambda content: content.update(parent={"path": "", "id": "0" * 16}),
     "files": lambda content: content.update(files=[]),
     "no files": lambda content: content.update(files={}),
     "a file outside": lambda content: rename_file(content, "../../x"),
@@ -326,10 +339,10 @@ def test_forged_tensors(folder: Path, victim: Training, name: str) -> None:
         victim.load(last(folder))
 
 
-def test_changes_that_change_one_another(folder: Path, victim: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "_id", lambda content: "0" * 16)  # as if someone had found such checksums
+def test_changes_that_change_one_another(folder: Path, victim: Training) -> None:
     for path, parent in zip(Checkpoints(folder).paths(), (3, 1, 2), strict=True):
-        forge(path, lambda content, parent=parent: content.update(parent=[f"step-{parent:012d}", "0" * 16]))
+        link = {"path": f"../step-{parent:012d}", "id": "0" * 16}
+        forge(path, lambda content, link=link: content.update(id="0" * 16, parent=link))
     for path in Checkpoints(folder).paths():
         with unchanged(victim), pytest.raises(CheckpointError, match=path.name):
             victim.load(path)
@@ -376,7 +389,7 @@ def replace_at_random(folder: Path, training: Training, seed: int, share: float)
     tried = 0
     for place in places(content):
         for value in ODD:
-            if place[0] in ("id", "format") or draw.random() > share:
+            if draw.random() > share:
                 continue
 
             def change(content: Any, place: tuple[Any, ...] = place, value: Any = value) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,8 @@ def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tm
     assert open_trained(deltas[-1]).model.embedding.num_live == full.live_rows
     shutil.copytree(tmp_path / "0", tmp_path / "moved" / "0")
     shutil.copytree(tmp_path / "deltas", tmp_path / "moved" / "deltas")
-    assert read_export(tmp_path / "moved" / "deltas" / "4").manifest == full.model_copy(
-        update={name: getattr(followed.manifest, name) for name in ("kind", "files", "follows", "changes")}
+    assert read_export(tmp_path / "moved" / "deltas" / "4").manifest == replace(
+        full, **{name: getattr(followed.manifest, name) for name in ("kind", "files", "parent", "changes")}
     )
 
 
@@ -148,7 +149,7 @@ def test_deltas_out_of_order_or_on_another_base_are_refused_and_nothing_is_writt
 def test_a_base_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     days(tmp_path, 1)
     export(opened_model(seed=5), tmp_path / "0", overwrite=True)
-    with pytest.raises(ExportError, match=r"follows export .* but in .* there is"):
+    with pytest.raises(ExportError, match=r"builds on export .* but in .* there is"):
         read_export(tmp_path / "1")
 
 

@@ -125,7 +125,7 @@ def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
     out.mkdir()
     export(opened_model(), out)  # an empty folder is free
     before = read_manifest(out)
-    with pytest.raises(ExportError, match=r"is not empty; give another folder, or --overwrite"):
+    with pytest.raises(ExportError, match=r"is not empty; give another folder, or `overwrite`"):
         export(opened_model(seed=1), out)
     bad = opened_model(seed=1)
     bad.model.embedding.assign(torch.tensor([5]), torch.full((1, 4), 1e9))
@@ -163,7 +163,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a truncated file": (
         lambda folder: (folder / "embeddings.safetensors").write_bytes(b"12345"),
-        r"embeddings\.safetensors: damaged \(5 bytes, the manifest says",
+        r"embeddings\.safetensors: damaged \(5 bytes, 5,880 were written",
     ),
     "a missing file": (lambda folder: (folder / "network.safetensors").unlink(), r"network\.safetensors: missing"),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json is missing"),
@@ -172,7 +172,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         r"manifest\.json: damaged",
     ),
     "an edited manifest": (lambda folder: edit(folder, live_rows=3), r"manifest\.json: damaged \(its checksum"),
-    "another version": (lambda folder: edit(folder, format=99), r"manifest\.json: format 99, this version reads 1"),
+    "another format": (lambda folder: edit(folder, format=99), r"manifest\.json: format 99 is unknown"),
+    "a newer version": (
+        lambda folder: edit(folder, version=99),
+        r"manifest\.json: written by a newer version .* update",
+    ),
 }
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,10 +10,11 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparsegroup.artifact import disk
+from sparsegroup.artifact.file_facts import FileFacts, facts_of
 
 NAMES = {
     np.dtype(np.int64): "I64",
@@ -24,19 +24,6 @@ NAMES = {
     np.dtype(np.float32): "F32",
 }
 """What safetensors calls a dtype."""
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """What is written down of a file, to know it again.
-
-    Attributes:
-        bytes: Its size.
-        xxh3_64: Of its bytes, 16 hexadecimal digits.
-    """
-
-    bytes: int
-    xxh3_64: str
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
@@ -51,12 +38,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
         save_file(apart, path)
     except SafetensorError as error:  # the library's word for a full disk, too
         raise OSError(f"{path}: cannot be written ({error})") from error
-    disk.sync(path)
-    return FileFacts(path.stat().st_size, disk.checksum(path))
+    return facts_of(path)
+
+
+def read_tensors(path: Path, error: type[ValueError]) -> dict[str, Tensor]:
+    """The tensors of a file, by name, on the CPU.
+
+    Raises:
+        error: The file is missing or damaged. The message names it.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as cause:
+        raise error(f"{path}: damaged ({cause})") from cause
+    return tensors
 
 
 class TensorWriter:
-    """Writes one file. `with` it ends with the file on disk, or with an error and an unfinished file.
+    """Writes one file. `with` it ends with a file of the announced size, or with an error and an unfinished file.
 
     Args:
         path: Of the file, which is made or replaced.
@@ -108,7 +107,5 @@ class TensorWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        if error is None:
-            if self._bytes != self._expected:
-                raise RuntimeError(f"{self._path}: {self._bytes:,} bytes written, {self._expected:,} announced")
-            disk.sync(self._path)
+        if error is None and self._bytes != self._expected:
+            raise RuntimeError(f"{self._path}: {self._bytes:,} bytes written, {self._expected:,} announced")

@@ -1,18 +1,17 @@
 """A folder of checkpoints: the last few are kept, and what they build on."""
 
 import re
-import shutil
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.artifact import disk
-from sparsegroup.checkpoint.chain import chain_of, verified
+from sparsegroup.artifact.chain import chain_of, verified_chain
+from sparsegroup.artifact.whole_folder import remove_folder, remove_leftovers
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
-from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, read_manifest
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, CheckpointManifest
 from sparsegroup.checkpoint.training_state import (
     LoadResult,
     Optimizers,
@@ -66,7 +65,7 @@ class Checkpoints:
         self.keep = keep
         self.incremental = incremental
         self.skipped: list[CheckpointError] = []
-        self._chain: list[CheckpointManifest] = []
+        self._chain: list[tuple[Path, CheckpointManifest]] = []
 
     def paths(self) -> list[Path]:
         """Those that there are, the oldest first, whole or damaged."""
@@ -92,18 +91,19 @@ class Checkpoints:
         Raises:
             CheckpointError, OSError: See `save_checkpoint`, and where one of a later step is there. All stay.
         """
-        self._clear()
+        remove_leftovers(self.folder)
         folder = self.folder / _NAME.format(step)
         for path in self.paths():
             if path.name >= folder.name:
                 self._give_way(path, step)
         follows = self._chain[-1] if self._chain and self.incremental and not whole else None
-        if follows is None or not self._is_worth_following() or not is_tracked(model, follows):
+        if follows is None or not self._is_worth_following() or not is_tracked(model, follows[1].id):
             follows, self._chain = None, []
+        parent = None if follows is None else follows[0]
         manifest = save_checkpoint(
-            folder, model, optimizer, scheduler, step=step, extra=extra, parent=follows, track=self.incremental
+            folder, model, optimizer, scheduler, step=step, extra=extra, parent=parent, track=self.incremental
         )
-        self._chain.append(manifest)
+        self._chain.append((folder, manifest))
         self._prune()
         return folder
 
@@ -120,37 +120,33 @@ class Checkpoints:
             CheckpointError, MemoryError: See `load_checkpoint`.
         """
         loaded = load_checkpoint(path, model, optimizer, scheduler, track=self.incremental)
-        self._chain = [manifest for _, manifest in chain_of(path)]
+        self._chain = chain_of(path, CHECKPOINT)
         return loaded
 
     def tidy(self) -> None:
         """Remove what a `save` that was cut off when its checkpoint was in place has left."""
-        self._clear()
+        remove_leftovers(self.folder)
         self._prune()
 
     def _is_worth_following(self) -> bool:
-        base, *changes = self._chain
+        base, *changes = [manifest for _, manifest in self._chain]
         return bool(base.tables) and sum(manifest.bytes for manifest in changes) <= base.bytes
 
     def _give_way(self, path: Path, step: int) -> None:
         try:
-            verified(path)
+            verified_chain(path, CHECKPOINT)
         except CheckpointError:
-            disk.remove(path)
+            remove_folder(path)
         else:
             raise CheckpointError(f"{path}: is there already, and step {step:,} does not come after it")
-
-    def _clear(self) -> None:
-        for left_behind in (*self.folder.glob(".unfinished-*"), *self.folder.glob(".removed-*")):
-            shutil.rmtree(left_behind, ignore_errors=True)
 
     def _prune(self) -> None:
         """Remove what is older than all that is kept; a damaged one stays until then, for someone to look at."""
         parents: dict[str, str | None] = {}
         for path in self.paths():
             with suppress(CheckpointError):
-                manifest = read_manifest(path)
-                parents[path.name] = None if manifest.parent is None else manifest.parent[0]
+                parent = CHECKPOINT.read(path).parent
+                parents[path.name] = None if parent is None else PurePosixPath(parent.path).name
         wanted: set[str] = set()
         for name in sorted(parents)[-self.keep :]:
             ancestor: str | None = name
@@ -162,7 +158,7 @@ class Checkpoints:
         oldest = sorted(parents)[-self.keep]
         for path in reversed(self.paths()):  # what is built on goes last
             if path.name not in wanted and path.name < oldest:
-                disk.remove(path)
+                remove_folder(path)
 
     def latest(self) -> Path | None:
         """The newest one whose files are all as they were written; None if there is none.
@@ -172,7 +168,7 @@ class Checkpoints:
         self.skipped = []
         for path in reversed(self.paths()):
             try:
-                verified(path)
+                verified_chain(path, CHECKPOINT)
             except CheckpointError as error:
                 self.skipped.append(error)
             else:

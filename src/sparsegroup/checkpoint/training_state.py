@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.artifact import disk
-from sparsegroup.artifact.tensor_file import FileFacts, write_tensors
-from sparsegroup.checkpoint.chain import DAMAGE, STATE, verified
+from sparsegroup.artifact.chain import verified_chain
+from sparsegroup.artifact.file_facts import FileFacts
+from sparsegroup.artifact.manifest import Parent
+from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
+from sparsegroup.artifact.whole_folder import whole_folder
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
-from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST, CheckpointManifest, versions, write_manifest
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, MANIFEST, CheckpointManifest, versions
 from sparsegroup.checkpoint.compatibility import (
     check_model,
     check_optimizers,
@@ -36,6 +38,10 @@ from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
+
+STATE = "state.safetensors"
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, SafetensorError, RuntimeError)
+"""What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def save_checkpoint(
     *,
     step: int = 0,
     extra: Any = None,
-    parent: CheckpointManifest | None = None,
+    parent: str | Path | None = None,
     track: bool = False,
 ) -> CheckpointManifest:
     """Write the state of a training into `folder`, which appears when all of it is on disk.
@@ -77,8 +83,8 @@ def save_checkpoint(
         scheduler: Of the learning rate.
         step: Of the training.
         extra: What else is to be kept: numbers, texts, tensors, lists and mappings of them.
-        parent: Write only what has changed in the tables since this checkpoint, a neighbour of the new one; it must be
-            the last one of the model that was written with `track`.
+        parent: The last checkpoint of the model, written with `track`, a neighbour of the new one. Only what has
+            changed in the tables since is written.
         track: Let the tables note from now on what changes.
 
     Raises:
@@ -89,8 +95,9 @@ def save_checkpoint(
     folder = Path(folder)
     if folder.exists():
         raise CheckpointError(f"{folder}: exists already")
-    if parent is not None and not is_tracked(model, parent):
-        raise CheckpointError(f"{folder}: the tables have not been tracked since {parent.name}: write all of them")
+    before = None if parent is None else Parent(CHECKPOINT.read(Path(parent)).id, f"../{Path(parent).name}")
+    if before is not None and not is_tracked(model, before.id):
+        raise CheckpointError(f"{folder}: the tables have not been tracked since {parent}: write all of them")
     tensors: dict[str, Tensor] = {}
     content: dict[str, Any] = {"optimizers": [_optimizer_state(one) for one in _listed(optimizer)], "extra": extra}
     with rows_left_out():
@@ -100,31 +107,45 @@ def save_checkpoint(
     content["rng"] = rng_state()
     state = as_plain(content, tensors, "state")
     with _at_rest(model) as tables:
-        with disk.made_whole(folder) as place:
+        with whole_folder(folder) as place:
             written: dict[str, FileFacts] = {STATE: write_tensors(place / STATE, tensors)}
             facts: dict[str, tuple[str, TableFacts]] = {}
             for where, table in tables.items():
                 name = f"{f'table-{_quoted(where)}' if where else 'table'}.safetensors"
-                if parent is None:
+                if before is None:
                     written[name], of_table = write_table(table, place / name)
                 else:
                     assert table.changes is not None
                     written[name], of_table = write_changes(table, table.changes, place / name)
                 facts[name] = where, of_table
             manifest = CheckpointManifest(
-                name=folder.name,
                 step=step,
                 written=datetime.now(UTC).isoformat(timespec="seconds"),
                 versions=versions(),
-                parent=None if parent is None else (parent.name, parent.id),
+                parent=before,
                 files=written,
                 tables=facts,
                 state=state,
             )
-            manifest = write_manifest(place, manifest)
+            manifest = CHECKPOINT.write(place, manifest)
         for table in tables.values():
             table.track(manifest.id if track else None)
     return manifest
+
+
+def kept_extra(folder: str | Path) -> Any:
+    """What a checkpoint keeps as `extra`; its rows are not looked at.
+
+    Raises:
+        CheckpointError: It is missing or damaged.
+    """
+    folder = Path(folder)
+    manifest = CHECKPOINT.read(folder)
+    manifest.check_files(folder, CheckpointError, STATE)
+    try:
+        return from_plain(manifest.state["extra"], read_tensors(folder / STATE, CheckpointError))
+    except _DAMAGE as error:
+        raise CheckpointError(f"{folder}: damaged ({error})") from error
 
 
 def load_checkpoint(
@@ -160,14 +181,14 @@ def load_checkpoint(
         MemoryError: The system has no more; nothing is changed.
     """
     folder = Path(folder)
-    chain = verified(folder)
+    chain = verified_chain(folder, CHECKPOINT)
     manifest = chain[-1][1]
     optimizers = _listed(optimizer)
     tables = _tables(model)
     try:
         if STATE not in manifest.files:
             raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
-        content = from_plain(manifest.state, load_file(folder / STATE))
+        content = from_plain(manifest.state, read_tensors(folder / STATE, CheckpointError))
         check_tables(folder, manifest, tables)
         check_model(folder, content["model"], model)
         notes = version_notes(manifest)
@@ -179,7 +200,7 @@ def load_checkpoint(
         read = {where: _read(chain, where, table) for where, table in tables.items()}
     except CheckpointError:
         raise
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"{folder}: damaged ({error})") from error
     claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
     claimed: set[RowStore] = set()
@@ -215,7 +236,7 @@ def _all_or_nothing(folder: Path, optimizers: Sequence[Optimizer], scheduler: LR
     states = [one.get_state() for one in generators]
     try:
         yield
-    except DAMAGE as error:
+    except _DAMAGE as error:
         for one, content in zip(changed, before, strict=True):
             one.__dict__.clear()
             one.__dict__.update(content)
@@ -253,9 +274,9 @@ def _at_rest(model: nn.Module) -> Iterator[dict[str, Table]]:
         yield tables
 
 
-def is_tracked(model: nn.Module, since: CheckpointManifest) -> bool:
-    """Whether all tables of the model have noted their changes since a checkpoint was written or loaded."""
-    return all(table.changes is not None and table.changes.since == since.id for table in _tables(model).values())
+def is_tracked(model: nn.Module, since: str) -> bool:
+    """Whether all tables of the model have noted their changes since the checkpoint of an id was written or loaded."""
+    return all(table.changes is not None and table.changes.since == since for table in _tables(model).values())
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

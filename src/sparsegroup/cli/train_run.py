@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
+from sparsegroup.artifact.chain import verified_chain
 from sparsegroup.checkpoint import CheckpointError
-from sparsegroup.checkpoint.chain import verified
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.cli.app import UsageError, console
 from sparsegroup.cli.progress import print_notes, reading_bar, training_bar
 from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
@@ -122,7 +123,7 @@ def _is_complete(folder: Path) -> bool:
     if not (folder / SUMMARY).is_file():
         return False
     try:
-        verified(last_checkpoint(folder))
+        verified_chain(last_checkpoint(folder), CHECKPOINT)
     except (CheckpointError, RunError):
         return False
     return True

@@ -2,21 +2,24 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from safetensors.torch import save_file
-
+from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact.manifest import Parent, facts_of_files
+from sparsegroup.artifact.tensor_file import write_tensors
+from sparsegroup.artifact.whole_folder import whole_folder
 from sparsegroup.names import Dtype
 from sparsegroup.serving.difference import difference
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_folder import check_free, describe, new_folder
+from sparsegroup.serving.export_folder import check_free
 from sparsegroup.serving.export_manifest import (
     EMBEDDINGS,
+    EXPORT,
     NETWORK,
     TOMBSTONES,
     UPSERTS,
-    DeltaBase,
     DeltaCounts,
     ExportContent,
     ExportManifest,
@@ -62,28 +65,27 @@ def export_delta(
     parts = draft_of(trained, base.manifest.dtype)
     _check_kinship(base.manifest, parts.draft, since)
     change = difference(base.embeddings, parts.embeddings)
-    with new_folder(out, overwrite) as folder:
+    check_free(out, overwrite)
+    with whole_folder(out.absolute(), replace=overwrite) as folder:
         whole = folder / EMBEDDINGS
         parts.embeddings.save(whole)
         save_network(parts.network, folder / NETWORK)
-        content = ExportContent(embeddings=describe(whole), network=describe(folder / NETWORK))
+        content = ExportContent(embeddings=facts_of(whole), network=facts_of(folder / NETWORK))
         whole.unlink()
         change.upserts.save(folder / UPSERTS)
-        save_file({"keys": change.tombstones.contiguous()}, folder / TOMBSTONES)
+        write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
         if parts.vocabularies:
             save_vocabulary(parts.vocabularies, change.upserts.keys, folder / VOCABULARY)
-        manifest = parts.draft.model_copy(
-            update={
-                "kind": "delta",
-                "content": content,
-                "files": {path.name: describe(path) for path in sorted(folder.iterdir())},
-                "follows": DeltaBase(id=base.manifest.id, path=Path(os.path.relpath(since, out)).as_posix()),
-                "changes": DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones)),
-                "test": make_and_test(parts, folder, ExportRequest(test=wanted.test)),
-            }
-        ).with_id()
-        manifest.write(folder)
-    return manifest
+        manifest = replace(
+            parts.draft,
+            kind="delta",
+            content=content,
+            files=facts_of_files(folder),
+            parent=Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix()),
+            changes=DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones)),
+            test=make_and_test(parts, folder, ExportRequest(test=wanted.test)),
+        )
+        return EXPORT.write(folder, manifest.with_id())
 
 
 def apply_deltas(
@@ -111,7 +113,7 @@ def apply_deltas(
     result = read_export(base)
     for delta in deltas:
         result = apply(result, Path(delta))
-    draft = result.manifest.model_copy(update={"kind": "export", "follows": None, "changes": None})
+    draft = replace(result.manifest, kind="export", parent=None, changes=None)
     parts = ExportDraft(draft, result.embeddings, result.click_model().network, result.vocabularies)
     wanted.check(draft.columns_and_config()[0])
     return write_export(parts, Path(out), wanted, overwrite=overwrite)

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.quantize import TORCH_DTYPES, QuantizedVectors, encode
@@ -44,7 +43,7 @@ class Embeddings:
 
     def save(self, path: Path) -> None:
         """Write the file; the same content gives the same bytes."""
-        save_file(self.tensors(), path)
+        write_tensors(path, self.tensors())
 
 
 def live_rows(table: HashEmbedding, dtype: Dtype) -> Embeddings:
@@ -68,10 +67,7 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
     Raises:
         ExportError: It is not that, or of another dimension or format.
     """
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ExportError(f"{path}: damaged ({error})") from error
+    tensors = read_tensors(path, ExportError)
     names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
     if set(tensors) != names:
         raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(tensors))}, not {', '.join(sorted(names))})")

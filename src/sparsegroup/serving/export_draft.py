@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from sparsegroup import __version__
+from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.data.keys import fields_of
 from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows
-from sparsegroup.serving.export_manifest import ExportContent, ExportManifest, FieldRows, FileInfo, SizesBefore
+from sparsegroup.serving.export_manifest import ExportContent, ExportManifest, FieldRows, SizesBefore
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.table import FieldCount
 from sparsegroup.training import ClickModel
 
-_NO_FILE = FileInfo(bytes=0, xxh3_64="")
+_NO_FILE = FileFacts(0, "")
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,6 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
     live = _live_by_field(embeddings, trained.columns.fields)
     draft = ExportManifest(
         kind="export",
-        id="",
-        version=__version__,
         source=str(trained.path),
         dtype=dtype,
         dim=embeddings.dim,
@@ -71,7 +69,6 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
             else earlier.before
         ),
         content=ExportContent(embeddings=_NO_FILE, network=_NO_FILE),
-        files={},
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
     return ExportDraft(draft, embeddings, trained.model.network, vocabularies, trained.model)

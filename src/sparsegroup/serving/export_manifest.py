@@ -1,19 +1,20 @@
 """`manifest.json`, which says what an export holds. It is written last: a folder without it is none."""
 
-import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import xxhash
-from pydantic import BeforeValidator, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
 
+from sparsegroup.artifact.file_facts import FileFacts
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.yaml_settings import SettingsError, StrictSettings, checked
+from sparsegroup.yaml_settings import StrictSettings, checked
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
@@ -22,7 +23,6 @@ ONNX = "model.onnx"
 PROGRAM = "model.pt2"
 UPSERTS = "upserts.safetensors"
 TOMBSTONES = "tombstones.safetensors"
-FORMAT = 1
 
 Number = Annotated[
     float,
@@ -32,18 +32,11 @@ Number = Annotated[
 """JSON has no NaN: an AUC of one class is null."""
 
 
-class FileInfo(StrictSettings):
-    """A file: its size, and XXH3_64 of its bytes in hexadecimal."""
-
-    bytes: int
-    xxh3_64: str
-
-
 class ExportContent(StrictSettings):
     """The two files that a full export is made of; a delta names what it leads to."""
 
-    embeddings: FileInfo
-    network: FileInfo
+    embeddings: FileFacts
+    network: FileFacts
 
 
 class FieldRows(StrictSettings):
@@ -94,13 +87,6 @@ class TestResult(StrictSettings):
     scores: Mapping[str, PathScores]
 
 
-class DeltaBase(StrictSettings):
-    """The export that a delta is to be applied to: its id, and where it was, seen from the delta's folder."""
-
-    id: str
-    path: str
-
-
 class DeltaCounts(StrictSettings):
     """How many keys a delta sets and removes."""
 
@@ -108,15 +94,14 @@ class DeltaCounts(StrictSettings):
     tombstones: int
 
 
-class ExportManifest(StrictSettings):
-    """What a folder holds.
+@dataclass(frozen=True, kw_only=True)
+class ExportManifest(Manifest):
+    """What an export or a delta holds. Its id is XXH3_64 over what the model computes: format of the vectors, columns,
+    network and the content's checksums; that of a delta is the id of the export it leads to. A delta's parent is the
+    export or delta that it is to be applied to.
 
     Attributes:
-        format: Version of the folder's layout.
         kind: "export" is whole, "delta" the way to one.
-        id: XXH3_64 over what the model computes: format of the vectors, columns, network and the content's checksums;
-            of a delta, that of the export it leads to.
-        version: Of the package.
         source: What was exported.
         dtype: Format of the vectors.
         dim: Length of a vector.
@@ -129,15 +114,11 @@ class ExportManifest(StrictSettings):
         fields: Each field's rows.
         before: Sizes before.
         content: See `ExportContent`.
-        files: Of the folder, except this one.
         test: If there was a test log.
-        follows, changes: Of a delta.
+        changes: Of a delta.
     """
 
-    format: int = FORMAT
     kind: Literal["export", "delta"]
-    id: str
-    version: str
     source: str
     dtype: Dtype
     dim: int
@@ -150,15 +131,28 @@ class ExportManifest(StrictSettings):
     fields: Mapping[str, FieldRows]
     before: SizesBefore
     content: ExportContent
-    files: Mapping[str, FileInfo]
     test: TestResult | None = None
-    follows: DeltaBase | None = None
     changes: DeltaCounts | None = None
 
-    @property
-    def bytes(self) -> int:
-        """Of all files."""
-        return sum(file.bytes for file in self.files.values())
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    def as_plain(self) -> Plain:
+        """See `Manifest.as_plain`."""
+        content: Plain = _CHECKED.dump_python(self, mode="json")
+        return {name: value for name, value in content.items() if name not in self.HEADER}
+
+    @classmethod
+    def from_plain(cls, content: Plain, **header: Any) -> Self:
+        """See `Manifest.from_plain`."""
+        try:
+            manifest: Self = _CHECKED.validate_python({**content, **header})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        manifest.columns_and_config()
+        if manifest.id != manifest.expected_id():
+            raise ValueError("its id is not that of its content")
+        return manifest
 
     def columns_and_config(self) -> tuple[Columns, Config]:
         """What the model expects, and the settings that it was trained with.
@@ -177,51 +171,40 @@ class ExportManifest(StrictSettings):
             "model": self.config["model"],
             "content": self.content.model_dump(),
         }
-        return _digest(what)
+        return digest(what, escaped=False)
 
     def with_id(self) -> Self:
         """This with the id that follows from the rest."""
-        return self.model_copy(update={"id": self.expected_id()})
+        return replace(self, id=self.expected_id())
 
-    def write(self, folder: Path) -> None:
-        """Complete the folder."""
-        content = self.model_dump(mode="json")
-        text = json.dumps({**content, "checksum": _digest(content)}, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+_CHECKED: TypeAdapter[Any] = TypeAdapter(ExportManifest)
+
+
+def _from_version_1(content: Plain) -> Plain:
+    """The checksum was over unescaped text; `parent` was `follows`, and `version` the package's."""
+    if content.pop("checksum") != digest(content, escaped=False):
+        raise ValueError("its checksum is not that of its content")
+    parent, version = content.pop("follows"), content.pop("version")
+    return {**content, "parent": parent, "written_by": f"sparsegroup {version}"}
+
+
+EXPORT = FolderFormat(
+    name="export",
+    file=MANIFEST,
+    version=2,
+    manifest=ExportManifest,
+    error=ExportError,
+    migrations={1: _from_version_1},
+    missing=lambda folder: "no export",
+)
+"""The format of exports and deltas. Settings that were renamed since are migrated in `content["config"]`."""
 
 
 def read_manifest(folder: Path) -> ExportManifest:
     """The manifest of an export or a delta.
 
     Raises:
-        ExportError: There is none, it is damaged, or of another version.
+        ExportError: There is none, it is damaged, or a newer version has written it.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise ExportError(f"{folder}: no export ({MANIFEST} is missing)")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is no object")
-        if content.get("format") != FORMAT:
-            raise ExportError(f"{path}: format {content.get('format')}, this version reads {FORMAT}")
-        checksum = content.pop("checksum", None)
-        if checksum != _digest(content):
-            raise ValueError("its checksum is not that of its content")
-        manifest = ExportManifest.model_validate(content)
-        manifest.columns_and_config()
-        if manifest.id != manifest.expected_id():
-            raise ValueError("its id is not that of its content")
-    except ExportError:
-        raise
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ExportError(f"{path}: damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
-    except (OSError, ValueError, KeyError, TypeError, SettingsError) as error:
-        raise ExportError(f"{path}: damaged ({error})") from error
-    return manifest
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return xxhash.xxh3_64_hexdigest(text.encode())
+    return EXPORT.read(folder)

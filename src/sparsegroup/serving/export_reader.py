@@ -4,20 +4,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from sparsegroup.artifact.chain import chain_of
+from sparsegroup.artifact.tensor_file import read_tensors
 from sparsegroup.serving.difference import Difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_folder import verify
-from sparsegroup.serving.export_manifest import EMBEDDINGS, NETWORK, TOMBSTONES, UPSERTS, ExportManifest, read_manifest
+from sparsegroup.serving.export_manifest import (
+    EMBEDDINGS,
+    EXPORT,
+    NETWORK,
+    TOMBSTONES,
+    UPSERTS,
+    ExportManifest,
+    read_manifest,
+)
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.training import ClickModel
 from sparsegroup.training.run_dir import VOCABULARY
-
-_LONGEST_CHAIN = 10_000
 
 
 @dataclass(frozen=True)
@@ -71,31 +76,16 @@ def read_export(folder: str | Path) -> Export:
     Raises:
         ExportError: No export; a damaged file, by name; a delta whose base is another than it was made for.
     """
-    chain, manifests = _chain_of(Path(folder))
-    export = _read_whole(chain[-1], manifests[-1])
-    for delta in reversed(chain[:-1]):
-        export = apply(export, delta)
+    whole, *deltas = chain_of(Path(folder), EXPORT)
+    export = _read_whole(*whole)
+    for delta in deltas:
+        export = _applied(export, *delta)
     return export
 
 
 def leads_through(folder: Path, other: Path) -> bool:
     """Whether an export, or what a delta builds on, lies in the folder `other`."""
-    return any(path.resolve() == other.resolve() for path in _chain_of(folder)[0])
-
-
-def _chain_of(folder: Path) -> tuple[list[Path], list[ExportManifest]]:
-    chain = [folder]
-    manifests = [read_manifest(chain[0])]
-    while (follows := manifests[-1].follows) is not None:
-        if len(chain) > _LONGEST_CHAIN:
-            raise ExportError(f"{folder}: its deltas follow each other in a circle")
-        before = chain[-1] / follows.path
-        manifest = read_manifest(before)
-        if manifest.id != follows.id:
-            raise ExportError(f"{chain[-1]}: follows export {follows.id}, but in {before} there is {manifest.id}")
-        chain.append(before)
-        manifests.append(manifest)
-    return chain, manifests
+    return any(path.resolve() == other.resolve() for path, _ in chain_of(folder, EXPORT))
 
 
 def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
@@ -103,7 +93,8 @@ def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
     if (manifest.files[EMBEDDINGS], manifest.files[NETWORK]) != (manifest.content.embeddings, manifest.content.network):
         raise ExportError(f"{folder}: damaged (the manifest's files are not its content)")
     embeddings = load_embeddings(folder / EMBEDDINGS, manifest.dim, manifest.dtype)
-    return Export(folder, manifest, embeddings, _load_network(folder), _vocabulary(folder, manifest))
+    network = read_tensors(folder / NETWORK, ExportError)
+    return Export(folder, manifest, embeddings, network, _vocabulary(folder, manifest))
 
 
 def apply(export: Export, folder: Path) -> Export:
@@ -113,40 +104,32 @@ def apply(export: Export, folder: Path) -> Export:
         ExportError: It is no delta, damaged, or follows another export.
     """
     manifest = read_manifest(folder)
-    if manifest.follows is None:
+    if manifest.parent is None:
         raise ExportError(f"{folder}: a whole export, no delta")
-    if manifest.follows.id != export.manifest.id:
+    if manifest.parent.id != export.manifest.id:
         raise ExportError(
-            f"{folder}: follows export {manifest.follows.id}, not {export.manifest.id}, which {export.folder} leads to"
+            f"{folder}: follows export {manifest.parent.id}, not {export.manifest.id}, which {export.folder} leads to"
         )
+    return _applied(export, folder, manifest)
+
+
+def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
     _verify_files(folder, manifest, (UPSERTS, TOMBSTONES, NETWORK))
     upserts = load_embeddings(folder / UPSERTS, manifest.dim, manifest.dtype)
     embeddings = merge(export.embeddings, Difference(upserts, _load_tombstones(folder / TOMBSTONES)))
     vocabularies = (*export.vocabularies, *_vocabulary(folder, manifest))
-    return Export(folder, manifest, embeddings, _load_network(folder), vocabularies)
+    return Export(folder, manifest, embeddings, read_tensors(folder / NETWORK, ExportError), vocabularies)
 
 
 def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...]) -> None:
     if missing := [name for name in needed if name not in manifest.files]:
         raise ExportError(f"{folder}: damaged (the manifest does not name {missing[0]})")
-    for name, expected in manifest.files.items():
-        verify(folder / name, expected)
-
-
-def _load_network(folder: Path) -> dict[str, Tensor]:
-    try:
-        network: dict[str, Tensor] = load_file(folder / NETWORK)
-    except (OSError, SafetensorError) as error:
-        raise ExportError(f"{folder / NETWORK}: damaged ({error})") from error
-    return network
+    manifest.check_files(folder, ExportError)
 
 
 def _load_tombstones(path: Path) -> Tensor:
-    try:
-        keys: Tensor = load_file(path)["keys"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ExportError(f"{path}: damaged ({error})") from error
-    if keys.dtype != torch.int64 or keys.ndim != 1:
+    keys = read_tensors(path, ExportError).get("keys")
+    if keys is None or keys.dtype != torch.int64 or keys.ndim != 1:
         raise ExportError(f"{path}: damaged (keys must be int64 [k])")
     return keys
 

@@ -6,17 +6,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact.manifest import facts_of_files
+from sparsegroup.artifact.tensor_file import write_tensors
+from sparsegroup.artifact.whole_folder import whole_folder
 from sparsegroup.data.batches import Batch
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import RandomRows, Scorer, as_test, check_agreement, compare
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_folder import check_free, describe, new_folder
+from sparsegroup.serving.export_folder import check_free
 from sparsegroup.serving.export_manifest import (
     EMBEDDINGS,
+    EXPORT,
     NETWORK,
     ONNX,
     PROGRAM,
@@ -66,7 +70,7 @@ def export(
 
 def save_network(network: nn.Module, path: Path) -> None:
     """Write the network's `state_dict`; the same weights give the same bytes."""
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
+    write_tensors(path, {name: tensor.contiguous() for name, tensor in network.state_dict().items()})
 
 
 def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwrite: bool = False) -> ExportManifest:
@@ -75,22 +79,16 @@ def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwr
     Raises:
         ExportError: `out` is taken; ONNX's packages are missing; files that do not compute what PyTorch does.
     """
-    with new_folder(out, overwrite) as folder:
+    check_free(out, overwrite)
+    with whole_folder(out.absolute(), replace=overwrite) as folder:
         parts.embeddings.save(folder / EMBEDDINGS)
         save_network(parts.network, folder / NETWORK)
         if parts.vocabularies:
             save_vocabulary(parts.vocabularies, parts.embeddings.keys, folder / VOCABULARY)
-        content = ExportContent(embeddings=describe(folder / EMBEDDINGS), network=describe(folder / NETWORK))
-        draft = parts.draft.model_copy(update={"content": content}).with_id()
+        content = ExportContent(embeddings=facts_of(folder / EMBEDDINGS), network=facts_of(folder / NETWORK))
+        draft = replace(parts.draft, content=content).with_id()
         test = make_and_test(replace(parts, draft=draft), folder, wanted)
-        manifest = draft.model_copy(
-            update={
-                "files": {path.name: describe(path) for path in sorted(folder.iterdir())},
-                "test": test,
-            }
-        )
-        manifest.write(folder)
-    return manifest
+        return EXPORT.write(folder, replace(draft, files=facts_of_files(folder), test=test))
 
 
 def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> TestResult | None:

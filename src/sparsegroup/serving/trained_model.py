@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
-from sparsegroup.checkpoint.chain import contents
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
+from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_export
 from sparsegroup.training import ClickModel, Config
@@ -64,7 +64,7 @@ def open_trained(path: str | Path) -> TrainedModel:
 
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path) -> TrainedModel:
-    _, extra = contents(checkpoint)
+    extra = kept_extra(checkpoint)
     try:
         config = checked(Config, extra["config"], str(checkpoint))
         columns, samples = Columns.from_dict(extra["columns"]), extra["samples"]

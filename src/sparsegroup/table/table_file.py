@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
-from sparsegroup.artifact.tensor_file import NAMES, FileFacts, TensorWriter
+from sparsegroup.artifact.file_facts import FileFacts
+from sparsegroup.artifact.tensor_file import NAMES, TensorWriter
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparsegroup.artifact import disk
 from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import read_manifest
 from sparsegroup.data.log import Log
@@ -84,7 +85,7 @@ def save_run(
     begin_run(folder, config, log, history, Provenance.now(log))
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     for path in checkpoints.paths():
-        disk.remove(path)
+        remove_folder(path)
     checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, Columns.of(log), summary.samples))
     finish_run(folder, config, log, history, summary)
 
@@ -146,7 +147,7 @@ def replace_run(unfinished: Path, folder: Path) -> None:
     if unfinished.name == UNFINISHED:
         for name in (SUMMARY, CONFIG, *_FILES):
             (folder / name).unlink(missing_ok=True)
-        disk.remove(folder / CHECKPOINTS)
+        remove_folder(folder / CHECKPOINTS)
         shutil.rmtree(folder / FINISHED, ignore_errors=True)  # of one that was cut off here, and never resumed
         disk.rename(unfinished, folder / FINISHED)
         unfinished = folder / FINISHED

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.checkpoint.chain import contents
+from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
@@ -118,7 +118,7 @@ class Session:
             if run.checkpoint_id != begun.continued_id:
                 raise RunError(f"{run.folder}: has changed since {folder} went on with it; begin that one again")
         if latest is not None:
-            _check_settings(folder, config, contents(latest)[1])
+            _check_settings(folder, config, kept_extra(latest))
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
         session._follow(run)

@@ -1,0 +1,55 @@
+"""A folder and those that it builds on, followed by the parents that manifests name."""
+
+import os
+from pathlib import Path
+
+from sparsegroup.artifact.manifest import AnyManifest, FolderFormat
+
+
+def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
+    """A folder behind those that it builds on: the first one builds on none.
+
+    Args:
+        folder: The last one.
+        of: Format of all of them.
+
+    Raises:
+        ValueError: Of the format's class: one is missing, its manifest is damaged, or it is another one than the
+            folder after it builds on.
+    """
+    chain = [(folder, of.read(folder))]
+    places = {folder.resolve()}
+    while (parent := chain[0][1].parent) is not None:
+        after = chain[0][0]
+        who = str(folder) if after == folder else f"{folder}: {after}"
+        before = _seen_from(after, parent.path)
+        try:
+            manifest = of.read(before)
+        except of.error as error:
+            raise of.error(f"{who}: builds on {before.name}, which cannot be read: {error}") from error
+        if manifest.id != parent.id:
+            raise of.error(f"{who}: builds on {of.name} {parent.id}, but in {before} there is {manifest.id}")
+        if before.resolve() in places:
+            raise of.error(f"{who}: builds on {before.name}, which builds on it")
+        places.add(before.resolve())
+        chain.insert(0, (before, manifest))
+    return chain
+
+
+def verified_chain(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
+    """`chain_of` a folder, all of whose files are as they were written.
+
+    Raises:
+        ValueError: Of the format's class: as `chain_of`, or a file is missing or damaged.
+    """
+    chain = chain_of(folder, of)
+    for path, manifest in chain:
+        manifest.check_files(path, of.error)
+    return chain
+
+
+def _seen_from(folder: Path, path: str) -> Path:
+    """The path without "..", unless a link on the way leads elsewhere."""
+    seen = folder / path
+    short = Path(os.path.normpath(seen))
+    return short if short.resolve() == seen.resolve() else seen
