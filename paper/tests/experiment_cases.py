@@ -48,8 +48,8 @@ def dataset_of(log: Log, config: Config = BASE) -> InMemory:
     return InMemory("tiny", None, len(log), config, log)
 
 
-@dataclass(frozen=True)
-class OneBatchLog:
+@dataclass
+class OneBatchLog(Log):
     """A log of all that a batch may hold."""
 
     batch: Batch
@@ -58,7 +58,6 @@ class OneBatchLog:
     lists: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     name: str = "batch"
-    features: int | None = None
 
     def __len__(self) -> int:
         return len(self.batch)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
+from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.recognition import FormatOptions, given
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import LogOptionError
@@ -15,6 +16,7 @@ from sparsegroup.names import OnBadRow
 def open_log(
     log: Path,
     test: Path | None = None,
+    format: LogFormat | None = None,
     *,
     like: FormatOptions | None = None,
     whole: bool = False,
@@ -29,6 +31,7 @@ def open_log(
     Args:
         log: Folder or file.
         test: A log of its own for the test set, of a raw log.
+        format: Format of a raw log; by default as `options` say, or told from how the log begins.
         like: Options that another log was read with, which hold for a raw log where `options` leave them open. A
             `schema` or a `dataset` in `options` says all of the format.
         whole: Take all rows of a raw log, as for scoring, see `RawLog`.
@@ -42,7 +45,8 @@ def open_log(
     """
     wanted = given(options)
     if is_prepared(log):
-        for option in (*(["test"] if test is not None else []), *wanted):
+        others = {"test": test, "format": format}
+        for option in (*(name for name, value in others.items() if value is not None), *wanted):
             raise LogOptionError(f"`{option}` is for raw logs; {log} is a folder, prepared already", option)
         return PreparedLog(log)
     if like is not None and not {"schema", "dataset"} & set(wanted):
@@ -51,7 +55,7 @@ def open_log(
             inherited.pop("test_fraction", None)
         wanted = {**inherited, **wanted}
     reading: Any = {"on_bad_row": on_bad_row, "max_bad": max_bad, "threads": threads, "on_progress": on_progress}
-    return RawLog(log, test, whole=whole, **reading, **wanted)
+    return RawLog(log, test, format, whole=whole, **reading, **wanted)
 
 
 def is_prepared(log: Path) -> bool:

@@ -134,12 +134,10 @@ def prepare(
             part.unlink()
         return done, []
     state, files = _resume(folder, source)
-    bads = []
-    for file in raw[state.source :]:
-        bad = BadRows(str(file.path))
-        bads.append(bad)
+    bads = [BadRows(str(file.path)) for file in raw[state.source :]]
+    for file, bad in zip(raw[state.source :], bads, strict=True):
         before = Counter(state.bad)
-        reading = encoded_chunks(
+        chunks = encoded_chunks(
             file,
             log,
             bad,
@@ -151,7 +149,7 @@ def prepare(
             keep_raw=vocabulary,
         )
         held: list[Encoded] = []
-        for chunk, encoded in reading:
+        for chunk, encoded in chunks:
             state.note(encoded, log, file.path)
             state.pass_chunk(chunk, before + bad.reasons)
             held.append(encoded)
@@ -164,7 +162,21 @@ def prepare(
             _write_part(folder, log, held, state, files, source)
         state.pass_file(len(raw))
     train_rows = state.checked_train_rows(log, logs[0], sum(state.bad.values()), bads, max_bad)
-    all_rows, training = (count_features(folder, files, log.fields, rows) for rows in (state.rows, train_rows))
+    _complete(folder, log, state, files, source, train_rows, vocabulary)
+    return PreparedLog(folder), bads
+
+
+def _complete(
+    folder: Path,
+    log: LogFormat,
+    state: _State,
+    files: dict[str, int],
+    source: dict[str, Any],
+    train_rows: int,
+    vocabulary: bool,
+) -> None:
+    """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
+    in_all, in_training = (count_features(folder, files, log.fields, rows) for rows in (state.rows, train_rows))
     if vocabulary:
         joined = pl.scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
         write_atomically(folder / VOCABULARY, joined.sink_parquet)
@@ -177,7 +189,7 @@ def prepare(
         train_rows=train_rows,
         positives=state.positives,
         files=files,
-        features={name: (all_rows[name], training[name]) for name in log.fields},
+        features={name: (in_all[name], in_training[name]) for name in log.fields},
         hash=HASH,
         source=source,
         bad_rows=state.bad,
@@ -188,7 +200,6 @@ def prepare(
     if vocabulary:
         for part in _vocabulary_parts(folder, files):
             part.unlink()
-    return PreparedLog(folder), bads
 
 
 def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int]]:

@@ -11,10 +11,10 @@ class PublicCounts:
     """Counts of a whole log, as the paper and the data sets' pages give them.
 
     Attributes:
-        rows: In all.
-        features: Distinct ones, in all rows.
-        training_features: Distinct ones, in the training rows.
-        fields: Of the counts; with others the numbers do not compare.
+        rows: Number of rows.
+        features: Number of distinct features in all rows.
+        training_features: Number of distinct features in the training rows.
+        fields: Number of fields that the counts are of; with others the numbers do not compare.
     """
 
     rows: float

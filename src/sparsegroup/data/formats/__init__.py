@@ -1,7 +1,7 @@
 """The formats that raw logs come in.
 
-A format is a module with a `KnownFormat`, and an entry here; one with a name that `dataset` can ask for is in
-`sparsegroup.names.DatasetName`, too.
+A format is a module with a `KnownFormat`, and an entry here; one that the command line asks for by name is in
+`sparsegroup.names.DatasetName`, too. A format of another package appends itself to `FORMATS`.
 """
 
 from sparsegroup.data.formats.avazu import AVAZU
@@ -10,5 +10,5 @@ from sparsegroup.data.formats.ipinyou import IPINYOU
 from sparsegroup.data.formats.log_format import KnownFormat
 from sparsegroup.data.formats.svm import SVM
 
-FORMATS: tuple[KnownFormat, ...] = (CRITEO, SVM, AVAZU, IPINYOU)
+FORMATS: list[KnownFormat] = [CRITEO, SVM, AVAZU, IPINYOU]
 """Formats that a log's beginning tells, in the order in which they are tried."""

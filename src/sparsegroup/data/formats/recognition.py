@@ -83,9 +83,7 @@ def format_of(files: Sequence[RawFile], *, needs_label: bool = True, **options: 
             raise LogOptionError(f"no schema {schema}; say with `schema` what the columns of {log.path} are", "schema")
         found = read_schema(schema)
     elif name is not None:
-        known = next(known for known in FORMATS if known.name == name)
-        assert known.make is not None
-        found = known.make(*[wanted[known.option]] if known.option in wanted else [])
+        found = _made(name, wanted)
         _check_fixed(found, of_a_header)
     else:
         found = _recognised(log.head, of_a_header, needs_label)
@@ -106,6 +104,15 @@ def checked_format(files: Sequence[RawFile], log: LogFormat) -> LogFormat:
     for file in files:
         _check_columns(file, log)
     return log
+
+
+def _made(name: str, wanted: Mapping[str, Any]) -> LogFormat:
+    """The format that `dataset` asks for."""
+    for known in FORMATS:
+        if known.name == name and known.make is not None:
+            return known.make(*(value for option, value in wanted.items() if option == known.option))
+    names = ", ".join(["auto", *(known.name for known in FORMATS if known.name is not None)])
+    raise LogOptionError(f"`dataset` is one of {names}, got {name!r}", "dataset")
 
 
 def _named(wanted: Mapping[str, Any]) -> str | None:

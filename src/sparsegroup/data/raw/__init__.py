@@ -1,6 +1,6 @@
 """Raw logs: files of rows, in any format, read as they are.
 
-A kind of file is a module with a `RawFile`, and an entry here.
+A kind of file is a module with a `RawFile`, and an entry here. A kind of another package appends itself to `KINDS`.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from sparsegroup.data.raw.columnar_file import ColumnarFile
 from sparsegroup.data.raw.raw_file import RawFile
 from sparsegroup.data.raw.text_file import TextFile
 
-KINDS: tuple[type[RawFile], ...] = (ColumnarFile,)
+KINDS: list[type[RawFile]] = [ColumnarFile]
 """Kinds that a file's name tells; all other files are text."""
 
 

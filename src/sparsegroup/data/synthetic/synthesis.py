@@ -28,7 +28,7 @@ def synthesize(
         shape: From `DATASETS`.
         rows: From 1 to `shape.full_rows`.
         folder: Empty, or to be made.
-        seed: Of everything random.
+        seed: Seed of everything random.
         on_progress: Is told the rows written so far.
 
     Raises:

@@ -1,0 +1,53 @@
+"""How often a command opens a raw log."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from data_cases import HEADER, good_rows, written
+from sparsegroup.cli.predict_run import predict_run
+from sparsegroup.cli.train_run import train_run
+from sparsegroup.data import prepare
+from sparsegroup.data.formats.log_format import Head
+
+
+class Opens:
+    """Counts how often the files of raw logs are opened, and how often a head is read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: list[str] = []
+        self.heads = 0
+        stream, head = pa.input_stream, Head.of_text
+
+        def opened(path: str, **options: Any) -> Any:
+            self.files.append(Path(path).name)
+            return stream(path, **options)
+
+        def read_head(*arguments: Any) -> Head:
+            self.heads += 1
+            return head(*arguments)
+
+        monkeypatch.setattr("pyarrow.input_stream", opened)
+        monkeypatch.setattr(Head, "of_text", read_head)
+
+
+def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path / "log.csv", HEADER + b"\n".join(good_rows(90)))
+    test = written(tmp_path / "test.csv", HEADER + b"\n".join(good_rows(10)))
+    monkeypatch.chdir(tmp_path)
+    opens = Opens(monkeypatch)
+    options = {"model": "mlp", "dim": 2, "test": test}
+    train_run(log, options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1)
+    assert opens.heads == 2
+    head, count, train, evaluate = (["log.csv"], ["test.csv"]), ["log.csv", "test.csv"], ["log.csv"], ["test.csv"]
+    assert opens.files == [*head[0], *head[1], *count, *train, *evaluate]
+    opens.files.clear()
+    predict_run(Path("run"), log, Path("scores.csv"), {}, 1)
+    assert opens.files == ["log.csv"] * 3  # head, count, predict
+    opens.files.clear()
+    prepare([log, test], tmp_path / "out")
+    assert opens.files == [*head[0], *head[1], *count]
