@@ -20,7 +20,7 @@ from optimizer_cases import (
     train,
     wave,
 )
-from sparsegroup import GroupAdaHessian
+from sparsegroup import GroupAdaHessian, HashEmbedding
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -235,3 +235,20 @@ def test_weight_decay_is_in_the_gradient_and_not_in_the_hessian():
     torch.testing.assert_close(optimizer.state[x]["exp_avg"], expected)
     torch.testing.assert_close(hessian_estimate(optimizer, x), torch.ones(4, dtype=torch.float64))
     assert math.isclose(optimizer.param_groups[0]["betas"][1], BETA2)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.5], ids=["gradient", "Hessian"])
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_a_step_that_is_refused_has_drawn_nothing(power, own_generator):
+    """Neither where the gradient of x^p is infinite at 0 nor where its second derivative is."""
+    table, keys = HashEmbedding(2), torch.tensor([3, 4])
+    draws = generator(0) if own_generator else torch.default_generator
+    optimizer = GroupAdaHessian(table.parameters(), generator=draws if own_generator else None)
+    table.assign(keys, torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+    before, rows = draws.get_state(), table.lookup(keys)
+    (table(keys) ** power).sum().backward(create_graph=True)
+    with pytest.raises(FloatingPointError, match="key 4"):
+        optimizer.step()
+    assert torch.equal(draws.get_state(), before)
+    assert torch.equal(table.lookup(keys), rows)
+    table.weight.grad = None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparsegroup.groups import grouping
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.stored import RowStore, store_of
 
 
 @torch.no_grad()
@@ -32,8 +32,9 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
         >>> feature_rate(torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]))
         0.5
     """
-    if isinstance(weight, StoredParameter) and seen is None:
-        return weight.store.num_live / weight.store.num_seen if weight.store.num_seen else 0.0
+    store = store_of(weight)
+    if store is not None and seen is None:
+        return store.num_live / store.num_seen if store.num_seen else 0.0
     live = (weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0
     if isinstance(seen, Tensor):
         if seen.shape != live.shape or seen.dtype != torch.bool:
@@ -110,8 +111,9 @@ def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
         names = group.get("param_names")
         for index, parameter in enumerate(group["params"]):
             name = names[index] if names else f"param_groups[{group_index}][{index}]"
-            if isinstance(parameter, StoredParameter):
-                entries.append(_of_store(name, parameter))
+            store = store_of(parameter)
+            if store is not None:
+                entries.append(_store_sparsity(name, store))
                 continue
             live, total = grouping(group["groups"], parameter.shape, parameter.device).count_nonzero(parameter)
             zeros = parameter.numel() - int(torch.count_nonzero(parameter))
@@ -119,8 +121,7 @@ def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
     return SparsityReport(entries)
 
 
-def _of_store(name: str, parameter: StoredParameter) -> ParameterSparsity:
-    store = parameter.store
-    zero_elements = sum(int((vectors == 0).sum()) for _, vectors in store.scan(1 << 16))  # of the live rows
+def _store_sparsity(name: str, store: RowStore) -> ParameterSparsity:
+    zero_elements = sum(int((vectors == 0).sum()) for _, vectors in store.scan(1 << 16))  # in the live rows
     dead = store.num_rows - store.num_live
-    return ParameterSparsity(name, tuple(parameter.shape), store.num_rows, dead, zero_elements + dead * store.dim)
+    return ParameterSparsity(name, (store.num_rows, store.dim), store.num_rows, dead, zero_elements + dead * store.dim)

@@ -30,8 +30,8 @@ from sparsegroup.checkpoint.compatibility import (
 )
 from sparsegroup.checkpoint.plain import as_plain, from_plain
 from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
-from sparsegroup.optim.state import load_state_without_rows, parameters_of, state_without_rows
-from sparsegroup.optim.stored import Claim, RowStore, StoredParameter
+from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
+from sparsegroup.optim.stored import Claim, RowStore
 from sparsegroup.table import HashEmbedding
 from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
@@ -208,9 +208,7 @@ def load_checkpoint(
         for own, saved in zip(optimizers, content["optimizers"], strict=False):
             if settings == "own":
                 saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
-            stored = {p: claims[p.store] for p in parameters_of(own) if isinstance(p, StoredParameter)}
-            load_state_without_rows(own, saved, stored)
-            claimed |= {p.store for p in stored if p in own.state}
+            claimed |= load_state_without_rows(own, saved, claims)
         if scheduler is not None:
             scheduler.load_state_dict(content["scheduler"])
         for own, saved in zip(optimizers, content["optimizers"], strict=False):

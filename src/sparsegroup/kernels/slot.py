@@ -49,6 +49,8 @@ class Slot:
 
     Attributes:
         x, u, state, execution: See above.
+        shape, dtype, is_empty: The parameter's; it is empty where it has no element.
+        carries_u: Whether there is a u.
         parts: x, u where it is carried, and the state.
         addresses: Where the parts begin in memory.
         width: The number of elements of a group, where groups lie one after the other; else 0.
@@ -58,18 +60,14 @@ class Slot:
 
     def __init__(self, x: Tensor, u: Tensor | None, state: tuple[Tensor, ...], execution: Execution) -> None:
         self.x, self.u, self.state, self.execution = x, u, state, execution
-        self.shape, self._stride = x.shape, x.stride()
-        self.parts = (x, *(() if u is None else (u,)), *state)
+        self.shape, self.dtype, self.is_empty = x.shape, x.dtype, not x.numel()
+        self.carries_u = u is not None
+        self.parts: tuple[Tensor, ...] = (x, *state) if u is None else (x, u, *state)
         self.addresses = [part.data_ptr() for part in self.parts]
         self.fits = all(p.shape == x.shape and p.is_contiguous() and p.device == x.device for p in self.parts)
         layout = contiguous_groups(execution.groups, x.shape)
         self.is_contiguous_in_groups = layout is not None
         self.width, self.count = layout or (0, 0)
-
-    @property
-    def carries_u(self) -> bool:
-        """Whether there is a u."""
-        return self.u is not None
 
     @cached_property
     def state_dtypes(self) -> frozenset[torch.dtype]:
@@ -80,13 +78,3 @@ class Slot:
     def groups(self) -> Grouping:
         """The groups of the parameter."""
         return grouping(self.execution.groups, self.shape, self.x.device)
-
-    def is_where_it_was(self) -> bool:
-        """Whether nobody has moved, resized or transposed the parameter or its state since."""
-        x = self.x
-        if x.stride() != self._stride or x.shape != self.shape:
-            return False
-        for part, address in zip(self.parts, self.addresses, strict=True):  # noqa: SIM110
-            if part.data_ptr() != address:
-                return False
-        return True

@@ -58,7 +58,7 @@ class TensorStep:
         if not self.repeats:
             return self
         size = (self.slot.shape[0], *self.gradient.shape[1:])
-        gradient = self.gradient.to(compute_dtype(self.slot.x.dtype))
+        gradient = self.gradient.to(compute_dtype(self.slot.dtype))
         total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
         return replace(self, rows=total.indices()[0], gradient=total.values(), repeats=False)
 

@@ -1,7 +1,6 @@
 """`GroupAdaHessian`: the one member of the family that needs second derivatives."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -10,8 +9,8 @@ from torch.optim.optimizer import ParamsT
 
 from sparsegroup.optim.arguments import Options
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.group_step import Update
-from sparsegroup.optim.hutchinson import block_average, hessian_diagonals
+from sparsegroup.optim.hutchinson import block_average, draws_undone_on_error, hessian_diagonals
+from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.rules import ADAHESSIAN
 
 
@@ -78,28 +77,29 @@ class GroupAdaHessian(GroupOptimizer):
                 f"spatial_average_block_size must be four ints, each -1 or positive, got {sizes!r} ({where})"
             )
 
-    def _plan(self) -> list[Update]:
+    def _check_ready(self) -> None:
+        super()._check_ready()
         if hasattr(self, "grad_scale"):
             for left_behind in {"grad_scale", "found_inf"} & vars(self).keys():  # by a scaler that sees step() raise
                 delattr(self, left_behind)
             raise RuntimeError(
                 "GroupAdaHessian cannot run under GradScaler: its scale would enter the Hessian; use bfloat16 autocast"
             )
+
+    def _completed(self, plans: list[list[ParameterPlan]]) -> list[list[ParameterPlan]]:
+        """The plans with diagonals of the Hessian; where these cannot be had, no random number has been drawn."""
+        groups = [group for group in self.param_groups for p in group["params"] if p.grad is not None]
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not parameters:
-            return []
-        updates = super()._plan()
-        with torch.enable_grad():
-            diagonals = hessian_diagonals(parameters, [p.grad for p in parameters], self.generator)
-        planned = []
-        for update, diagonal in zip(updates, diagonals, strict=True):
-            sizes = update.group["spatial_average_block_size"]
-            averaged = block_average(diagonal.detach(), sizes, update.parameter.ndim)
-            averaged = averaged.to(update.gradient.dtype)
-            if update.plan is not None:
-                planned.append(replace(update, plan=update.plan.with_hessian(averaged)))
-            else:
-                planned.append(replace(update, hessian=averaged))
+            return plans
+        with draws_undone_on_error(self.generator, parameters):
+            with torch.enable_grad():
+                diagonals = hessian_diagonals(parameters, [p.grad for p in parameters], self.generator)
+            averaged = iter(
+                block_average(diagonal.detach(), group["spatial_average_block_size"], parameter.ndim)
+                for group, parameter, diagonal in zip(groups, parameters, diagonals, strict=True)
+            )
+            completed = [[plan.with_hessian(next(averaged)) for plan in of_group] for of_group in plans]
         for parameter in parameters:
             parameter.grad = parameter.grad.detach()
-        return planned
+        return completed

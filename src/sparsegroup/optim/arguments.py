@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.prox import SHRINKAGE, WEIGH, Norm, Penalty
 
 
@@ -159,17 +158,12 @@ def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> Non
 
     Raises:
         RuntimeError: `fused=True` on a GPU without the kernels.
-        ValueError: `capturable` elsewhere than on a GPU, or for rows that come and go.
+        ValueError: `capturable` elsewhere than on a GPU.
     """
     if group["fused"] and parameter.device.type == "cuda" and not runtime.serves(parameter.device):
         raise RuntimeError(f"fused=True needs Triton (pip install triton) and a GPU that it compiles for ({where})")
     if not group["capturable"]:
         return
-    if isinstance(parameter, StoredParameter):
-        raise ValueError(
-            f"capturable=True cannot be for a HashEmbedding, whose rows differ from step to step ({where}); give it a "
-            "param group of its own"
-        )
     if parameter.device.type == "cpu" and not runtime.serves(parameter.device):
         raise ValueError(f"capturable=True needs parameters on a GPU, got one on {parameter.device} ({where})")
     lr = group["lr"]

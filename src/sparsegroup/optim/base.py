@@ -2,28 +2,25 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias, Unpack, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
-from sparsegroup.groups import check_groups, is_rows
-from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.gpu.gpu_backend import WEIGHT_DTYPES
-from sparsegroup.kernels.slot import compute_dtype
-from sparsegroup.kernels.step_request import check_rows
-from sparsegroup.optim.arguments import DEFAULTS, Options, check_device, check_hyperparameters, known_options
-from sparsegroup.optim.execution import Execution
-from sparsegroup.optim.group_step import GroupStep, Update
-from sparsegroup.optim.state import Shielded, adapt_state_dict, export_state, restore_state
-from sparsegroup.optim.stored import Claim, StoredParameter
+from sparsegroup.optim.adapters import adapter_of
+from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
+from sparsegroup.optim.executor import StepExecutor
+from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.plans import ParameterPlan, ParameterSite
+from sparsegroup.optim.state_loading import adapt_state_dict
 from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
 
-_COMPUTED = (torch.float32, torch.float64)
 _PLAIN = (bool, int, float, str, tuple, torch.dtype)
+_NO_STATE: dict[str, Any] = {}
 
 
 class GroupOptimizer(Optimizer):
@@ -118,14 +115,7 @@ class GroupOptimizer(Optimizer):
             here = f"{where}, {name}"
             if not isinstance(parameter, Tensor):
                 raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
-            if parameter.layout != torch.strided:
-                raise ValueError(f"parameters must be dense, got layout {parameter.layout} ({here})")
-            if parameter.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-                raise ValueError(
-                    f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({here})"
-                )
-            check_groups(group["groups"], parameter.shape, here)
-            check_device(parameter, group, here)
+            adapter_of(parameter).check(parameter, group, here)
 
     def state_dict(self) -> StateDict:
         """The state, as any torch optimizer gives it.
@@ -136,8 +126,8 @@ class GroupOptimizer(Optimizer):
         state_dict = super().state_dict()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
-            if isinstance(parameter, StoredParameter) and index in state_dict["state"]:
-                state_dict["state"][index] = export_state(parameter, self.state[parameter])
+            if index in state_dict["state"]:
+                state_dict["state"][index] = adapter_of(parameter).exported(parameter, state_dict["state"][index])
         return state_dict
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -163,18 +153,8 @@ class GroupOptimizer(Optimizer):
         super().__setstate__(state)
         groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
         for parameter, entry in self.state.items():
-            if not isinstance(parameter, Tensor):
-                continue  # an entry of no parameter: torch carries those along
-            group = groups[parameter]
-            if isinstance(parameter, StoredParameter):
-                if "step" in entry:
-                    entry["step"] = entry["step"].cpu()
-                restore_state(parameter, entry, self.rule.initial_state(group), group["state_dtype"])
-                continue
-            for name, value in entry.items():
-                if isinstance(value, Shielded):
-                    dtype = group["state_dtype"] or compute_dtype(parameter.dtype)
-                    entry[name] = value.unshield(parameter, dtype)
+            if isinstance(parameter, Tensor):  # torch carries along entries that are of no parameter
+                adapter_of(parameter).restore(parameter, entry, self.rule, groups[parameter])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients, or with `set_to_none=False` make them zero."""
@@ -205,54 +185,45 @@ class GroupOptimizer(Optimizer):
             ValueError: A hyperparameter that is out of range by now, or a sparse gradient where it cannot be taken
                 (`groups` other than rows, `weight_decay`); nothing is changed.
         """
-        self._check_capture()
+        self._check_ready()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        by_group: dict[int, list[Update]] = {}
-        for update in self._plan():
-            by_group.setdefault(id(update.group), []).append(update)
+        self._executor.check()
+        plans = self._completed([self._plan(number, group) for number, group in enumerate(self.param_groups)])
         for number, group in enumerate(self.param_groups):
-            if updates := by_group.get(id(group)):
-                self._execution.carry_out(GroupStep(self.rule, group, number), updates, self.state)
+            if plans[number]:
+                self._executor.carry_out(GroupStep(self.rule, group, number), plans[number], self.state)
         return loss
 
-    def _check_capture(self) -> None:
+    def _check_ready(self) -> None:
+        """Raise where a step cannot be taken now."""
         started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if started and torch.cuda.is_current_stream_capturing():
             for index, group in enumerate(self.param_groups):
                 if not group["capturable"]:
                     raise RuntimeError(f"only a step with capturable=True can be captured (param group {index})")
 
-    @property
-    def _execution(self) -> Execution:
-        execution: Execution = self.__dict__.setdefault("_executes", Execution(self.rule))
-        return execution
+    def _plan(self, number: int, group: ParamGroup) -> list[ParameterPlan]:
+        """All of a param group's step that can fail; nothing is changed."""
+        self._recheck_group(group, f"param group {number}")
+        names = group.get("param_names")
+        return [
+            adapter_of(parameter).plan(
+                parameter, self.rule, group, self.state.get(parameter, _NO_STATE), ParameterSite(number, index, names)
+            )
+            for index, parameter in enumerate(group["params"])
+            if parameter.grad is not None
+        ]
 
-    def _plan(self) -> list[Update]:
-        """All of a step that can fail, before anything is changed."""
-        self._execution.check()
-        updates = []
-        for index, group in enumerate(self.param_groups):
-            self._recheck_group(group, f"param group {index}")
-            as_it_is = not group["maximize"] and not group.get("weight_decay")
-            for number, parameter in enumerate(group["params"]):
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                dense = gradient.layout is torch.strided and parameter.dtype in _COMPUTED
-                if dense and as_it_is and gradient.dtype is parameter.dtype and gradient.shape == parameter.shape:
-                    updates.append(Update(parameter, group, None, gradient))
-                    continue
-                names = group.get("param_names")
-                here = f"param group {index}, {names[number] if names else f'parameter {number}'}"
-                if isinstance(parameter, StoredParameter):
-                    claim = self.state.get(parameter, {}).get("claim")
-                    updates.append(_read_stored(parameter, group, self.rule, claim, here))
-                    continue
-                updates.append(_read_gradient(parameter, group, here))
-        return updates
+    def _completed(self, plans: list[list[ParameterPlan]]) -> list[list[ParameterPlan]]:
+        """The plans of the param groups with what the rule wants beside gradients: nothing, but for second order."""
+        return plans
+
+    @cached_property
+    def _executor(self) -> StepExecutor:
+        return StepExecutor(self.rule)
 
     def _recheck_group(self, group: ParamGroup, where: str) -> None:
         """`_check_group` at each step, without what cannot have changed since the last."""
@@ -275,65 +246,3 @@ def _unchanging(name: str, group: ParamGroup) -> Any:
     if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
         return id(option), option.data_ptr(), option._version if name == "groups" else None
     return option
-
-
-def _read_gradient(parameter: Tensor, group: ParamGroup, where: str) -> Update:
-    """The gradient of `parameter` in the compute dtype, with `maximize` and `weight_decay` applied."""
-    gradient = parameter.grad
-    assert gradient is not None
-    second_order, gradient = gradient.requires_grad, gradient.detach()
-    dtype = compute_dtype(parameter.dtype)
-    rows, repeats, unchecked = None, False, False
-    for_device = _is_for_device(parameter, group)
-    if gradient.layout == torch.sparse_coo:
-        if not is_rows(group["groups"]):
-            raise ValueError(f"sparse gradients need groups='rows', got {group['groups']!r} ({where})")
-        if gradient.sparse_dim() != 1:
-            raise ValueError(f"sparse gradients must have sparse_dim 1, got {gradient.sparse_dim()} ({where})")
-        if group.get("weight_decay"):
-            raise ValueError(
-                f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({where}); use l2"
-            )
-        if for_device and not second_order:  # the kernel adds up and checks: nothing is waited for
-            repeats, unchecked = not gradient.is_coalesced(), True
-            rows, gradient = gradient._indices()[0], gradient._values()
-        else:
-            check_rows(gradient._indices()[0], parameter.shape[0], where)
-            gradient = gradient.to(dtype).coalesce()
-            rows, gradient = gradient.indices()[0], gradient.values()
-    elif gradient.layout != torch.strided:
-        raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({where})")
-    if not for_device:
-        gradient = gradient.to(dtype)
-    if group["maximize"]:
-        gradient = -gradient
-    if group.get("weight_decay"):
-        gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
-    return Update(parameter, group, rows, gradient, repeats=repeats, unchecked=unchecked)
-
-
-def _is_for_device(parameter: Tensor, group: ParamGroup) -> bool:
-    """Whether a kernel on a device may read the gradient as it comes, so that nobody waits for the device."""
-    wants_kernels = not group["foreach"] and group["fused"] is not False
-    return wants_kernels and parameter.dtype in WEIGHT_DTYPES and runtime.serves(parameter.device)
-
-
-def _read_stored(parameter: StoredParameter, group: ParamGroup, rule: Rule, claim: Claim | None, where: str) -> Update:
-    """The gradient of rows in a store."""
-    if not is_rows(group["groups"]):
-        raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({where})")
-    if group.get("weight_decay"):
-        raise ValueError(
-            f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({where}); use l2"
-        )
-    assert parameter.grad is not None
-    plan = parameter.store.plan(
-        parameter.grad,
-        rule,
-        claim=claim,
-        maximize=group["maximize"],
-        wants_u=GroupStep(rule, group).wants_u,
-        where=where,
-        state_dtype=group["state_dtype"],
-    )
-    return Update(parameter, group, None, plan.gradient, plan=plan)

@@ -1,7 +1,6 @@
-"""One step of one param group: what it asks of the kernels, whichever they are."""
+"""One step of one param group: what its hyperparameters and its step count come to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,35 +11,10 @@ from sparsegroup.kernels.rounding import step_seed
 from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.optim.places import State
-from sparsegroup.optim.stored import RowPlan
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
 """Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
-
-
-@dataclass(slots=True)
-class Update:
-    """One parameter's part of a step, checked and ready to be carried out.
-
-    Attributes:
-        parameter: The parameter.
-        group: Its param group.
-        rows: `[n]` int64, the rows of a sparse gradient, or None for a dense one.
-        gradient: Shaped as the parameter or as its `rows`; in the compute dtype, for kernels on a device as it came.
-        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
-        repeats, unchecked: See `TensorStep`.
-        plan: Of rows in a store, which then holds all of the gradient.
-    """
-
-    parameter: Tensor
-    group: dict[str, Any]
-    rows: Tensor | None
-    gradient: Tensor
-    hessian: Tensor | None = None
-    repeats: bool = False
-    unchecked: bool = False
-    plan: RowPlan | None = None
 
 
 class GroupStep:

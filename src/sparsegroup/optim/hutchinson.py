@@ -1,6 +1,7 @@
 """The diagonal of the Hessian by Hutchinson's estimator, averaged over blocks as AdaHessian was published."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -43,6 +44,30 @@ def hessian_diagonals(
         vector * _like(product, gradient, vector)
         for vector, product, gradient in zip(vectors, products, gradients, strict=True)
     ]
+
+
+@contextmanager
+def draws_undone_on_error(generator: torch.Generator | None, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Where an error ends it, the generator is where it was: what failed has drawn nothing.
+
+    Args:
+        generator: See `hessian_diagonals`.
+        parameters: Their devices say which of torch's default generators are drawn from.
+    """
+    generators = [generator] if generator is not None else _default_generators(parameters)
+    states = [one.get_state() for one in generators]
+    try:
+        yield
+    except BaseException:
+        for one, state in zip(generators, states, strict=True):
+            one.set_state(state)
+        raise
+
+
+def _default_generators(parameters: Sequence[Tensor]) -> list[torch.Generator]:
+    devices = {parameter.device for parameter in parameters}
+    on_gpus = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
+    return [torch.default_generator, *on_gpus]
 
 
 def _rademacher(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from sparsegroup.optim.arguments import Options
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.stored import store_of
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -67,5 +67,6 @@ def param_groups(
 
 
 def _is_embedding(module: nn.Module) -> bool:
-    stored = isinstance(module._parameters.get("weight"), StoredParameter)
+    weight = module._parameters.get("weight")
+    stored = weight is not None and store_of(weight) is not None
     return stored or isinstance(module, nn.Embedding | nn.EmbeddingBag)

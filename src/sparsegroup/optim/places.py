@@ -26,7 +26,7 @@ class Place:
         t: The step count, where the host knows it.
     """
 
-    __slots__ = ("_backends", "_chosen", "_names", "_step", "_step_tensor", "slot", "t")
+    __slots__ = ("_address", "_backends", "_chosen", "_parts", "_step", "_step_tensor", "_stride", "slot", "t")
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class Place:
     ) -> None:
         self.slot = Slot(parameter, state.get("u"), tuple(state[name] for name in names), execution)
         self.t = 0.0
-        self._names = names
+        named = zip((*(("u",) if "u" in state else ()), *names), self.slot.parts[1:], strict=True)
+        self._parts = tuple((name, part, part.data_ptr()) for name, part in named)
+        self._address, self._stride = parameter.data_ptr(), parameter.stride()
         self._step_tensor: Tensor = state["step"]
         self._step = array_of(state["step"]) if state["step"].device.type == "cpu" else state["step"]
         self._backends = backends
@@ -64,17 +66,18 @@ class Place:
 
     def holds(self, state: State, execution: Execution, wants_u: bool) -> bool:
         """Whether all is still where it was, and nothing is missing."""
-        slot = self.slot
+        slot, x = self.slot, self.slot.x
         if (
-            (wants_u and slot.u is None)
-            or not execution.is_same(slot.execution)
-            or len(state) != len(slot.parts)
+            x.data_ptr() != self._address
+            or x.stride() != self._stride
+            or x.shape != slot.shape
+            or execution is not slot.execution
+            or (wants_u and not slot.carries_u)
+            or len(state) != len(self._parts) + 1
             or state.get("step") is not self._step_tensor
-            or not slot.is_where_it_was()
-            or state.get("u") is not slot.u
         ):
             return False
-        for name, part in zip(self._names, slot.state, strict=True):  # noqa: SIM110
-            if state.get(name) is not part:
+        for name, part, address in self._parts:
+            if state.get(name) is not part or part.data_ptr() != address:
                 return False
         return True

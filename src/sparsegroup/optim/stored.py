@@ -201,6 +201,11 @@ class StoredParameter(Tensor):
         return type(self), (self.store, self.requires_grad)
 
 
+def store_of(parameter: Tensor) -> RowStore | None:
+    """The store that holds the rows of a parameter; None for one that is a tensor."""
+    return parameter.store if isinstance(parameter, StoredParameter) else None
+
+
 def _refuse(operation: str) -> NoReturn:
     raise NotImplementedError(  # not TypeError, which Python would replace by its own words
         f"the weight of a HashEmbedding is not one tensor, so {operation} cannot be done on it. Train it with an "

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import compiled_step
@@ -14,7 +14,7 @@ from sparsegroup.kernels.step_request import StepRequest, TensorStep
 from sparsegroup.kernels.views import NUMPY_DTYPES, array_of
 from sparsegroup.rules import Rule
 
-_Kind = tuple[np.dtype[Any], bool]
+_Kind = tuple[torch.dtype, bool]
 
 _row_layout = lru_cache(1024)(compiled_step.row_layout)
 
@@ -38,9 +38,9 @@ class CpuBackend:
             and slot.execution.wants_kernels
             and not slot.execution.capturable
             and slot.x.device.type == "cpu"
-            and slot.x.dtype == compute_dtype(slot.x.dtype)
-            and slot.state_dtypes <= {slot.x.dtype}
-            and compiled_step.is_ready(self.rule, slot.carries_u, NUMPY_DTYPES[slot.x.dtype])
+            and slot.dtype == compute_dtype(slot.dtype)
+            and slot.state_dtypes <= {slot.dtype}
+            and compiled_step.is_ready(self.rule, slot.carries_u, NUMPY_DTYPES[slot.dtype])
         )
 
     def check(self) -> None:
@@ -52,15 +52,14 @@ class CpuBackend:
         for tensor in request.tensors:
             slot = tensor.slot
             if tensor.rows is None:
-                kind = NUMPY_DTYPES[slot.x.dtype], slot.carries_u
-                together.setdefault(kind, []).append(tensor.contiguous())
+                together.setdefault((slot.dtype, slot.carries_u), []).append(tensor.contiguous())
             else:
                 self._over_rows(tensor.summed().contiguous(), request.settings)
         for kind, tensors in together.items():
             self._over_tensors(request, kind, tensors)
 
     def _over_tensors(self, request: StepRequest, kind: _Kind, tensors: Sequence[TensorStep]) -> None:
-        dtype, carries_u = kind
+        dtype, carries_u = NUMPY_DTYPES[kind[0]], kind[1]
         slots = [tensor.slot for tensor in tensors]
         known, where = self._launches.get((request.group, kind), (None, None))
         if where is None or known != slots:
@@ -81,7 +80,7 @@ class CpuBackend:
         assert tensor.rows is not None
         if not len(tensor.rows):
             return
-        dtype = NUMPY_DTYPES[slot.x.dtype]
+        dtype = NUMPY_DTYPES[slot.dtype]
         row_bytes = slot.width * dtype.itemsize
         compiled_step.advance_rows(
             self.rule,

@@ -37,7 +37,7 @@ class EagerBackend:
 
     def _step(self, tensor: TensorStep, settings: Settings) -> None:
         slot, rows, numbers = tensor.slot, tensor.rows, tensor.numbers
-        dtype = compute_dtype(slot.x.dtype)
+        dtype = compute_dtype(slot.dtype)
 
         def read(part: Tensor) -> Tensor:
             return (part if rows is None else part[rows]).to(dtype)
@@ -65,7 +65,7 @@ class EagerBackend:
             numbers.start[0] if self.rule.sigma_0 is not None else None,
             settings.regularizer,
             slot.groups if rows is None else grouping("rows", before.x.shape, slot.x.device),
-            slot.x.dtype,
+            slot.dtype,
         )
         for number, (part, moment) in enumerate(zip(slot.state, after.state, strict=True), 1):
             write_state(number, part, moment)

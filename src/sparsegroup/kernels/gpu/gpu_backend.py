@@ -15,7 +15,6 @@ from sparsegroup.rules import Rule
 if TYPE_CHECKING:
     from sparsegroup.kernels.gpu.tensor_launch import LaunchMemory
 
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _STATE_DTYPES = {torch.float32, torch.bfloat16}
 
 
@@ -53,7 +52,7 @@ class GpuBackend:
         return (
             slot.fits
             and slot.execution.wants_kernels
-            and slot.x.dtype in WEIGHT_DTYPES
+            and slot.dtype in runtime.WEIGHT_DTYPES
             and len(slot.state_dtypes) <= 1
             and slot.state_dtypes <= _STATE_DTYPES
             and runtime.serves(slot.x.device)

@@ -55,7 +55,7 @@ def step_tensors(
         # Step numbers that the device alone knows differ from tensor to tensor; in a graph, launches cost little.
         state_dtype = next(iter(slot.state_dtypes), None)
         same = id(tensor.numbers)
-        kind = (slot.x.device, slot.x.dtype, state_dtype, tensor.gradient.dtype, slot.carries_u, width, same)
+        kind = (slot.x.device, slot.dtype, state_dtype, tensor.gradient.dtype, slot.carries_u, width, same)
         together.setdefault(kind, []).append(tensor)
     for kind, alike in together.items():
         width, numbers, stored = kind[5], alike[0].numbers, _stored_settings(alike[0].slot, settings)

@@ -12,7 +12,7 @@ from sparsegroup import prox
 from sparsegroup.kernels.settings import Regularizer
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import VANISHING_LR
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.stored import store_of
 from sparsegroup.rules import Rule, bind
 
 Float64s = npt.NDArray[np.float64]
@@ -60,7 +60,7 @@ def sigma_of(optimizer: GroupOptimizer, steps: int | None) -> Sigma | None:
 def table_group(optimizer: GroupOptimizer) -> dict[str, Any]:
     """The param group of the table."""
     for group in optimizer.param_groups:
-        if any(isinstance(parameter, StoredParameter) for parameter in group["params"]):
+        if any(store_of(parameter) is not None for parameter in group["params"]):
             found: dict[str, Any] = group
             return found
     raise ValueError("the optimizer has no table")

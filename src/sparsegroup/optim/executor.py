@@ -1,0 +1,115 @@
+"""Carrying out a planned step: tensors by the backends that take them, stored rows by their store."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.backends import backends_of
+from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.slot import Execution, compute_dtype
+from sparsegroup.kernels.step_request import Backend, StepRequest, TensorStep
+from sparsegroup.optim.group_step import GroupStep, advance_steps
+from sparsegroup.optim.places import Place, State
+from sparsegroup.optim.plans import ParameterPlan, TensorPlan
+from sparsegroup.optim.stored import Claim, RowStep
+from sparsegroup.rules import Rule
+
+
+class StepExecutor:
+    """Carries out the steps of one optimizer.
+
+    Args:
+        rule: The optimizer's rule.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._backends = backends_of(rule)
+        self._places: dict[Tensor, Place] = {}
+        self._executions: dict[int, Execution] = {}
+
+    def check(self) -> None:
+        """Raise what a device has reported of the steps before, if it has come by now.
+
+        Raises:
+            IndexError: A sparse gradient had rows that its parameter has not.
+        """
+        for backend in self._backends:
+            backend.check()
+
+    def carry_out(self, step: GroupStep, plans: Sequence[ParameterPlan], states: Mapping[Tensor, State]) -> None:
+        """The step of one param group. `states[parameter]` is empty before a parameter's first."""
+        batch = StepBatch(self, step, states)
+        for plan in plans:
+            plan.join(batch)
+        batch.run()
+
+    def execution(self, step: GroupStep) -> Execution:
+        """How the param group wants to be stepped: the same object as long as nothing differs."""
+        known = self._executions.get(step.number)
+        if known is None or not known.is_same(step.execution):
+            known = self._executions[step.number] = step.execution
+        return known
+
+    def place(self, step: GroupStep, execution: Execution, parameter: Tensor, state: State) -> Place:
+        """Where the parameter and its state lie; what the state lacks is added."""
+        place = self._places.get(parameter)
+        if place is None or not place.holds(state, execution, step.wants_u):
+            step.prepare(parameter, state)
+            place = Place(parameter, state, tuple(step.rule.state), execution, self._backends)
+            self._places[parameter] = place
+        return place
+
+
+class StepBatch:
+    """The tensors of one param group's step, until they are stepped together.
+
+    Args:
+        executor: Knows where they lie.
+        step: The step.
+        states: See `StepExecutor.carry_out`.
+    """
+
+    def __init__(self, executor: StepExecutor, step: GroupStep, states: Mapping[Tensor, State]) -> None:
+        self._executor = executor
+        self._step = step
+        self._states = states
+        self._execution = executor.execution(step)
+        self._plans: list[TensorPlan] = []
+        self._places: list[Place] = []
+
+    def add(self, plan: TensorPlan) -> None:
+        """Have a tensor stepped when the batch is run."""
+        self._plans.append(plan)
+        state = self._states[plan.parameter]
+        self._places.append(self._executor.place(self._step, self._execution, plan.parameter, state))
+
+    def row_step(self, parameter: Tensor) -> RowStep:
+        """Count a step of a parameter in a store; gives what the store needs for it."""
+        step, state = self._step, self._states[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["claim"] = Claim()
+        state["step"] += 1
+        numbers = step.numbers(float(state["step"]))
+        dtype = step.group["state_dtype"]
+        return RowStep(step.rule, state["claim"], step.initial, dtype, step.wants_u, numbers, step.settings)
+
+    def run(self) -> None:
+        """Step the tensors, each by the first backend that takes it."""
+        requests: dict[Backend, list[TensorStep]] = {}
+        for plan, place, numbers in zip(self._plans, self._places, self._count_steps(), strict=True):
+            slot = place.slot
+            if slot.is_empty:
+                continue
+            tensor = TensorStep(slot, numbers, plan.gradient, plan.hessian, plan.rows, plan.repeats, plan.unchecked)
+            requests.setdefault(place.backend(plan.rows is not None), []).append(tensor)
+        for backend, tensors in requests.items():
+            backend.step(StepRequest(self._step.number, self._step.settings, tensors))
+
+    def _count_steps(self) -> list[Numbers]:
+        step, places = self._step, self._places
+        if not step.execution.capturable:
+            return [step.numbers(place.count_step()) for place in places]
+        dtypes = [compute_dtype(place.slot.dtype) for place in places]
+        return advance_steps(step, [place.step for place in places], dtypes)

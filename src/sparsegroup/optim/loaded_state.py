@@ -1,0 +1,52 @@
+"""One parameter's state on its way through torch's loader: float32 survives low-precision parameters."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsegroup.rules import Rule
+
+
+@dataclass(frozen=True)
+class Shielded:
+    """A state tensor on its way through torch's loader, which would cast it to the parameter's dtype."""
+
+    tensor: Tensor
+
+    def unshield(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor as state of `parameter`: on its device, in `dtype`, laid out like it."""
+        return torch.empty_like(parameter, dtype=dtype).copy_(self.tensor)
+
+
+def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], where: str) -> None:
+    """Raise unless a loaded entry has the state of `rule`, as tensors.
+
+    Args:
+        entry: A parameter's state, perhaps empty.
+        rule: The base optimizer.
+        more: Names that must be there beside the rule's.
+        where: Names the parameter in messages.
+
+    Raises:
+        ValueError: A name is missing, or of another rule.
+        TypeError: A state is no tensor.
+    """
+    if unknown := entry.keys() - {"step", "u", *rule.state, *more}:
+        raise ValueError(f"state {', '.join(map(repr, sorted(unknown)))} is not of the rule {rule.name!r} ({where})")
+    required = {*rule.state, *(("step",) if rule.counts_steps else ()), *more}
+    if entry and (missing := required - entry.keys()):
+        raise ValueError(f"state {', '.join(map(repr, sorted(missing)))} of {rule.name!r} is missing ({where})")
+    for name, value in entry.items():
+        if not isinstance(value, Tensor) and name != "step":
+            raise TypeError(f"state {name!r} must be a tensor, got {type(value).__name__} ({where})")
+
+
+def shielded(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked entry for torch's loader."""
+    complete = {"step": torch.zeros((), dtype=torch.float32), **entry} if entry else {}
+    return {
+        name: torch.as_tensor(value).clone() if name == "step" else Shielded(value) for name, value in complete.items()
+    }

@@ -1,0 +1,104 @@
+"""What a step will do to one parameter, when all that can fail has been checked and nothing is changed yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from torch import Tensor
+
+from sparsegroup.optim.stored import RowPlan
+
+if TYPE_CHECKING:
+    from sparsegroup.optim.executor import StepBatch
+
+
+class ParameterSite(NamedTuple):
+    """Which parameter an error is about; its text is for messages.
+
+    Attributes:
+        group: The number of the param group.
+        number: The parameter's number in it.
+        names: The names of the group's parameters, or None.
+    """
+
+    group: int
+    number: int
+    names: Sequence[str] | None = None
+
+    def __str__(self) -> str:
+        return f"param group {self.group}, {self.names[self.number] if self.names else f'parameter {self.number}'}"
+
+
+class ParameterPlan(Protocol):
+    """One parameter's part of a step."""
+
+    @property
+    def gradient(self) -> Tensor:
+        """Shaped as the parameter, or `[n, …]` where a sparse gradient has n rows."""
+
+    def with_hessian(self, diagonal: Tensor) -> Self:
+        """The same with the Hessian's diagonal, shaped as the gradient; for second-order rules.
+
+        Raises:
+            FloatingPointError: It is not finite, and the parameter wants to know.
+        """
+
+    def join(self, batch: "StepBatch") -> None:
+        """Take part in a step, which may change the parameter now or when the batch is run."""
+
+
+@dataclass(slots=True)
+class TensorPlan:
+    """The part of a parameter that is a tensor.
+
+    Attributes:
+        parameter: The parameter.
+        gradient: Shaped as the parameter or as its `rows`; in the compute dtype, for kernels on a device as it came.
+        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
+        rows, repeats, unchecked: See `TensorStep`.
+    """
+
+    parameter: Tensor
+    gradient: Tensor
+    hessian: Tensor | None = None
+    rows: Tensor | None = None
+    repeats: bool = False
+    unchecked: bool = False
+
+    def with_gradient(self, gradient: Tensor) -> "TensorPlan":
+        """The same with another gradient of the same shape."""
+        return replace(self, gradient=gradient)
+
+    def with_hessian(self, diagonal: Tensor) -> "TensorPlan":
+        """See `ParameterPlan.with_hessian`; a tensor takes any numbers."""
+        return replace(self, hessian=diagonal.to(self.gradient.dtype))
+
+    def join(self, batch: "StepBatch") -> None:
+        """Wait for the other tensors of the batch: many of them are stepped together."""
+        batch.add(self)
+
+
+@dataclass(slots=True)
+class StorePlan:
+    """The part of a parameter whose rows lie in a store of their own.
+
+    Attributes:
+        parameter: The parameter.
+        rows: What the store will do.
+    """
+
+    parameter: Tensor
+    rows: RowPlan
+
+    @property
+    def gradient(self) -> Tensor:
+        """`[n, dim]`, the gradients of the rows."""
+        return self.rows.gradient
+
+    def with_hessian(self, diagonal: Tensor) -> "StorePlan":
+        """See `ParameterPlan.with_hessian`."""
+        return replace(self, rows=self.rows.with_hessian(diagonal.to(self.gradient.dtype)))
+
+    def join(self, batch: "StepBatch") -> None:
+        """Let the store carry it out at once."""
+        self.rows.apply(batch.row_step(self.parameter))

@@ -1,0 +1,110 @@
+"""A parameter that is a tensor, with its state in tensors of the same shape: see `ParameterAdapter`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsegroup.groups import check_groups, is_rows
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.slot import compute_dtype
+from sparsegroup.kernels.step_request import check_rows
+from sparsegroup.optim.arguments import check_device
+from sparsegroup.optim.loaded_state import Shielded, check_names
+from sparsegroup.optim.plans import ParameterSite, TensorPlan
+from sparsegroup.rules import Rule
+
+_COMPUTED = (torch.float32, torch.float64)
+_TAKEN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class TensorAdapter:
+    """See `ParameterAdapter`."""
+
+    def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
+        """See `ParameterAdapter.check`."""
+        if parameter.layout != torch.strided:
+            raise ValueError(f"parameters must be dense, got layout {parameter.layout} ({where})")
+        if parameter.dtype not in _TAKEN:
+            raise ValueError(
+                f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({where})"
+            )
+        check_groups(group["groups"], parameter.shape, where)
+        check_device(parameter, group, where)
+
+    def plan(
+        self, parameter: Tensor, rule: Rule, group: Mapping[str, Any], entry: dict[str, Any], site: ParameterSite
+    ) -> TensorPlan:
+        """See `ParameterAdapter.plan`."""
+        gradient = parameter.grad
+        assert gradient is not None
+        dense = gradient.layout is torch.strided and parameter.dtype in _COMPUTED
+        as_it_is = not group["maximize"] and not group.get("weight_decay")
+        if dense and as_it_is and gradient.dtype is parameter.dtype and gradient.shape == parameter.shape:
+            return TensorPlan(parameter, gradient)
+        for_device = _is_for_device(parameter, group)
+        if gradient.layout == torch.sparse_coo:
+            plan = _read_sparse(parameter, gradient, group, for_device, site)
+        elif gradient.layout == torch.strided:
+            plan = TensorPlan(parameter, gradient.detach())
+        else:
+            raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({site})")
+        gradient, dtype = plan.gradient, compute_dtype(parameter.dtype)
+        if not for_device:
+            gradient = gradient.to(dtype)
+        if group["maximize"]:
+            gradient = -gradient
+        if group.get("weight_decay"):
+            gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
+        return plan.with_gradient(gradient)
+
+    def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
+        """The entry itself."""
+        return entry
+
+    def exported_without_rows(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
+        """The entry itself."""
+        return entry
+
+    def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
+        """See `ParameterAdapter.adapted`."""
+        check_names(entry, rule, (), where)
+        for name, value in entry.items():
+            if name != "step" and value.shape != parameter.shape:
+                raise ValueError(
+                    f"state {name!r} has shape {list(value.shape)}, the parameter {list(parameter.shape)} ({where})"
+                )
+        return entry
+
+    def restore(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, group: Mapping[str, Any]) -> None:
+        """See `ParameterAdapter.restore`: u and the state keep their dtype, whatever the parameter's is."""
+        for name, value in entry.items():
+            if isinstance(value, Shielded):
+                entry[name] = value.unshield(parameter, group["state_dtype"] or compute_dtype(parameter.dtype))
+
+
+def _is_for_device(parameter: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether a kernel on a device may read the gradient as it comes, so that nobody waits for the device."""
+    wants_kernels = not group["foreach"] and group["fused"] is not False
+    return wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
+
+
+def _read_sparse(
+    parameter: Tensor, gradient: Tensor, group: Mapping[str, Any], for_device: bool, site: ParameterSite
+) -> TensorPlan:
+    if not is_rows(group["groups"]):
+        raise ValueError(f"sparse gradients need groups='rows', got {group['groups']!r} ({site})")
+    if gradient.sparse_dim() != 1:
+        raise ValueError(f"sparse gradients must have sparse_dim 1, got {gradient.sparse_dim()} ({site})")
+    if group.get("weight_decay"):
+        raise ValueError(
+            f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({site}); use l2"
+        )
+    second_order, gradient = gradient.requires_grad, gradient.detach()
+    if for_device and not second_order:  # the kernel adds up and checks: nothing is waited for
+        rows, values = gradient._indices()[0], gradient._values()
+        return TensorPlan(parameter, values, None, rows, repeats=not gradient.is_coalesced(), unchecked=True)
+    check_rows(gradient._indices()[0], parameter.shape[0], str(site))
+    gradient = gradient.to(compute_dtype(parameter.dtype)).coalesce()
+    return TensorPlan(parameter, gradient.values(), None, gradient.indices()[0])
