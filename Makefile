@@ -33,6 +33,18 @@ test-wheel:  ## The sdist, and the wheel made from it, in an empty environment w
 	$(CONSTRAINED) $(WHEEL)/bin/python -m pip install --quiet "$$(echo dist/*.whl)[cli]"
 	$(IN_WHEEL) test_installed_cli.py
 
+TORCH = $(CURDIR)/.venv-torch-$(VERSION)
+CORE = $(addprefix tests/test_,custom_rule.py ftrl.py frozen_table.py checkpoint_others.py models.py table_autograd.py \
+  table_model.py sparsity.py optimizer_protocol.py optimizer_state.py optimizer_interop.py)
+
+test-torch:  ## The optimizers, the table, checkpoints and exports with another torch: VERSION=2.6.0, PYTHON=python3.12
+	rm -rf $(TORCH)
+	$(call new-venv,$(TORCH))
+	grep -Ev '^(torch|triton|sympy)==' constraints.txt > $(TORCH)/constraints.txt
+	PIP_CONSTRAINT=$(TORCH)/constraints.txt $(TORCH)/bin/python -m pip install --quiet torch==$(VERSION) \
+	  --editable '.[cli]' pytest hypothesis
+	$(TORCH)/bin/python -m pytest -p no:cacheprovider -W default $(CORE)
+
 check: $(VENV)/.installed-dev
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .

@@ -50,6 +50,12 @@ def test_the_package_alone_imports_nothing() -> None:
     assert SLOW.isdisjoint(imported("import sparsegroup"))
 
 
+def test_an_optimizer_imports_no_compiler() -> None:
+    done = imported("from sparsegroup import GroupAdam")
+    assert "torch" in done
+    assert done.isdisjoint(("numba", "llvmlite", "triton"))
+
+
 def test_every_public_name_is_there_and_needs_no_extra() -> None:
     done = imported("import sparsegroup\nfor name in sparsegroup.__all__: assert getattr(sparsegroup, name)")
     assert "numba" in done

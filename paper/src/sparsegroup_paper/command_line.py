@@ -40,10 +40,6 @@ app = typer.Typer(
 console = Console()
 
 
-class UsageError(UserError):
-    """A command that cannot be carried out as given."""
-
-
 def main() -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):  # an encoding that has no λ is no reason to fail
@@ -113,13 +109,13 @@ def run_command(
         if name not in (known := (*EXPERIMENTS, REGRET, ALL)):
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise UsageError(f"no experiment {name!r}; {hint}")
+            raise UserError(f"no experiment {name!r}; {hint}")
     wanted = list(dict.fromkeys(one for name in names for one in (EXPERIMENTS if name == ALL else [name])))
     on_log = [name for name in wanted if name != REGRET]
     if dataset is None and on_log:
-        raise UsageError(f"{on_log[0]} wants a data set: give --dataset, one of {', '.join(NETWORKS)}, or a YAML file")
+        raise UserError(f"{on_log[0]} wants a data set: give --dataset, one of {', '.join(NETWORKS)}, or a YAML file")
     if dataset is None and (data is not None or test is not None):
-        raise UsageError("--data and --test are for a --dataset")
+        raise UserError("--data and --test are for a --dataset")
     folder = Path("runs/paper", REGRET if dataset is None else Path(dataset).stem) if out is None else out
     opened = None if dataset is None else _open(dataset, data, test, scale, folder)
     shown = folder if report is None else report
@@ -140,7 +136,7 @@ def run_command(
                         shown, opened.name, _facts(opened, lab.log, runs, recipe), lab.results.seconds() / 3600, options
                     )
     except KeyboardInterrupt:
-        raise UsageError(f"interrupted; the same command resumes with the runs in {folder}") from None
+        raise UserError(f"interrupted; the same command resumes with the runs in {folder}") from None
     console.print(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}", highlight=False, soft_wrap=True)
 
 
@@ -215,5 +211,5 @@ def overview_command(
     """Set several reports side by side, in index.md beside them."""
     names = write_overview(folder)
     if not names:
-        raise UsageError(f"{folder}: no reports in its subfolders")
+        raise UserError(f"{folder}: no reports in its subfolders")
     console.print(f"{folder / INDEX}: {', '.join(names)}", highlight=False, soft_wrap=True)

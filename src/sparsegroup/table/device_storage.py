@@ -33,7 +33,7 @@ class DeviceStorage:
     may look ahead, and insert, without the device.
 
     Args:
-        config: The table's.
+        config: Of the table.
     """
 
     def __init__(self, config: TableConfig) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -9,11 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
-from sparsegroup.data.prepared_log import PreparedLog, count_features
+from sparsegroup.data.prepared_log import LogManifest, PreparedLog, count_features, write_manifest
 from sparsegroup.data.synthetic.log_shapes import LogShape
 from sparsegroup.data.synthetic.row_generator import synthetic_batches
 
@@ -61,13 +60,13 @@ def synthesize(
         rows=rows,
         train_rows=train_rows,
         positives=positives,
-        parts=files,
-        files={name: facts_of(folder / name) for name in files},
+        files=files,
         features={name: (everything[name], training[name]) for name in fields},
         hash="none",
         source={"synthetic": shape.name, "rows": rows, "seed": seed},
+        version=version("sparsegroup"),
     )
-    PREPARED_LOG.write(folder, manifest)
+    write_manifest(folder, manifest)
     return PreparedLog(folder)
 
 
