@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsegroup import prox
 from sparsegroup.groups import Along
 from sparsegroup.kernels.eager import eager_step
-from sparsegroup.kernels.settings import Regularizer
+from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.rules import ADAM
 
 Step = Callable[..., tuple[Tensor, Tensor]]

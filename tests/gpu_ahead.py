@@ -20,7 +20,8 @@ from triton.runtime.jit import JITFunction
 from sparsegroup import rules
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Regularizer, Settings
+from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
 ARCHITECTURES = (80, 90)
@@ -135,7 +136,7 @@ def launch_all(
         return torch.zeros(height, width, dtype=of)
 
     sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(HYPERPARAMETERS, 0.05)
-    settings = Settings(regularizer, tuple(rule.initial_state(HYPERPARAMETERS).values()), sigma_0, False)
+    settings = LaunchSettings(regularizer, tuple(rule.initial_state(HYPERPARAMETERS).values()), sigma_0, False)
     scalars, start = rule.host_scalars(HYPERPARAMETERS, 3, 0.05), (sigma_0 or 0.0, 1.0)
     host = Numbers(scalars, start, 7)
     numbers = host
@@ -167,7 +168,7 @@ def launch_all(
 
 
 def norm_and_penalty(norm: Any, penalty: Any) -> Regularizer:
-    return Regularizer(0.05, 0.8, 0.01, norm, penalty)
+    return Regularizer(0.05, 0.8, 0.01, Norm.of(norm), Penalty.of(penalty))
 
 
 LAUNCHES = (

@@ -22,7 +22,7 @@ from sparsegroup.kernels import rounding  # noqa: E402
 from sparsegroup.kernels.eager import eager_step  # noqa: E402
 from sparsegroup.kernels.gpu import launch, launch_rows  # noqa: E402
 from sparsegroup.kernels.numbers import Numbers  # noqa: E402
-from sparsegroup.kernels.settings import Regularizer, Settings  # noqa: E402
+from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer  # noqa: E402
 from sparsegroup.rules import Rule  # noqa: E402
 
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)
@@ -59,7 +59,7 @@ class Case:
     rule: Rule
     parts: launch.Parts
     groups: Grouping
-    settings: Settings
+    settings: LaunchSettings
     numbers: Numbers
 
     def expected(self) -> eager_step.Block:
@@ -124,7 +124,7 @@ def case(
         rule,
         parts,
         groups or Along(torch.Size(shape), dim),
-        Settings(regularizer, initial, sigma_0, frozen),
+        LaunchSettings(regularizer, initial, sigma_0, frozen),
         Numbers(rule.host_scalars(hyperparameters, 3, LR), (sigma_0 or 0.0, 0.0 if frozen else 1.0), SEED),
     )
 

@@ -22,7 +22,8 @@ from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdagrad, GroupAdaHessian, GroupAdam, GroupFTRL, GroupMomentum, GroupOptimizer, GroupSGD
 from sparsegroup.groups import GroupSpec, grouping
 from sparsegroup.kernels.eager import eager_step
-from sparsegroup.kernels.settings import Regularizer
+from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.penalties import MCP
 
 CLASSES = (*(member.optimizer for member in FAMILY.values()), GroupRMSprop)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -64,7 +65,7 @@ def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter
     after = tensors_of(optimizer, parameter)
     for name, value in initial.items():
         after.setdefault(name, torch.full_like(parameter.detach(), value, dtype=dtype))
-    regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
+    regularizer = Regularizer.of(group)
     if regularizer.active or dtype != parameter.dtype or rule.sigma_0 is not None:
         after.setdefault("u", torch.zeros_like(parameter.detach(), dtype=dtype))
 
@@ -410,7 +411,7 @@ def test_hyperparameters_that_change_between_steps(cls: type[GroupOptimizer], dt
         (GroupAdagrad, {"initial_accumulator_value": 0.1, "lr_decay": 0.3}),
         (GroupAdam, {"betas": (0.0, 0.0), "eps": 0.0}),
         (GroupAdam, {"eps": 1.0, "maximize": True, "weight_decay": 0.2}),
-        (GroupAdam, {"mcp_gamma": 1.01, "penalty": "mcp"}),
+        (GroupAdam, {"penalty": MCP(gamma=1.01)}),
         (GroupFTRL, {"initial_accumulator_value": 0.0, "beta": 0.0}),
         (GroupFTRL, {"beta": 2.0, "weight_decay": 0.1}),
     ],

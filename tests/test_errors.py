@@ -36,7 +36,6 @@ NUMBERS = {
     "l1": (-0.1, NAN, INF, "x", None, False, torch.tensor(0.1)),
     "l21": (-0.1, NAN, INF, "x", None, True, torch.tensor(0.1)),
     "l2": (-0.1, NAN, INF, "x", None, torch.tensor(0.1)),
-    "mcp_gamma": (1.0, 0.5, -2.0, NAN, INF, None),
 }
 OTHERS = {
     "betas": (
@@ -52,7 +51,10 @@ OTHERS = {
         (torch.ones(()), 0.9),
     ),
     "norm": ("t", None, 2, []),
-    "penalty": ("scad", None, 0, {}),
+    "penalty": (
+        *("scad", None, 0, {}, {"name": "mcp", "gama": 2.0}, {"name": "lasso", "gamma": 2.0}),
+        *({"name": "mcp", "gamma": gamma} for gamma in (1.0, 0.5, -2.0, NAN, INF, None)),
+    ),
     "groups": ("row", "", None, 1.5, True, [0, 1], 2, -3),
     "spatial_average_block_size": ((1, 1, 1), (0, 1, 1, 1), (-2, 1, 1, 1), (1.5, 1, 1, 1), 3, None, ("a",) * 4),
 }

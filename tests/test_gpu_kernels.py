@@ -44,7 +44,8 @@ from sparsegroup.kernels import rounding
 from sparsegroup.kernels.eager import eager_step
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Regularizer, Settings
+from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import ADAGRAD, ADAHESSIAN, ADAM, FTRL, SGD, Rule
 
 Way = Callable[[Case], launch.Parts]
@@ -65,7 +66,7 @@ def _numpy_is_quiet() -> Iterator[None]:
 @pytest.mark.parametrize("way", [by_tensor, by_passes])
 @every_rule
 def test_every_rule_norm_and_penalty(rule: Rule, way: Way, norm: str, penalty: str) -> None:
-    one = case(rule, (13, 5), replace(REGULARIZER, norm=norm, penalty=penalty))
+    one = case(rule, (13, 5), replace(REGULARIZER, norm=Norm.of(norm), penalty=Penalty.of(penalty)))
     expected = one.expected()
     assert {bool(row.any()) for row in expected.x} == {False, True}
     assert_step(one, way(one), expected)
@@ -113,7 +114,7 @@ def test_elements_of_a_curvature_of_0(way: Way, l1: float) -> None:
     """σ = 0 where an element of a group has had no gradient, without ε."""
     zero = {**HYPERPARAMETERS, "eps": 0.0, "initial_accumulator_value": 0.0}
     for norm in NORMS:
-        one = case(ADAGRAD, (9, 5), Regularizer(l1=l1, l21=0.02, norm=norm), hyperparameters=zero)
+        one = case(ADAGRAD, (9, 5), Regularizer(l1=l1, l21=0.02, norm=Norm.of(norm)), hyperparameters=zero)
         one.parts.g[:, 1] = 0
         one.parts.state[0][:, 1] = 0
         one.parts.u[:, 1] = 0
@@ -125,7 +126,7 @@ def test_infinities_and_nan_go_through(rule: Rule, way: Way) -> None:
     if way is by_table:
         return
     for dtype, norm in ((torch.float32, "s"), (torch.bfloat16, "metric"), (torch.float32, "s_tilde")):
-        one = case(rule, (9, 5), replace(REGULARIZER, norm=norm), dtype=dtype)
+        one = case(rule, (9, 5), replace(REGULARIZER, norm=Norm.of(norm)), dtype=dtype)
         one.parts.g[0, 1], one.parts.g[1, 2], one.parts.g[2, 3], one.parts.g[3, 4] = math.nan, math.inf, -math.inf, 1e30
         expected = one.expected()
         assert not expected.x[0].isfinite().all()
@@ -256,7 +257,7 @@ def test_many_tensors_in_one_launch() -> None:
                 assert_step(one, received(parts))
 
 
-PLAIN = Settings(Regularizer(), (), None, False)
+PLAIN = LaunchSettings(Regularizer(), (), None, False)
 UNIT = Numbers((1.0,), (0.0, 1.0), SEED)
 """SGD of weights 0 with σ = 1: weights become minus the gradient."""
 
@@ -396,7 +397,7 @@ def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
 
 
 FAR = 2**31
-COUNTING = Settings(Regularizer(l1=1.0), (), None, False)
+COUNTING = LaunchSettings(Regularizer(l1=1.0), (), None, False)
 """With it, SGD of zeros with σ = 1 makes weights 1 - g and u = 1 of gradients g > 1."""
 
 

@@ -13,7 +13,8 @@ import torch
 
 from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.kernels.settings import Regularizer
+from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.penalties import MetricNorm
 from sparsegroup.serving.inspection.histogram import Bins, as_shown, magnitudes, shares
 from sparsegroup.serving.inspection.inspect_model import inspect
 from sparsegroup.serving.inspection.inspection_page import render_inspection
@@ -54,8 +55,7 @@ def trained(
 
 def threshold_of(optimizer: GroupOptimizer, steps: int | None = 12) -> Threshold | None:
     group = optimizer.param_groups[0]
-    regularizer = Regularizer(*(group[name] for name in ("l1", "l21", "l2", "norm", "penalty", "mcp_gamma")))
-    return Threshold.of(regularizer, sigma_of(optimizer, steps))
+    return Threshold.of(Regularizer.of(group), sigma_of(optimizer, steps))
 
 
 # Bins
@@ -193,7 +193,7 @@ def test_without_l21_the_largest_element_is_compared_with_l1() -> None:
 def test_nothing_is_said_where_it_is_not_known() -> None:
     assert Threshold.of(Regularizer(), None) is None
     assert Threshold.of(Regularizer(l2=1.0), None) is None
-    assert Threshold.of(Regularizer(l21=1.0, norm="metric"), None) is None
+    assert Threshold.of(Regularizer(l21=1.0, norm=MetricNorm()), None) is None
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
     unknown = read_rows(table.table, 5, threshold_of(optimizer, None))
     assert unknown.measured_zero.total == unknown.zero > 0

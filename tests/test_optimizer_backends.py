@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparsegroup import prox, rules
+from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule, bind
 
 RULES = [value for value in vars(rules).values() if isinstance(value, Rule)]
@@ -25,6 +26,7 @@ PROX = [
     for name, value in vars(prox).items()
     if inspect.isfunction(value) and value.__module__ == prox.__name__ and not name.startswith("_")
 ]
+PROX += [kind.weigh for kind in Norm.known.values()] + [kind.shrinkage for kind in Penalty.known.values()]
 
 
 def same(ours: torch.Tensor, theirs: np.ndarray) -> None:
@@ -51,12 +53,12 @@ def test_a_rule_gives_the_same_numbers_on_numpy(rule):
             same(ours, theirs)
 
 
-@pytest.mark.parametrize("function", PROX, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", PROX, ids=lambda function: function.__qualname__)
 def test_a_function_of_the_prox_gives_the_same_numbers_on_numpy(function):
     """Also where σ or a norm is 0, where NumPy says what it divides by and torch does not."""
     generator = torch.Generator().manual_seed(1)
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    constants = {"zero": zero, "one": one, "keep": one, "mcp_ratio": 1.5 * one, "tau": 0.4 * one, "l1": 0.3}
+    constants = {"zero": zero, "one": one, "keep": one, "ratio": 1.5 * one, "tau": 0.4 * one, "l1": 0.3}
     arguments = {}
     for name in inspect.signature(function).parameters:
         value = torch.randn(64, dtype=torch.float64, generator=generator)
@@ -70,9 +72,9 @@ def test_a_function_of_the_prox_gives_the_same_numbers_on_numpy(function):
     assert np.isfinite(result).all()
 
 
-def test_every_norm_and_penalty_is_a_function_that_can_be_bound():
-    assert {*prox.WEIGH.values(), *prox.SHRINKAGE.values()} <= set(PROX)
-    assert prox.WEIGH.keys() == prox.TAU_SCALE.keys()
+def test_the_norms_and_penalties_are_three_each():
+    assert list(Norm.known) == ["s", "s_tilde", "metric"]
+    assert {"lasso", "mcp", "hard"} <= set(Penalty.known)
 
 
 def test_bind_leaves_the_original_alone():

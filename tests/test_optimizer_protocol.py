@@ -10,6 +10,7 @@ from torch import nn
 
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make, parameter, refused, train
 from sparsegroup import (
+    MCP,
     GroupAdagrad,
     GroupAdaHessian,
     GroupAdam,
@@ -36,7 +37,6 @@ SHARED = {
     "groups": "rows",
     "norm": "s",
     "penalty": "lasso",
-    "mcp_gamma": 3.0,
     "maximize": False,
     "state_dtype": None,
     "foreach": None,
@@ -65,8 +65,7 @@ OTHER_VALUES: dict[str, Any] = {
     "l2": 0.04,
     "groups": "columns",
     "norm": "metric",
-    "penalty": "mcp",
-    "mcp_gamma": 2.0,
+    "penalty": MCP(gamma=2.0),
     "maximize": True,
     "state_dtype": torch.float32,
 }
@@ -132,8 +131,8 @@ def test_the_regularizers_arguments_are_shown_and_keyword_only(cls):
 @pytest.mark.parametrize(("cls", "name"), PER_GROUP)
 def test_an_argument_of_one_param_group_acts_on_that_group_alone(cls, name):
     base = {"weight_decay": 0.01, "l1": 0.01, "l21": 0.01}
-    if name == "mcp_gamma":  # read where some groups are shrunk and not zero
-        base |= {"penalty": "mcp", "l21": 2.0}
+    if name == "penalty":  # read where some groups are shrunk and not zero
+        base |= {"l21": 2.0}
     one, other = parameter(4, 3, seed=1), parameter(4, 3, seed=2)
     together = make(cls, [{"params": [one]}, {"params": [other], name: OTHER_VALUES[name]}], **base)
     train(together, 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fixed_gradients import Array
-from sparsegroup import GroupMomentum
+from sparsegroup import MCP, GroupMomentum
 
 SIZE = 3
 TAU_PER_L21 = math.sqrt(SIZE)
@@ -36,14 +36,14 @@ class TestLimitsOfMCP:
     def test_it_tends_to_the_lasso_as_gamma_grows(self, norm: str, l1: float) -> None:
         z, options = directions(0), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
         lasso = solve(z, 2.0, penalty="lasso", **options)
-        gaps = [np.abs(solve(z, 2.0, penalty="mcp", mcp_gamma=g, **options) - lasso).max() for g in (1e1, 1e4, 1e9)]
+        gaps = [np.abs(solve(z, 2.0, penalty=MCP(gamma=g), **options) - lasso).max() for g in (1e1, 1e4, 1e9)]
         assert gaps[0] > 1e-2 > gaps[1] > 1e-6 > gaps[2]
         assert 0 < (lasso != 0).any(axis=1).mean() < 1
 
     def test_it_tends_to_the_hard_threshold_as_gamma_tends_to_1(self, norm: str, l1: float) -> None:
         z, options = directions(1), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
         hard = solve(z, 2.0, penalty="hard", **options)
-        near = solve(z, 2.0, penalty="mcp", mcp_gamma=1 + 1e-9, **options)
+        near = solve(z, 2.0, penalty=MCP(gamma=1 + 1e-9), **options)
         np.testing.assert_array_equal(near, hard)
         assert 0 < (hard != 0).any(axis=1).mean() < 1
 
@@ -90,7 +90,7 @@ def test_with_equal_sigma_the_closed_form_minimizes_its_objective(penalty: str, 
 
     rng = np.random.default_rng(3)
     z = directions(4, n=40)
-    solved = solve(z, sigma, l1=l1, l21=l21, l2=l2, penalty=penalty, mcp_gamma=gamma)
+    solved = solve(z, sigma, l1=l1, l21=l21, l2=l2, penalty=MCP(gamma=gamma) if penalty == "mcp" else penalty)
     assert 0.2 < solved.any(axis=1).mean() < 0.9
     for z_row, x in zip(z, solved, strict=True):
         s = -np.sign(z_row) * np.maximum(np.abs(z_row) - l1, 0)
@@ -105,6 +105,6 @@ def test_with_equal_sigma_the_closed_form_minimizes_its_objective(penalty: str, 
 def test_the_penalties_minimize_different_objectives() -> None:
     """Otherwise the test above could not tell them apart."""
     z = directions(5)
-    lasso, mcp, hard = (solve(z, 1.7, l21=1.1, penalty=p, mcp_gamma=2.0) for p in PENALTY)
+    lasso, mcp, hard = (solve(z, 1.7, l21=1.1, penalty=p) for p in ("lasso", MCP(gamma=2.0), "hard"))
     assert np.abs(lasso - mcp).max() > 0.1
     assert np.abs(mcp - hard).max() > 0.1

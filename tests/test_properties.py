@@ -13,6 +13,7 @@ from family import FAMILY, SIX, Member
 from fixed_gradients import Array, Step, relative_error, take, trajectory
 from reference import Algorithm1, Regularizer
 from sparsegroup import GroupMomentum, GroupOptimizer, GroupSGD
+from sparsegroup.penalties import MCP, Hard, Penalty
 
 ROWS, SIZE = 5, 3
 every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
@@ -140,17 +141,17 @@ class TestTouchedGroups:
 
     # From x = 2 the step g = 1 at lr = 1 reaches x = 1 unshrunk, with u = 0. Two steps later, at lr = 10 and g = 0,
     # ‖z‖ = σ x is √3/10 or 1/10, below τ = 0.5.
-    @pytest.mark.parametrize("penalty", ["mcp", "hard"])
+    @pytest.mark.parametrize("penalty", [MCP(gamma=1.5), Hard()], ids=str)
     @pytest.mark.parametrize(
         ("optimizer", "options"),
         [(GroupSGD, {}), (GroupMomentum, {"momentum": 0.0})],
         ids=["sgd", "no momentum"],
     )
     def test_under_a_penalty_that_does_not_shrink_large_groups(
-        self, optimizer: type[GroupOptimizer], options: dict[str, Any], penalty: str
+        self, optimizer: type[GroupOptimizer], options: dict[str, Any], penalty: Penalty
     ) -> None:
         parameter = parameter_at(np.array([2.0]))
-        stepper = optimizer([parameter], lr=1.0, l21=0.5, penalty=penalty, mcp_gamma=1.5, **options)
+        stepper = optimizer([parameter], lr=1.0, l21=0.5, penalty=penalty, **options)
         take(stepper, parameter, Step(1.0, np.array([1.0])))
         assert parameter.item() == 1.0
         take(stepper, parameter, Step(1.0, np.array([0.0])))

@@ -16,6 +16,7 @@ from fixed_gradients import relative_error
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
 from rmsprop import GroupRMSprop
 from sparsegroup import (
+    MCP,
     GroupAdagrad,
     GroupAdam,
     GroupMomentum,
@@ -201,7 +202,7 @@ OPTIONS: Mapping[str, tuple[type[GroupOptimizer], Mapping[str, Any]]] = {
     "start and decay": (GroupAdagrad, {"initial_accumulator_value": 0.2, "lr_decay": 0.1}),
     "sigma 0": (GroupAdagrad, {"eps": 0.0}),
     "groups=0": (GroupAdam, {"groups": 0}),
-    "mcp_gamma": (GroupAdam, {"penalty": "mcp", "mcp_gamma": 1.2}),
+    "mcp": (GroupAdam, {"penalty": MCP(gamma=1.2)}),
     "tensor lr": (GroupAdam, {"lr": torch.tensor(0.05)}),
     "a rule from outside": (GroupRMSprop, {}),
 }

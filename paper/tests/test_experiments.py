@@ -624,7 +624,7 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
             assert len(values) == 1
             assert values != {0.0}
             assert [config.optimizer.l2 for config, _ in of[1].wanted] == list(L2S)
-            assert {config.optimizer.penalty for call in of for config, _ in call.wanted} == {name.split(", ")[1]}
+            assert {config.optimizer.penalty.name for call in of for config, _ in call.wanted} == {name.split(", ")[1]}
     # Nothing but that is measured on the validation rows, except learning rates at λ = 0.
     known = [call for of in trials.values() for call in of]
     others = [call for call in calls if call.validate and call not in known]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         GroupSGD,
     )
     from sparsegroup.optim.param_groups import param_groups
+    from sparsegroup.penalties import MCP, Penalty
     from sparsegroup.rules import Rule
     from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
     from sparsegroup.table import FieldCount, HashEmbedding, HashEmbeddingBag, TableMemory
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "MCP",
     "FieldCount",
     "GroupAMSGrad",
     "GroupAdaHessian",
@@ -38,6 +40,7 @@ __all__ = [
     "HashEmbedding",
     "HashEmbeddingBag",
     "ParameterSparsity",
+    "Penalty",
     "Rule",
     "SparsityReport",
     "TableMemory",
@@ -46,7 +49,7 @@ __all__ = [
     "sparsity_report",
 ]
 
-_ROOMS = ("rules", "optim", "sparsity", "table")
+_ROOMS = ("rules", "penalties", "optim", "sparsity", "table")
 """Where the names are, in the order in which one needs the other."""
 
 

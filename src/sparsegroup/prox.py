@@ -5,7 +5,7 @@ With m_t and σ_t from the base optimizer, c = σ + 2 λ2, and u the dual residu
     z  = u + m - σ x
     s  = -sign(z) max(|z| - λ1, 0)                       eq. 9
     r  = z + s                                           z, clipped to ±λ1
-    q  = shrinkage(‖weigh(s)‖₂)                          per group, τ = √d λ21; k = 1 - q
+    q  = shrinkage(‖weigh(s)‖₂)                          per group, τ = √d λ21; k = 1 - q (`sparsegroup.penalties`)
     y  = k s / c                                         eq. 8
     x⁺ = x - (u + m - r + q s + 2 λ2 x) / c              = y
     u⁺ = r - q s - 2 λ2 y + σ (x̂ - x⁺)                   = z + σ x̂; x̂: x⁺ as stored
@@ -18,14 +18,9 @@ the rules do: `sparsegroup.rules.bind` makes the same source serve torch, NumPy 
 0 and 1 in the compute dtype. A NaN goes through (`zero * z` is NaN where z is): it must show, not become a zero.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from sparsegroup.rules.rule import xp
-
-Norm = Literal["s", "s_tilde", "metric"]
-Penalty = Literal["lasso", "mcp", "hard"]
 
 
 def base_step(x: Any, m: Any, sigma: Any, zero: Any) -> Any:
@@ -41,37 +36,6 @@ def soft_threshold(z: Any, l1: Any, zero: Any) -> Any:
 def clip(z: Any, l1: Any) -> Any:
     """r = z clipped to ±λ1: z + s without its rounding."""
     return xp.where(z > l1, l1, xp.where(z < -l1, -l1, z))
-
-
-def weigh_s(s: Any, c: Any, zero: Any) -> Any:
-    """‖s‖: the practical Algorithm 1."""
-    return s
-
-
-def weigh_s_tilde(s: Any, c: Any, zero: Any) -> Any:
-    """‖s̃‖ / 2 with s̃ = (σ/2 + λ2)⁻¹ s, as eq. 10 is printed; an element with c = 0 counts 0."""
-    return xp.where(c == zero, zero, s / c)
-
-
-def weigh_metric(s: Any, c: Any, zero: Any) -> Any:
-    """‖(σ/2 + λ2)^(-1/2) s‖ / √2, which makes x⁺ the minimizer of eq. 6; an element with c = 0 counts 0."""
-    return xp.where(c == zero, zero, s / xp.sqrt(c))
-
-
-def shrinkage_lasso(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
-    """q = min(τ / ‖s‖, 1), so that k = max(1 - τ / ‖s‖, 0); τ > 0."""
-    return xp.where(norm > tau, tau / norm, one + zero * norm)
-
-
-def shrinkage_mcp(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
-    """k = min(γ/(γ-1) max(1 - τ / ‖s‖, 0), 1): group MCP (Breheny and Huang, 2009); `mcp_ratio` is γ/(γ-1)."""
-    q = xp.where(norm > tau, (mcp_ratio * tau - (mcp_ratio - one) * norm) / norm, one + zero * norm)
-    return xp.where(q < zero, zero, q)
-
-
-def shrinkage_hard(norm: Any, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> Any:
-    """q = 0 where ‖s‖ > τ, else 1."""
-    return xp.where(norm > tau, zero, one + zero * norm)
 
 
 def closed_form(x: Any, s: Any, q: Any, c: Any, keep: Any, zero: Any, one: Any) -> Any:
@@ -94,14 +58,3 @@ def next_residual(r: Any, s: Any, q: Any, y: Any, two_l2: Any, rounding: Any, mi
     """
     u = r - q * s - two_l2 * y + rounding
     return xp.where(u == minus_zero, minus_zero, u)
-
-
-WEIGH: Mapping[Norm, Callable[..., Any]] = {"s": weigh_s, "s_tilde": weigh_s_tilde, "metric": weigh_metric}
-SHRINKAGE: Mapping[Penalty, Callable[..., Any]] = {
-    "lasso": shrinkage_lasso,
-    "mcp": shrinkage_mcp,
-    "hard": shrinkage_hard,
-}
-
-TAU_SCALE: Mapping[Norm, float] = {"s": 1.0, "s_tilde": 0.5, "metric": math.sqrt(0.5)}
-"""`weigh` leaves out a constant factor of the norm; τ is divided by the same factor."""

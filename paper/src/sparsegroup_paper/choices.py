@@ -5,7 +5,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from sparsegroup.prox import Norm
+from sparsegroup.penalties import Lasso, NormName
 from sparsegroup.training import Config
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import Base, Network, published
@@ -147,9 +147,9 @@ def _rates(lab: Lab, config: Config, values: Sequence[float], strength: str = "l
 
 
 def _name(config: Config) -> str:
-    norm: Norm = config.optimizer.norm
+    norm: NormName = config.optimizer.norm
     return ", ".join(
         [config.optimizer.name, config.model.name]
         + ([f"norm {norm}"] if norm != "s" else [])
-        + ([config.optimizer.penalty] if config.optimizer.penalty != "lasso" else [])
+        + ([str(config.optimizer.penalty)] if config.optimizer.penalty != Lasso() else [])
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from sparsegroup.prox import Penalty
+from sparsegroup.penalties import PenaltyName
 from sparsegroup.training import Config
 from sparsegroup_paper.choices import (
     LOWEST_RATE,
@@ -57,7 +57,7 @@ def contenders(lab: Lab) -> list[Contender]:
     adam, adagrad = (lab.config.replace(optimizer=name, **NO_PENALTY) for name in ("adam", "adagrad"))
     result = []
     for label, config in (("Group Adam", adam), ("Group Adagrad", adagrad)):
-        for penalty in get_args(Penalty):
+        for penalty in get_args(PenaltyName):
             result.append(_regularized(lab, f"{label}, {penalty}", config.replace(penalty=penalty), "l21"))
     result.append(_pruned(lab, adam, next(one for one in result if one.name == GROUP_ADAM)))
     result.append(_regularized(lab, "Adam, element-wise l1", adam, "l1"))

@@ -4,7 +4,7 @@ from typing import get_args
 
 import numpy as np
 
-from sparsegroup.prox import Norm
+from sparsegroup.penalties import NormName
 from sparsegroup_paper.choices import NO_PENALTY, tuned
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import published
@@ -15,10 +15,10 @@ from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, at_rate, t
 RATES = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 """Feature rates at which the norms are compared."""
 
-LABELS: dict[Norm, str] = {"s": "‖s‖", "s_tilde": "‖s̃‖", "metric": "metric"}
+LABELS: dict[NormName, str] = {"s": "‖s‖", "s_tilde": "‖s̃‖", "metric": "metric"}
 
 
-def grids() -> dict[Norm, tuple[float, ...]]:
+def grids() -> dict[NormName, tuple[float, ...]]:
     """λ21 of each norm: the paper's of two; for the metric, whose threshold lies between, their geometric means."""
     s, s_tilde = published().norm_grids.s, published().norm_grids.s_tilde
     between = tuple(float(f"{np.sqrt(a * b):.2g}") for a, b in zip(s, s_tilde, strict=True))
@@ -28,9 +28,9 @@ def grids() -> dict[Norm, tuple[float, ...]]:
 def norm(lab: Lab) -> Section:
     """Run it, on DCN whatever the data set's network."""
     config = tuned(lab, lab.config.replace(model="dcn", dim=None, optimizer="adam", **NO_PENALTY))
-    found: dict[Norm, list[Sample]] = {}
+    found: dict[NormName, list[Sample]] = {}
     rows: list[tuple[Cell, ...]] = []
-    for kind in get_args(Norm):
+    for kind in get_args(NormName):
         values = grids()[kind]
         wanted = [
             # At λ = 0 the norms are the same.

@@ -83,7 +83,7 @@ class Run:
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
         if not optimizer["l21"]:  # then these do nothing
-            optimizer |= {name: OptimizerConfig.model_fields[name].default for name in ("norm", "penalty", "mcp_gamma")}
+            optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}
         return {
             "model": model,
             "optimizer": optimizer,

@@ -122,9 +122,6 @@ def train_command(
         PenaltyName | None,
         typer.Option(rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso"),
     ] = None,
-    mcp_gamma: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="γ of the penalty mcp.", show_default="3")
-    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
     ] = None,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Settings
+from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.kernels.slot import Slot, compute_dtype
 
 
@@ -82,7 +82,7 @@ class StepRequest:
     """
 
     group: int
-    settings: Settings
+    settings: LaunchSettings
     tensors: Sequence[TensorStep]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.prox import SHRINKAGE, WEIGH, Norm, Penalty
+from sparsegroup.penalties import Norm, NormName, Penalty, PenaltyName
 
 
 class Options(TypedDict, total=False):
@@ -20,9 +20,8 @@ class Options(TypedDict, total=False):
     l21: float
     l2: float
     groups: GroupSpec
-    norm: Norm
-    penalty: Penalty
-    mcp_gamma: float
+    norm: NormName | Norm
+    penalty: PenaltyName | Penalty
     maximize: bool
     state_dtype: torch.dtype | None
     foreach: bool | None
@@ -38,7 +37,6 @@ DEFAULTS: Mapping[str, Any] = {
     "groups": "rows",
     "norm": "s",
     "penalty": "lasso",
-    "mcp_gamma": 3.0,
     "maximize": False,
     "state_dtype": None,
     "foreach": None,
@@ -100,7 +98,6 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "l1": (_at_least_0, ">= 0"),
     "l21": (_at_least_0, ">= 0"),
     "l2": (_at_least_0, ">= 0"),
-    "mcp_gamma": (lambda value: 1 < value < math.inf, "> 1"),
 }
 
 
@@ -131,12 +128,38 @@ def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{name} must be {expected}, got {float(value):g} ({where})")
     if "betas" in group and not _are_betas(group["betas"]):
         raise ValueError(f"betas must be two numbers in [0, 1), got {group['betas']!r} ({where})")
-    for name, choices in (("norm", WEIGH), ("penalty", SHRINKAGE)):
-        if not isinstance(group[name], str) or group[name] not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {group[name]!r} ({where})")
+    check_threshold(group, where)
     _check_execution(group, where)
     if group.get("nesterov") and not group["momentum"]:
         raise ValueError(f"nesterov=True needs momentum > 0 ({where})")
+
+
+def check_threshold(group: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError or TypeError unless there are such a norm and such a penalty."""
+    for name, kind in (("norm", Norm), ("penalty", Penalty)):
+        try:
+            kind.of(group[name])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error} ({where})") from error
+
+
+def plain_threshold(group: Mapping[str, Any]) -> dict[str, Any]:
+    """`group` with norm and penalty as files can hold them: a name, or a mapping of the name and the parameters."""
+    return {**group, "norm": Norm.of(group["norm"]).plain, "penalty": Penalty.of(group["penalty"]).plain}
+
+
+def read_threshold(group: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The inverse of `plain_threshold`; older states have `mcp_gamma` beside the penalty."""
+    content = dict(group)
+    gamma = content.pop("mcp_gamma", None)
+    if gamma is not None and content.get("penalty") == "mcp":
+        content["penalty"] = {"name": "mcp", "gamma": gamma}
+    if {"norm", "penalty"} <= content.keys():
+        check_threshold(content, where)
+    for name, kind in (("norm", Norm), ("penalty", Penalty)):
+        if isinstance(content.get(name), Mapping):
+            content[name] = kind.of(content[name])
+    return content
 
 
 def _check_execution(group: Mapping[str, Any], where: str) -> None:

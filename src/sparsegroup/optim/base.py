@@ -10,16 +10,17 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.optim.adapters import adapter_of
-from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options
+from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options, plain_threshold
 from sparsegroup.optim.executor import StepExecutor
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.plans import ParameterPlan, ParameterSite
 from sparsegroup.optim.state_loading import adapt_state_dict
+from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
 ParamGroup: TypeAlias = dict[str, Any]
 
-_PLAIN = (bool, int, float, str, tuple, torch.dtype)
+_PLAIN = (bool, int, float, str, tuple, torch.dtype, Norm, Penalty)
 _NO_STATE: dict[str, Any] = {}
 
 
@@ -50,8 +51,7 @@ class GroupOptimizer(Optimizer):
         norm: "s" (default; the practical algorithm), "s_tilde" (eq. 10 as printed) or "metric" (the exact minimizer of
             eq. 6).
         penalty: Shape of the group threshold: "lasso" (default; the paper's), "mcp" or "hard", which leave large groups
-            unshrunk.
-        mcp_gamma: γ > 1 of "mcp" (default 3).
+            unshrunk; or an object, such as `MCP(gamma=2.5)` or a penalty of yours ("How to add a penalty").
         maximize: Maximize the objective (default False).
         state_dtype: dtype of u and the rule's state: None (default; float64 for float64 parameters, float32 for all
             others), torch.float32, or torch.bfloat16, which is rounded stochastically and takes half the memory. On the
@@ -124,6 +124,7 @@ class GroupOptimizer(Optimizer):
         `[n, dim]` each, beside "step".
         """
         state_dict = super().state_dict()
+        state_dict["param_groups"] = [plain_threshold(group) for group in state_dict["param_groups"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
             if index in state_dict["state"]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.kernels.rounding import step_seed
-from sparsegroup.kernels.settings import Regularizer, Settings
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.optim.places import State
 from sparsegroup.rules import Rule
@@ -31,7 +31,7 @@ class GroupStep:
         self.group = group
         self.number = number
         self.execution = Execution(group["groups"], group["foreach"], group["fused"], bool(group["capturable"]))
-        self.regularizer = Regularizer(**{name: group[name] for name in Regularizer.__annotations__})
+        self.regularizer = Regularizer.of(group)
         self.initial = rule.initial_state(group)
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None
         lr = 1.0 if self.execution.capturable else float(group["lr"])
@@ -39,7 +39,7 @@ class GroupStep:
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
         self._rate = 1.0 if frozen else lr
         sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, self._rate)
-        self.settings = Settings(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
+        self.settings = LaunchSettings(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
         self._numbers: dict[float, Numbers] = {}
 
     def numbers(self, t: float) -> Numbers:

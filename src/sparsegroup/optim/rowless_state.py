@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsegroup.optim.adapters import adapter_of
+from sparsegroup.optim.arguments import plain_threshold
 from sparsegroup.optim.stored import Claim, RowStore, store_of
 
 
@@ -23,7 +24,7 @@ def state_without_rows(optimizer: Optimizer) -> dict[str, Any]:
         kept = entry if parameter is None else adapter_of(parameter).exported_without_rows(parameter, entry)
         if kept is not None:
             state[number] = kept
-    return {"param_groups": content["param_groups"], "state": state}
+    return {"param_groups": [plain_threshold(group) for group in content["param_groups"]], "state": state}
 
 
 def load_state_without_rows(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparsegroup.optim.adapters import adapter_of
-from sparsegroup.optim.arguments import EXECUTION, REFUSED, refuse
+from sparsegroup.optim.arguments import EXECUTION, REFUSED, read_threshold, refuse
 from sparsegroup.optim.loaded_state import shielded
 from sparsegroup.rules import Rule
 
@@ -45,6 +45,7 @@ def adapt_state_dict(
             if not own_name and not without_effect:
                 refuse(name, saved[name], where)
         kept = {name: value for name, value in saved.items() if name not in REFUSED and name not in EXECUTION}
+        kept = read_threshold(kept, where)
         groups[index] = {**own, **kept}  # kept: also what schedulers leave there
         check({**groups[index], "params": own["params"]}, where)
         for saved_id, parameter in zip(saved["params"], own["params"], strict=True):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Settings
+from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class RowStep:
     state_dtype: torch.dtype | None
     wants_u: bool
     numbers: Numbers
-    settings: Settings
+    settings: LaunchSettings
 
 
 class RowPlan(Protocol):

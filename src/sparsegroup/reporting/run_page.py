@@ -58,8 +58,10 @@ def _headline(config: Mapping[str, Any]) -> str:
     if "name" in optimizer:
         parts.append(str(optimizer["name"]))
     if optimizer.get("l21") is not None:
-        penalty = f" ({optimizer['penalty']})" if "penalty" in optimizer else ""
-        parts.append(f"λ21 = {_setting(optimizer['l21'])}{penalty}")
+        penalty = optimizer.get("penalty")
+        if isinstance(penalty, Mapping):
+            penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
+        parts.append(f"λ21 = {_setting(optimizer['l21'])}" + (f" ({penalty})" if penalty else ""))
     return ", ".join(parts) or "Training run"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
 
 from sparsegroup.data.formats.recognition import FormatOptions
 from sparsegroup.data.log import Log
@@ -18,7 +18,6 @@ from sparsegroup.names import (
     NormName,
     OnBadRow,
     OptimizerName,
-    PenaltyName,
 )
 from sparsegroup.optim import (
     GroupAdagrad,
@@ -31,6 +30,7 @@ from sparsegroup.optim import (
     GroupSGD,
     param_groups,
 )
+from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
@@ -104,13 +104,27 @@ class ModelConfig(StrictSettings):
     dropout: float | None = Field(default=None, ge=0, lt=1)
 
 
+def _penalty(given: object) -> Penalty:
+    try:
+        return Penalty.of(given)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+PenaltySetting = Annotated[
+    InstanceOf[Penalty], BeforeValidator(_penalty), PlainSerializer(lambda penalty: penalty.plain)
+]
+"""A penalty; in files its name, or `{name: mcp, gamma: 2.5}`."""
+
+
 class OptimizerConfig(StrictSettings):
     """The Group optimizer; with all λ = 0 it is the base optimizer.
 
     Attributes:
         name: Of the base optimizer.
         lr: Learning rate; None is the optimizer's default.
-        l1, l21, l2, norm, penalty, mcp_gamma: See `GroupOptimizer`; for the embeddings alone.
+        l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
+            its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
         options: Further arguments of the optimizer, such as `betas`.
     """
 
@@ -120,9 +134,17 @@ class OptimizerConfig(StrictSettings):
     l21: float = 1e-3
     l2: float = 0.0
     norm: NormName = "s"
-    penalty: PenaltyName = "lasso"
-    mcp_gamma: float = 3.0
+    penalty: PenaltySetting = Lasso()
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_mcp_gamma(cls, content: Any) -> Any:
+        """Older files have `mcp_gamma` beside the penalty."""
+        if not isinstance(content, Mapping) or "mcp_gamma" not in content:
+            return content
+        gamma = {"penalty": {"name": "mcp", "gamma": content["mcp_gamma"]}} if content.get("penalty") == "mcp" else {}
+        return {**{name: value for name, value in content.items() if name != "mcp_gamma"}, **gamma}
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
@@ -136,7 +158,7 @@ class OptimizerConfig(StrictSettings):
 
     def make(self, model: ClickModel) -> GroupOptimizer:
         """The optimizer of a model's parameters."""
-        names = ("l1", "l21", "l2", "norm", "penalty", "mcp_gamma")
+        names = ("l1", "l21", "l2", "norm", "penalty")
         regularizer: dict[str, Any] = {name: getattr(self, name) for name in names}
         options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()

@@ -3,7 +3,9 @@
 Within a block the work is cut into loops over contiguous elements that the compiler turns into vector instructions;
 only the reduction of a group to its norm and the search for untouched groups go group by group.
 
-The globals marked below are replaced when the source is bound to a rule, see `sparsegroup.kernels.cpu.compiled_step`.
+The globals marked below are replaced when the source is bound to a rule, see `compiled_step`. The norm and the penalty
+are compiled apart, as `weigh_elements` and `shrink_groups`, and called by their addresses: so a rule is compiled once
+for all of them.
 """
 
 import math
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsegroup import prox
-from sparsegroup.kernels.cpu.jit import array_at, copy, fill_8, inline, jitted, prefetch
+from sparsegroup.kernels.cpu.jit import array_at, call, copy, fill_8, inline, jitted, prefetch
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 BLOCK = 256
@@ -22,24 +24,20 @@ BLOCK = 256
 CARRIES_U: bool = True  # bound
 HAS_START: bool = False  # bound
 PARTS: int = 0  # bound: weights, u, and the rule's state
+PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update_at = unpack = parts_at = scratch_parts = gradient_at = _unbound  # bound
 is_initial = part_of = _unbound  # bound
+weigh = shrink = _unbound  # bound
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
 _M, _SIGMA, _Z, _W, _Q, _X = 0, STRIDE, 2 * STRIDE, 3 * STRIDE, 4 * STRIDE, 5 * STRIDE
 
-LASSO, MCP, HARD = 0, 1, 2
-NO_NORM, NORM_S, NORM_S_TILDE, NORM_METRIC = -1, 0, 1, 2
+NO_NORM = 0
+"""In place of the address of `weigh_elements`, where λ21 = 0."""
 
 _soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
-_weigh_s, _weigh_s_tilde, _weigh_metric = (
-    inline(prox.weigh_s),
-    inline(prox.weigh_s_tilde),
-    inline(prox.weigh_metric),
-)
-_lasso, _mcp, _hard = inline(prox.shrinkage_lasso), inline(prox.shrinkage_mcp), inline(prox.shrinkage_hard)
 _closed_form, _solution, _next_residual = inline(prox.closed_form), inline(prox.solution), inline(prox.next_residual)
 _base_step = inline(prox.base_step)
 
@@ -77,7 +75,7 @@ def base_only(x: Any, state: Any, g: Any, hessian: Any, n: int, scalars: Any, ze
         x[i] = _base_step(x[i], m, sigma, zero)
 
 
-def rule_and_weights(
+def rule_and_z(
     x: Any,
     u: Any,
     state: Any,
@@ -85,30 +83,30 @@ def rule_and_weights(
     hessian: Any,
     S: Any,
     n: int,
-    norm: int,
-    l1: Any,
-    two_l2: Any,
     scalars: Any,
-    zero: Any,
 ) -> None:
-    """m, σ and z of `n` elements, and the squares of what the norm sums up."""
+    """m, σ and z of `n` elements."""
     for i in range(n):
         m, sigma = update_at(g, hessian, state, i, scalars)
         S[_M + i] = m
         S[_SIGMA + i] = sigma
         S[_Z + i] = u[i] + m - sigma * x[i]
-    if norm == NORM_S:
-        for i in range(n):
-            w = _weigh_s(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
-            S[_W + i] = w * w
-    elif norm == NORM_S_TILDE:
-        for i in range(n):
-            w = _weigh_s_tilde(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
-            S[_W + i] = w * w
-    elif norm == NORM_METRIC:
-        for i in range(n):
-            w = _weigh_metric(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
-            S[_W + i] = w * w
+
+
+def weigh_elements(scratch: Any, n: Any, l1: Any, two_l2: Any, zero: Any) -> None:
+    """The squares of what the norm sums up, of `n` elements; `scratch` is the address of S."""
+    S = array_at(scratch, 6 * STRIDE, zero)
+    for i in range(n):
+        w = weigh(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
+        S[_W + i] = w * w
+
+
+def shrink_groups(scratch: Any, groups: Any, tau: Any, parameters: Any, zero: Any, one: Any) -> None:
+    """q of each group from its sum of squares, in place; `parameters` is the address of the penalty's scalars."""
+    S = array_at(scratch, 6 * STRIDE, zero)
+    scalars = array_at(parameters, PENALTY_SCALARS, zero)
+    for j in range(groups):
+        S[_W + j] = shrink(math.sqrt(S[_W + j]), tau, zero, one, scalars)
 
 
 @jitted
@@ -129,20 +127,6 @@ def sum_groups(S: Any, T: Any, groups: int, d: int, zero: Any) -> None:
             for i in range(j * width, (j + 1) * width):
                 total += S[_W + i]
             S[_W + j] = total
-
-
-@jitted
-def shrink_groups(S: Any, groups: int, penalty: int, tau: Any, mcp_ratio: Any, zero: Any, one: Any) -> None:
-    """q of each group from its sum of squares, in place."""
-    if penalty == LASSO:
-        for j in range(groups):
-            S[_W + j] = _lasso(math.sqrt(S[_W + j]), tau, mcp_ratio, zero, one)
-    elif penalty == MCP:
-        for j in range(groups):
-            S[_W + j] = _mcp(math.sqrt(S[_W + j]), tau, mcp_ratio, zero, one)
-    else:
-        for j in range(groups):
-            S[_W + j] = _hard(math.sqrt(S[_W + j]), tau, mcp_ratio, zero, one)
 
 
 @jitted
@@ -176,10 +160,10 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
 def advance(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: int, d: int,
     S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any,
-    tau: Any, norm: int, penalty: int, frozen: bool,
+    tau: Any, threshold: Any, frozen: bool,
 ) -> None:  # fmt: skip
     """One step of whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
-    l1, two_l2, mcp_ratio, keep, sigma_0, zero, one = constants
+    l1, two_l2, keep, sigma_0, zero, one = constants
     n = groups * d
     if frozen:
         rule_only(state, g, hessian, n, scalars)
@@ -200,13 +184,16 @@ def advance(
                 quiet_groups += 1
             elif HAS_START:
                 charge_start(x, u, j * d, d, sigma_0, zero, one)
-    rule_and_weights(x, u, state, g, hessian, S, n, norm, l1, two_l2, scalars, zero)
-    if norm == NO_NORM:
+    rule_and_z(x, u, state, g, hessian, S, n, scalars)
+    weigh_at, shrink_at, parameters = threshold
+    if weigh_at == NO_NORM:
         for i in range(n):
             S[_Q + i] = zero
     else:
+        S_at = np.int64(S.ctypes.data)
+        call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
         sum_groups(S, T, groups, d, zero)
-        shrink_groups(S, groups, penalty, tau, mcp_ratio, zero, one)
+        call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
         spread_groups(S, groups, d, zero)
     solve(x, u, S, n, l1, two_l2, keep, zero, one)
     for k in range(quiet_groups):
@@ -217,10 +204,10 @@ def advance(
 
 def advance_large(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, d: int, S: Any, T: Any, H: Any,
-    scalars: Any, initial: Any, constants: Any, tau: Any, norm: int, penalty: int, frozen: bool,
+    scalars: Any, initial: Any, constants: Any, tau: Any, threshold: Any, frozen: bool,
 ) -> None:  # fmt: skip
     """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what lies between its two passes."""
-    l1, two_l2, mcp_ratio, keep, sigma_0, zero, one = constants
+    l1, two_l2, keep, sigma_0, zero, one = constants
     if frozen:
         rule_only(state, g, hessian, d, scalars)
         return
@@ -231,28 +218,30 @@ def advance_large(
     if HAS_START and not quiet:
         charge_start(x, u, 0, d, sigma_0, zero, one)
     total = zero
+    weigh_at, shrink_at, parameters = threshold
+    S_at = np.int64(S.ctypes.data)
     for start in range(0, d, BLOCK):
         end = min(start + BLOCK, d)
         n = end - start
-        rule_and_weights(
-            x[start:end], u[start:end], part_of(state, start, end), g[start:end], hessian[start:end],
-            S, n, norm, l1, two_l2, scalars, zero,
-        )  # fmt: skip
+        rule_and_z(
+            x[start:end], u[start:end], part_of(state, start, end), g[start:end], hessian[start:end], S, n, scalars
+        )
         for i in range(n):
             H[start + i] = S[_M + i]
         for i in range(n):
             H[d + start + i] = S[_SIGMA + i]
         for i in range(n):
             H[2 * d + start + i] = S[_Z + i]
-        if norm != NO_NORM:
+        if weigh_at != NO_NORM:
+            call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
             sum_groups(S, T, 1, n, zero)
             total += S[_W]
     if quiet:
         return
     q = zero
-    if norm != NO_NORM:
+    if weigh_at != NO_NORM:
         S[_W] = total
-        shrink_groups(S, 1, penalty, tau, mcp_ratio, zero, one)
+        call(shrink_at, (S_at, np.int64(1), tau, parameters, zero, one))
         q = S[_W]
     for start in range(0, d, BLOCK):
         end = min(start + BLOCK, d)
@@ -287,7 +276,7 @@ def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
 def step(
     turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
     pages: Any, shift: int, stride: int, lines: Any, rows: Any,
-    scalars: Any, taus: Any, initial: Any, constants: Any, norm: int, penalty: int, frozen: bool,
+    scalars: Any, taus: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int, frozen: bool,
 ) -> None:  # fmt: skip
     """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
 
@@ -307,13 +296,15 @@ def step(
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
         initial: `[states]`, what the states are before the first gradient.
-        constants: l1, 2 λ2, γ/(γ-1), keep, σ₀, 0, 1.
-        norm: `NORM_S`, …, or `NO_NORM` where λ21 = 0.
-        penalty: `LASSO`, `MCP` or `HARD`.
+        constants: l1, 2 λ2, keep, σ₀, 0, 1.
+        penalty: The penalty's scalars.
+        weigh_at: Address of `weigh_elements` for the norm, or `NO_NORM` where λ21 = 0.
+        shrink_at: Address of `shrink_groups` for the penalty.
         frozen: The learning rate is 0.
     """
-    zero, one = constants[5], constants[6]
-    parameters = (constants[0], constants[1], constants[2], constants[3], constants[4], zero, one)
+    zero, one = constants[4], constants[5]
+    parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
+    threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
     S = scratch(6 * STRIDE, constants)
     T = scratch(BLOCK, constants)
     R = scratch(PARTS * STRIDE, constants)
@@ -343,7 +334,7 @@ def step(
                 was = len(rows) > 0 and is_live(x, 0, d, zero)
                 advance_large(
                     x, u, state, g, hessian, d, S, T, H,
-                    row_scalars, initial, parameters, tau, norm, penalty, frozen,
+                    row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
                 if len(rows):
                     born += int(is_live(x, 0, d, zero)) - int(was)
@@ -355,7 +346,7 @@ def step(
                 g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
-                    row_scalars, initial, parameters, tau, norm, penalty, frozen,
+                    row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
         else:
             per_block = BLOCK // d
@@ -376,7 +367,7 @@ def step(
                 g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
-                    row_scalars, initial, parameters, tau, norm, penalty, frozen,
+                    row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
                 for i in range(groups):
                     at = R_address + i * width

@@ -2,24 +2,21 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import from_dtype, types
 from numba.core.errors import NumbaError
 
-from sparsegroup import prox
 from sparsegroup.kernels.cpu import block, jit, threads
-from sparsegroup.kernels.settings import Regularizer, Settings
+from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
-
-_NORMS: Mapping[prox.Norm, int] = {"s": block.NORM_S, "s_tilde": block.NORM_S_TILDE, "metric": block.NORM_METRIC}
-_PENALTIES: Mapping[prox.Penalty, int] = {"lasso": block.LASSO, "mcp": block.MCP, "hard": block.HARD}
 
 GRAIN = 1 << 15
 """Elements, some tens of microseconds of work, below which waking a thread costs more than it does."""
@@ -69,7 +66,7 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
     """Compile the step of a rule; False, with a warning, for a rule that cannot be compiled."""
     parts = len(rule.state) + 1 + carries_u
-    settings = Settings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
+    settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
     arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
     scalars = np.zeros((1, len(_scalar_names(rule))), dtype)
@@ -100,13 +97,35 @@ def step_kernel(rule: Rule, carries_u: bool) -> Any:
         block.untouched,
         block.rule_only,
         block.base_only,
-        block.rule_and_weights,
+        block.rule_and_z,
         block.advance,
         block.advance_large,
     ):
         bindings[function.__name__] = jit.with_globals(function, bindings)
     name = f"the step of {rule.name}" + (" with sparse group lasso" if carries_u else "")
     return jit.kernel(block.step, name, bindings, digest=f"{jit.code_digest(rule.update)} {carries_u} {rule.state}")
+
+
+@cache
+def weigh_address(weigh: Callable[..., Any], dtype: np.dtype[Any]) -> int:
+    """The address of `block.weigh_elements` for a norm's `weigh` and arrays of `dtype`."""
+    number = from_dtype(dtype)
+    signature = types.void(types.int64, types.int64, number, number, number)
+    bindings = {"weigh": jit.inline(weigh)}
+    return jit.address_of(block.weigh_elements, signature, bindings, jit.code_digest(weigh), weigh.__qualname__)
+
+
+@cache
+def shrink_address(shrinkage: Callable[..., Any], scalars: int, dtype: np.dtype[Any]) -> int:
+    """The address of `block.shrink_groups` for a penalty's `shrinkage` of so many scalars and arrays of `dtype`."""
+    number = from_dtype(dtype)
+    signature = types.void(types.int64, types.int64, number, types.int64, number, number)
+    values = "".join(f", scalars[{k}]" for k in range(scalars))
+    text = f"def shrink(norm, tau, zero, one, scalars):\n    return shrinkage(norm, tau, zero, one{values})\n"
+    shrink = jit.source(text, {"shrinkage": jit.inline(shrinkage)})
+    bindings = {"shrink": shrink, "PENALTY_SCALARS": scalars}
+    digest = f"{jit.code_digest(shrinkage)} {scalars}"
+    return jit.address_of(block.shrink_groups, signature, bindings, digest, shrinkage.__qualname__)
 
 
 def _scalar_names(rule: Rule) -> tuple[str, ...]:
@@ -179,7 +198,7 @@ def advance_tensors(
     tensors: Tensors,
     gradients: Int64s,
     scalars: npt.NDArray[Any],
-    settings: Settings,
+    settings: LaunchSettings,
 ) -> None:
     """The step over tensors of one dtype.
 
@@ -209,7 +228,7 @@ def advance_rows(
     gradients: Int64s,
     width: int,
     scalars: npt.NDArray[Any],
-    settings: Settings,
+    settings: LaunchSettings,
 ) -> int:
     """The step over some rows.
 
@@ -251,13 +270,18 @@ def _pieces_of_rows(width: int, most: int) -> Int64s:
 
 
 @lru_cache(64)
-def _constants(settings: Settings, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+def _constants(settings: LaunchSettings, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     r = settings.regularizer
+    penalty = np.array(r.penalty.scalars(), dtype)
+    weigh, shrink = block.NO_NORM, 0
+    if r.l21 > 0:
+        weigh, shrink = weigh_address(r.norm.weigh, dtype), shrink_address(r.penalty.shrinkage, len(penalty), dtype)
     return (
         np.array(settings.initial, dtype),
-        np.array([r.l1, 2 * r.l2, r.mcp_ratio, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
-        _NORMS[r.norm] if r.l21 > 0 else block.NO_NORM,
-        _PENALTIES[r.penalty],
+        np.array([r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
+        penalty,
+        weigh,
+        shrink,
         settings.frozen,
     )
 
@@ -269,7 +293,7 @@ def _launch(
     arguments: tuple[Any, ...],
     taus: npt.NDArray[Any],
     scalars: npt.NDArray[Any],
-    settings: Settings,
+    settings: LaunchSettings,
     alone: bool,
 ) -> int:
     kernel = step_kernel(rule, carries_u)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import compiled_step
-from sparsegroup.kernels.settings import Settings
+from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.kernels.slot import Slot, compute_dtype
 from sparsegroup.kernels.step_request import StepRequest, TensorStep
 from sparsegroup.kernels.views import NUMPY_DTYPES, array_of
@@ -75,7 +75,7 @@ class CpuBackend:
             request.settings,
         )
 
-    def _over_rows(self, tensor: TensorStep, settings: Settings) -> None:
+    def _over_rows(self, tensor: TensorStep, settings: LaunchSettings) -> None:
         slot = tensor.slot
         assert tensor.rows is not None
         if not len(tensor.rows):

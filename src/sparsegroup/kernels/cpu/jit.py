@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -67,16 +67,49 @@ def kernel(
         bindings: Global name → what it stands for.
         digest: Of whatever the bindings hold that is not part of this package.
     """
-    assert isinstance(function, FunctionType)
-    bound = FunctionType(function.__code__, {**function.__globals__, **(bindings or {})}, function.__name__)
-    content = f"{_package_digest()} {digest} {sorted(bindings or {})}".encode()
-    bound.__qualname__ = f"{function.__name__}_{hashlib.sha256(content).hexdigest()[:16]}"
-    bound.__module__ = function.__module__
+    bound = _bound_for_cache(function, bindings or {}, digest)
     try:
         compiled = njit(cache=True, **COMPILER)(bound)
     except RuntimeError:  # no folder to keep it in
         compiled = njit(**COMPILER)(bound)
     return Kernel(compiled, name)
+
+
+def address_of(
+    function: Callable[..., Any], signature: Any, bindings: Mapping[str, Any], digest: str, name: str
+) -> int:
+    """The address of `function`, compiled, for `call` inside kernels that are compiled without knowing it.
+
+    Args:
+        function: The source, from a module of this package.
+        signature: Numba's: numbers in, nothing out.
+        bindings: Global name → what it stands for.
+        digest: Of whatever the bindings hold that is not part of this package.
+        name: What it is called in messages.
+    """
+    bound = _bound_for_cache(function, bindings, digest)
+    with _noticed(name):
+        try:
+            compiled = cfunc(signature, cache=True, error_model="numpy")(bound)
+        except RuntimeError:  # no folder to keep it in
+            compiled = cfunc(signature, error_model="numpy")(bound)
+    _KEPT.append(compiled)
+    assert compiled.address is not None
+    return compiled.address
+
+
+_KEPT: list[Any] = []
+"""Functions that kernels know the addresses of."""
+
+
+def _bound_for_cache(function: Callable[..., Any], bindings: Mapping[str, Any], digest: str) -> FunctionType:
+    """`function` with other globals, under a name that is another one for other sources."""
+    assert isinstance(function, FunctionType)
+    bound = FunctionType(function.__code__, {**function.__globals__, **bindings}, function.__name__)
+    content = f"{_package_digest()} {digest} {sorted(bindings)}".encode()
+    bound.__qualname__ = f"{function.__name__}_{hashlib.sha256(content).hexdigest()[:16]}"
+    bound.__module__ = function.__module__
+    return bound
 
 
 class Kernel:
@@ -195,6 +228,19 @@ def load_now(typing_context, address):  # type: ignore[no-untyped-def]
         return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), generate
+
+
+@_intrinsic
+def call(typing_context, address, arguments):  # type: ignore[no-untyped-def]
+    """Call the function at `address` (int64), from `address_of`, with the tuple `arguments`."""
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        items = cgutils.unpack_tuple(builder, values[1], len(signature.args[1]))  # type: ignore[no-untyped-call]
+        kind = ir.FunctionType(ir.VoidType(), [item.type for item in items])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), items)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
 
 
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")

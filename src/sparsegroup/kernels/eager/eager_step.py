@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsegroup import prox
 from sparsegroup.groups import Grouping
-from sparsegroup.kernels.settings import Regularizer
+from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.rules import Rule
 
 
@@ -109,10 +109,10 @@ def regularized_step(
     c = sigma + two_l2
     q = zero
     if regularizer.l21 > 0:
-        norm = groups.norm(prox.WEIGH[regularizer.norm](s, c, zero))
+        norm = groups.norm(regularizer.norm.weigh(s, c, zero))
         tau = groups.sqrt_size * regularizer.tau
         tau = tau.to(x.dtype) if isinstance(tau, Tensor) else torch.full((), tau, dtype=x.dtype, device=x.device)
-        q = prox.SHRINKAGE[regularizer.penalty](norm, tau, regularizer.mcp_ratio, zero, one)
+        q = regularizer.penalty.shrinkage(norm, tau, zero, one, *regularizer.penalty.scalars())
     keep = one if regularizer.keep else zero
     y = prox.closed_form(x, s, q, c, keep, zero, one)
     exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)

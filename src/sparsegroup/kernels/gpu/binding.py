@@ -21,6 +21,7 @@ import triton.language as tl
 from sparsegroup import prox
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.gpu import rows, tensors, tile, triton_namespace
+from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule
 
 _NOT_SPECIALIZED = ("count", "seed", "height", "chunks")
@@ -49,23 +50,31 @@ class RowKernels:
 
 
 @cache
-def step_kernels(rule: Rule, carries_u: bool, norm: prox.Norm | None, penalty: prox.Penalty) -> StepKernels:
-    """Kernels for a rule; `norm` is None where λ21 = 0.
+def step_kernels(
+    rule: Rule, carries_u: bool, weigh: Callable[..., Any] | None, shrinkage: Callable[..., Any]
+) -> StepKernels:
+    """Kernels for a rule.
+
+    Args:
+        rule: The base optimizer.
+        carries_u: Whether the weights carry u.
+        weigh: Of the norm; None where λ21 = 0.
+        shrinkage: Of the penalty.
 
     Raises:
-        OSError: The source of `rule.update` cannot be found, as of a function typed into a prompt.
+        OSError: The source of the rule or the penalty cannot be found, as of a function typed into a prompt.
         ValueError: It is a lambda, or uses variables of another function.
     """
     names: dict[str, Any] = {
         "SECOND_ORDER": tl.constexpr(rule.second_order),
         "HAS_START": tl.constexpr(rule.sigma_0 is not None),
         "CARRIES_U": tl.constexpr(carries_u),
-        "HAS_NORM": tl.constexpr(norm is not None),
+        "HAS_NORM": tl.constexpr(weigh is not None),
         "STATES": tl.constexpr(len(rule.state)),
         "UNROLL": tl.constexpr(rows.UNROLL),
         "update": _bound(rule.update, {"xp": _namespace()}),
-        "weigh": _bound(prox.WEIGH[norm or "s"], {"xp": _namespace()}),
-        "shrinkage": _bound(prox.SHRINKAGE[penalty], {"xp": _namespace()}),
+        "weigh": _bound(weigh or PracticalNorm.weigh, {"xp": _namespace()}),
+        "shrinkage": _bound(shrinkage, {"xp": _namespace()}),
     }
     for function in (
         prox.soft_threshold,

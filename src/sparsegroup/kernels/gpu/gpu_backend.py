@@ -10,6 +10,7 @@ from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.gpu.watch import Watch
 from sparsegroup.kernels.slot import Slot
 from sparsegroup.kernels.step_request import StepRequest, TensorStep
+from sparsegroup.penalties import Lasso, PracticalNorm
 from sparsegroup.rules import Rule
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def is_ready(rule: Rule) -> bool:
     from sparsegroup.kernels.gpu import binding
 
     try:
-        binding.step_kernels(rule, True, "s", "lasso")
+        binding.step_kernels(rule, True, PracticalNorm.weigh, Lasso.shrinkage)
     except (OSError, SyntaxError, ValueError) as error:
         warnings.warn(
             f"the rule {rule.name!r} cannot be compiled for the GPU, its steps will be slow: {error}",

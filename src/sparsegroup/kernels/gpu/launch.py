@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.gpu import binding
 from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Settings
+from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.rules import Rule
 
 WIDEST = 1024
@@ -85,7 +85,7 @@ def padded(width: int) -> int:
     return int(triton.next_power_of_2(width))
 
 
-def shared_arguments(settings: Settings, numbers: Numbers) -> dict[str, Any]:
+def shared_arguments(settings: LaunchSettings, numbers: Numbers) -> dict[str, Any]:
     """What every step's kernel is told."""
     r = settings.regularizer
     scalars, start = numbers.scalars, numbers.start
@@ -95,13 +95,14 @@ def shared_arguments(settings: Settings, numbers: Numbers) -> dict[str, Any]:
         "scalars": scalars,
         "start": start,
         "initial": _floats(*settings.initial),
-        "lambdas": _floats(r.l1, 2 * r.l2, r.mcp_ratio, r.keep, -0.0),
+        "lambdas": _floats(r.l1, 2 * r.l2, r.keep, -0.0),
+        "penalty": _floats(*r.penalty.scalars()),
         "seed": numbers.seed,
         **OPTIONS,
     }
 
 
-def tau_of(width: int, settings: Settings) -> float:
+def tau_of(width: int, settings: LaunchSettings) -> float:
     """√d λ21, scaled to the norm."""
     return math.sqrt(width) * float(settings.regularizer.tau)
 
@@ -110,13 +111,13 @@ def _floats(*numbers: Any) -> tuple[Any, ...]:
     return tuple(float(number) for number in numbers)
 
 
-def kernels_of(rule: Rule, carries_u: bool, settings: Settings) -> binding.StepKernels:
+def kernels_of(rule: Rule, carries_u: bool, settings: LaunchSettings) -> binding.StepKernels:
     """The kernels for a rule and what regularizes it."""
     r = settings.regularizer
-    return binding.step_kernels(rule, carries_u, r.norm if r.l21 > 0 else None, r.penalty)
+    return binding.step_kernels(rule, carries_u, r.norm.weigh if r.l21 > 0 else None, r.penalty.shrinkage)
 
 
-def advance_tensor(rule: Rule, parts: Parts, width: int, settings: Settings, numbers: Numbers) -> None:
+def advance_tensor(rule: Rule, parts: Parts, width: int, settings: LaunchSettings, numbers: Numbers) -> None:
     """The step over one tensor of groups of `width` ≤ `WIDEST` elements, group after group."""
     groups = parts.x.numel() // width
     tile = max(1, TILE // padded(width))
@@ -174,7 +175,7 @@ def together(lines: list[list[int]], width: int, device: torch.device) -> Togeth
 
 
 def advance_together(
-    rule: Rule, like: Parts, known: Together, width: int, settings: Settings, numbers: Numbers
+    rule: Rule, like: Parts, known: Together, width: int, settings: LaunchSettings, numbers: Numbers
 ) -> None:
     """The step over tensors that have the types of `like`, in one launch."""
     addresses = (address for line in known.lines for address in line[1:])
@@ -222,7 +223,7 @@ def _in_chunks(geometry: Geometry) -> dict[str, Any]:
 
 
 def measure(
-    rule: Rule, parts: Parts, geometry: Geometry, updated: Tensor | None, settings: Settings, numbers: Numbers
+    rule: Rule, parts: Parts, geometry: Geometry, updated: Tensor | None, settings: LaunchSettings, numbers: Numbers
 ) -> tuple[Tensor, Tensor]:
     """The first pass over groups of any size.
 
@@ -242,7 +243,7 @@ def measure(
     touched = parts.x.new_empty(chunks, geometry.groups, dtype=torch.int8)
     with on_device_of(parts.x):
         shared = shared_arguments(settings, numbers)
-        del shared["seed"]
+        del shared["penalty"], shared["seed"]
         kernels_of(rule, True, settings).measure[_tiles(geometry)](
             *parts.pointers,
             updated=touched if updated is None else updated,
@@ -263,7 +264,7 @@ def apply(
     totals: Tensor,
     touched: Tensor,
     taus: float | Tensor,
-    settings: Settings,
+    settings: LaunchSettings,
     numbers: Numbers,
 ) -> None:
     """The second pass over groups of any size.

@@ -19,7 +19,7 @@ from sparsegroup.kernels.gpu.launch import (
     tau_of,
 )
 from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.settings import Settings
+from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.rules import Rule
 
 ROW_TILE = 512
@@ -104,7 +104,9 @@ def _grid(of_runs: dict[str, Any]) -> tuple[int]:
     return (-(-of_runs["count"] // of_runs["GROUPS"]),)
 
 
-def advance_rows(rule: Rule, parts: Parts, runs: Runs, counters: Tensor, settings: Settings, numbers: Numbers) -> None:
+def advance_rows(
+    rule: Rule, parts: Parts, runs: Runs, counters: Tensor, settings: LaunchSettings, numbers: Numbers
+) -> None:
     """The step over rows of one tensor.
 
     Args:
@@ -172,7 +174,7 @@ def advance_table(
     hessian: Tensor | None,
     runs: Runs,
     counters: Tensor,
-    settings: Settings,
+    settings: LaunchSettings,
     numbers: Numbers,
 ) -> None:
     """The step over rows of a table.

@@ -85,7 +85,8 @@ def gradient_of(
 
 def tensor_rows(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
-    count: Any, height: Any, counters: Any, scalars: Any, start: Any, initial: Any, lambdas: Any, tau: Any, seed: Any,
+    count: Any, height: Any, counters: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
     """Rows of a contiguous tensor `[height, WIDTH]`; those beyond it are counted in `counters[1]`, the last one kept.
@@ -110,14 +111,14 @@ def tensor_rows(
     at = tl.where(good, row, 0) * WIDTH + lane
     step_whole(
         x + at, u + at, [pointer + at for pointer in state], value, curvature, good & (lane < WIDTH), at,
-        scalars, start, initial, lambdas, tau, seed, ON_DEVICE,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
 
 
 def table_rows(
     pages: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
     count: Any, height: Any, counters: Any,
-    scalars: Any, start: Any, initial: Any, lambdas: Any, tau: Any, seed: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, STATE_PART: Any, ALIGNED: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
@@ -159,7 +160,7 @@ def table_rows(
     before, after = step_whole(
         at_address(base, 0, lane, X, ALIGNED), at_address(base, FIRST_PART, lane, STATE, ALIGNED), state,
         value, curvature, inside, known * WIDTH + lane,
-        scalars, start, initial, lambdas, tau, seed, ON_DEVICE,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
     born = tl.sum(any_in_group((after != 0.0) & inside).to(tl.int64)) - tl.sum(
         any_in_group((before != 0.0) & inside).to(tl.int64)

@@ -12,7 +12,7 @@ from sparsegroup.groups import Along, ByIndex
 from sparsegroup.kernels.eager.eager_step import updated_before
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import as_stored
-from sparsegroup.kernels.settings import Settings
+from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.kernels.slot import Slot
 from sparsegroup.kernels.step_request import TensorStep
 from sparsegroup.rules import Rule
@@ -34,7 +34,7 @@ class LaunchMemory:
 
 
 def step_tensors(
-    rule: Rule, group: int, tensors: Sequence[TensorStep], settings: Settings, memory: LaunchMemory
+    rule: Rule, group: int, tensors: Sequence[TensorStep], settings: LaunchSettings, memory: LaunchMemory
 ) -> None:
     """The step by dense gradients, which are contiguous.
 
@@ -68,7 +68,7 @@ def step_tensors(
             launch.advance_together(rule, some[0], known, width, stored, numbers)
 
 
-def step_rows(rule: Rule, tensor: TensorStep, counters: Tensor, settings: Settings) -> None:
+def step_rows(rule: Rule, tensor: TensorStep, counters: Tensor, settings: LaunchSettings) -> None:
     """The step by a sparse gradient that is contiguous and has rows.
 
     Args:
@@ -89,13 +89,13 @@ def _parts(tensor: TensorStep) -> launch.Parts:
     return launch.Parts(slot.x, slot.u, slot.state, tensor.gradient, tensor.hessian)
 
 
-def _stored_settings(slot: Slot, settings: Settings) -> Settings:
+def _stored_settings(slot: Slot, settings: LaunchSettings) -> LaunchSettings:
     """`settings` with the initial state rounded as it is stored."""
     values = zip(settings.initial, slot.state, strict=True)
     return replace(settings, initial=tuple(as_stored(value, part.dtype) for value, part in values))
 
 
-def _step_large_groups(rule: Rule, tensor: TensorStep, settings: Settings) -> None:
+def _step_large_groups(rule: Rule, tensor: TensorStep, settings: LaunchSettings) -> None:
     """Groups beyond a block, or that do not lie one after the other: two passes."""
     parts, groups, numbers = _parts(tensor), tensor.slot.groups, tensor.numbers
     tau = settings.regularizer.tau

@@ -17,7 +17,7 @@ solve = moves_at = store_state = step_whole = base_step = _unbound
 
 def dense(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: Any,
-    scalars: Any, start: Any, initial: Any, lambdas: Any, tau: Any, seed: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
     """One contiguous tensor of `groups` groups of `WIDTH` elements."""
@@ -29,12 +29,12 @@ def dense(
     curvature = read_hessian(hessian + at, inside, value)
     step_whole(
         x + at, u + at, [pointer + at for pointer in state], value, curvature, inside, at,
-        scalars, start, initial, lambdas, tau, seed, ON_DEVICE,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
 
 
 def dense_many(
-    table: Any, firsts: Any, scalars: Any, start: Any, initial: Any, lambdas: Any, tau: Any, seed: Any,
+    table: Any, firsts: Any, scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     X: Any, STATE: Any, GRADIENT: Any, ALIGNED: Any, TENSORS: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
 ) -> None:  # fmt: skip
     """Many contiguous tensors of groups of `WIDTH` elements.
@@ -69,7 +69,7 @@ def dense_many(
     value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     curvature = read_hessian(hessian + at, inside, value)
     step_whole(
-        x + at, u + at, state, value, curvature, inside, at, scalars, start, initial, lambdas, tau, seed, False
+        x + at, u + at, state, value, curvature, inside, at, scalars, start, initial, lambdas, penalty, tau, seed, False
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def measure(
 
 def apply(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, updated: Any, totals: Any, touched: Any, taus: Any,
-    groups: Any, inner: Any, width: Any, scalars: Any, start: Any, initial: Any, lambdas: Any, seed: Any,
+    groups: Any, inner: Any, width: Any, scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, seed: Any,
     INNER_ONE: Any, GROUPS: Any, ELEMENTS: Any, ON_DEVICE: Any, TAU_OF_EACH: Any,
 ) -> None:  # fmt: skip
     """The second pass, with `totals` and `touched` `[groups]` of whole groups. `taus` is one number, or `[groups]`."""
@@ -145,7 +145,7 @@ def apply(
             tau = tl.load(taus + group, mask=here, other=1.0)
         else:
             tau = taus
-        q = shrunk(tl.load(totals + group, mask=here, other=0.0), tau, lambdas)
+        q = shrunk(tl.load(totals + group, mask=here, other=0.0), tau, penalty)
     stored, after = solve(weights, charged, out[0], out[1], z, q, lambdas, x.dtype.element_ty)
     moves = (tl.load(touched + group, mask=here, other=0) != 0) & moves_at(beginning)
     rounding_seed = one_number(seed, ON_DEVICE)

@@ -99,9 +99,9 @@ def squares(z: Any, sigma: Any, inside: Any, lambdas: Any) -> Any:
     return tl.sum(tl.where(inside, weighed * weighed, 0.0), 1, keep_dims=True)
 
 
-def shrunk(total: Any, tau: Any, lambdas: Any) -> Any:
+def shrunk(total: Any, tau: Any, penalty: Any) -> Any:
     """q of groups from their sums of squares."""
-    return shrinkage(tl.sqrt_rn(total), tau, lambdas[2], 0.0, 1.0)
+    return shrinkage(tl.sqrt_rn(total), tau, 0.0, 1.0, *penalty)
 
 
 def as_stored(value: Any, X: Any) -> Any:
@@ -116,7 +116,7 @@ def as_stored(value: Any, X: Any) -> Any:
 
 def solve(x: Any, u: Any, m: Any, sigma: Any, z: Any, q: Any, lambdas: Any, X: Any) -> Any:
     """x⁺ as stored, in float32, and u⁺."""
-    l1, two_l2, keep, minus_zero = lambdas[0], lambdas[1], lambdas[3], lambdas[4]
+    l1, two_l2, keep, minus_zero = lambdas[0], lambdas[1], lambdas[2], lambdas[3]
     s = soft_threshold(z, l1, 0.0)
     r = clip(z, l1)
     c = sigma + two_l2
@@ -137,7 +137,7 @@ def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, 
 
 def step_whole(
     x_at: Any, u_at: Any, state_at: Any, g: Any, hessian: Any, inside: Any, element: Any,
-    scalars: Any, start: Any, initial: Any, lambdas: Any, tau: Any, seed: Any, ON_DEVICE: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any, ON_DEVICE: Any,
 ) -> Any:  # fmt: skip
     """One step of groups that lie in one tile each. Gives x before and after.
 
@@ -152,7 +152,8 @@ def step_whole(
         scalars: Tuple, from the rule.
         start: σ₀, and 0 where the learning rate is 0, else 1.
         initial: Tuple, what the states are before the first gradient.
-        lambdas: λ1, 2 λ2, γ/(γ-1), keep, -0.
+        lambdas: λ1, 2 λ2, keep, -0.
+        penalty: Tuple, the penalty's scalars.
         tau: √d λ21, scaled to the norm.
         seed: Of stochastic rounding.
         ON_DEVICE: Whether scalars, start and seed lie in the device's memory.
@@ -173,7 +174,7 @@ def step_whole(
         z = charged + m - sigma * x
         q = 0.0
         if HAS_NORM:
-            q = shrunk(squares(z, sigma, inside, lambdas), tau, lambdas)
+            q = shrunk(squares(z, sigma, inside, lambdas), tau, penalty)
         stored, after = solve(x, charged, m, sigma, z, q, lambdas, X)
         stored = tl.where(touched & moves, stored, x)
         store_state(u_at, tl.where(touched & moves, after, u), inside, element, seed, 0)

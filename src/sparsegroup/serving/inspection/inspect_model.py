@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from sparsegroup.data.keys import fields_of
-from sparsegroup.kernels.settings import Regularizer
+from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
 from sparsegroup.serving.inspection.row_scan import Largest, RowStatistics, read_rows
 from sparsegroup.serving.inspection.threshold import Threshold, sigma_of, table_group
@@ -180,10 +180,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
         raise ValueError(f"top must be >= 0, got {top}")
     settings, table = trained.config.optimizer, trained.model.embedding.table
     optimizer = settings.make(trained.model)  # for the defaults of what the settings leave open
-    regularizer = Regularizer(
-        settings.l1, settings.l21, settings.l2, settings.norm, settings.penalty, settings.mcp_gamma
-    )
-    threshold = Threshold.of(regularizer, sigma_of(optimizer, trained.steps))
+    threshold = Threshold.of(Regularizer.of(table_group(optimizer)), sigma_of(optimizer, trained.steps))
     found = read_rows(table, top, threshold)
     fields = _fields(trained)
     features_seen = sum(rows.seen for rows in fields.values())
@@ -202,7 +199,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             settings.l21,
             settings.l2,
             settings.norm,
-            settings.penalty,
+            str(settings.penalty),
         ),
         sizes=Sizes(
             table.memory(),

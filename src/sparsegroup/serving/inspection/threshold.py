@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup import prox
-from sparsegroup.kernels.settings import Regularizer
+from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import VANISHING_LR
 from sparsegroup.optim.stored import store_of
+from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule, bind
 
 Float64s = npt.NDArray[np.float64]
@@ -84,7 +85,7 @@ class Threshold:
     @classmethod
     def of(cls, regularizer: Regularizer, sigma: Sigma | None) -> "Threshold | None":
         """None where the measure would need a σ that is not kept, or there is no threshold."""
-        has_one = regularizer.l1 > 0 if regularizer.l21 == 0 else regularizer.norm == "s"
+        has_one = regularizer.l1 > 0 if regularizer.l21 == 0 else isinstance(regularizer.norm, PracticalNorm)
         return cls(regularizer, sigma) if has_one else None
 
     @property
@@ -105,9 +106,8 @@ class Threshold:
         """k, the factor in (0, 1] that a live row of this measure > 1 is shrunk by."""
         if self.regularizer.l21 == 0 or math.isnan(measure):
             return math.nan
-        gamma = self.regularizer.mcp_gamma
-        shrinkage = bind(prox.SHRINKAGE[self.regularizer.penalty], np)
-        return 1 - float(shrinkage(measure, 1.0, gamma / (gamma - 1), 0.0, 1.0))
+        penalty = self.regularizer.penalty
+        return 1 - float(bind(penalty.shrinkage, np)(measure, 1.0, 0.0, 1.0, *penalty.scalars()))
 
 
 def ever_updated(u: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,88 @@
+"""What penalties and norms share: a name, parameters with defaults and ranges, and a form that files can hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from sparsegroup.rules.ranges import Range
+
+
+def parameter(default: float, valid: Range) -> Any:
+    """A parameter of a penalty: its default, and what it may be. A field of the class."""
+    return field(default=default, metadata={"valid": valid})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(parameter,))
+class ThresholdPart:
+    """A part of the group threshold: a penalty or a norm. Its fields are its parameters.
+
+    A class is known by its `name` from its definition on, in `penalty="…"` and in states that are loaded.
+
+    Raises:
+        TypeError: A parameter that is no number, or an unknown one.
+        ValueError: A parameter out of range.
+    """
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        super().__init_subclass__()
+        if kind is not None:
+            cls.kind, cls.known = kind, {}
+            return
+        dataclass(frozen=True)(cls)
+        same = cls.known.get(cls.name, cls)
+        if (same.__module__, same.__qualname__) != (cls.__module__, cls.__qualname__):
+            owner = f"{same.__module__}.{same.__qualname__}"
+            raise ValueError(f"{cls.__qualname__}: there is a {cls.kind} {cls.name!r} already, {owner}")
+        cls.known[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        for name, value in self.parameters.items():
+            valid = self.__dataclass_fields__[name].metadata["valid"]  # type: ignore[attr-defined]
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name} of the {self.kind} {self.name!r} must be a number, got {value!r}")
+            if float(value) not in valid:
+                raise ValueError(f"{name} of the {self.kind} {self.name!r} must be {valid}, got {float(value):g}")
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Names and values."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def plain(self) -> str | dict[str, Any]:
+        """The name, or name and parameters where they are not at their defaults: what `of` takes, and files hold."""
+        if self == type(self)():
+            return self.name
+        return {"name": self.name, **{name: float(value) for name, value in self.parameters.items()}}
+
+    def __str__(self) -> str:
+        plain = self.plain
+        if isinstance(plain, str):
+            return plain
+        return f"{self.name} ({', '.join(f'{name} = {value:g}' for name, value in self.parameters.items())})"
+
+    @classmethod
+    def of(cls, given: object) -> Self:
+        """One as the optimizers take it: an object, a name, or a mapping of the name and the parameters.
+
+        Raises:
+            ValueError: An unknown name, or a parameter out of range.
+            TypeError: An unknown parameter, or one that is no number.
+        """
+        if isinstance(given, cls):
+            return given
+        parameters = dict(given) if isinstance(given, Mapping) else {"name": given}
+        name = parameters.pop("name", None)
+        found = cls.known.get(name) if isinstance(name, str) else None
+        if found is None:
+            names = ", ".join(map(repr, cls.known))
+            raise ValueError(f"{cls.kind} must be one of {names} or a {cls.__name__}, got {given!r}")
+        if unknown := parameters.keys() - found.__dataclass_fields__.keys():
+            raise TypeError(f"the {cls.kind} {name!r} has no parameter {min(unknown)!r}")
+        made: Self = found(**parameters)
+        return made
