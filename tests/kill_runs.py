@@ -15,8 +15,8 @@ from sparsegroup.training.run_dir import last_checkpoint
 
 KILLED = -9
 _PATIENCE = 120.0
-_DIFFERS = ("seconds", "samples_per_s", "started", "written", "id", "parent", "python", "numpy")
-"""Times, and random numbers that no run draws and none seeds."""
+_DIFFERS = ("seconds", "samples_per_s", "started", "written", "id", "parent", "checksum", "python", "numpy")
+"""Times, random numbers that no run draws and none seeds, and digests of them."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,7 @@ def outcome_of(run: Path, *, old: bool = False) -> dict[str, Any]:
         name: _comparable(json.loads((run / name).read_text()))
         for name in ("summary.json", "columns.json", "begun.json")
     }
+    content["summary.json"].pop("files", None)  # digests of times
     history = (run / "metrics.jsonl").read_text().splitlines()
     content["metrics.jsonl"] = [_comparable(json.loads(line)) for line in history]
     content["config.yaml"] = (run / "config.yaml").read_text()

@@ -28,7 +28,7 @@ from sparsegroup import (
     HashEmbedding,
 )
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
-from sparsegroup.checkpoint.checkpoint_manifest import read_manifest
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.table import host_rows, table_file
 
 GROUP = [GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL]
@@ -312,7 +312,7 @@ def any_course_of_events(folder: Path, operations: list[tuple[str, int]], keep: 
                 make = GROUP[seed % len(GROUP)]
                 training.optimizers = [make(training.model.parameters(), lr=0.05, **LAMBDAS)]
             elif operation == "resume" and (latest := checkpoints.latest()) is not None:
-                saved = read_manifest(latest).state["optimizers"][0]["kind"]
+                saved = CHECKPOINT.read(latest).state["optimizers"][0]["kind"]
                 make = next(one for one in GROUP if one.__name__.removeprefix("Group").lower() == saved)
                 training = clicks(make)
                 checkpoints = Checkpoints(folder, keep=keep)
@@ -323,15 +323,15 @@ def any_course_of_events(folder: Path, operations: list[tuple[str, int]], keep: 
                 touched[1] |= set((keys * 7 + 1).tolist())
             if operation in ("save", "whole"):
                 path = checkpoints.save(step, training.model, training.optimizers, whole=operation == "whole")
-                manifest = read_manifest(path)
+                manifest = CHECKPOINT.read(path)
                 for number, (_, facts) in enumerate(manifest.tables.values()):
                     table = training.tables[number].table
                     changed = touched[number] & set(table.directory.keys().tolist())
                     assert facts.written == (table.num_rows if manifest.parent is None else len(changed))
                 touched = {0: set(), 1: set()}
                 kept = checkpoints.paths()
-                ancestors = {read_manifest(one).parent for one in kept}
-                needed = {parent[0] for parent in ancestors if parent is not None}
+                ancestors = {CHECKPOINT.read(one).parent for one in kept}
+                needed = {Path(parent.path).name for parent in ancestors if parent is not None}
                 assert all(one.name in needed for one in kept[:-keep])
                 fresh = clicks(type(training.optimizers[0]))
                 rng = torch.get_rng_state()
@@ -346,12 +346,12 @@ def test_changes_follow_until_they_outweigh_what_they_change(tmp_path: Path) -> 
     wholes = []
     for step in range(1, 12):
         path = checkpoints.save(step, training.model, training.optimizers)
-        manifest = read_manifest(path)
+        manifest = CHECKPOINT.read(path)
         if manifest.parent is None:
             wholes.append(step)
         else:
             assert [facts.written for _, facts in manifest.tables.values()] == [700, 700]
-            assert manifest.bytes < 0.25 * read_manifest(checkpoints.paths()[0]).bytes
+            assert manifest.bytes < 0.25 * CHECKPOINT.read(checkpoints.paths()[0]).bytes
         assert checkpoints.latest() == path
         training.step(torch.arange(700 * step, 700 * (step + 1)) % 4_000)
     assert wholes == [1, 8]
@@ -362,7 +362,7 @@ def test_changes_follow_until_they_outweigh_what_they_change(tmp_path: Path) -> 
 def test_without_tables_each_is_whole_and_as_many_are_kept(tmp_path: Path) -> None:
     training, checkpoints = dense(lambda model: [SGD(model.parameters(), lr=0.1)]), Checkpoints(tmp_path, keep=3)
     for step in range(9):
-        assert read_manifest(checkpoints.save(step, training.model, training.optimizers)).parent is None
+        assert CHECKPOINT.read(checkpoints.save(step, training.model, training.optimizers)).parent is None
     assert len(checkpoints.paths()) == 3
 
 

@@ -334,8 +334,7 @@ def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
     path.write_bytes(path.read_bytes()[:40])
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
     assert done.returncode == 2
-    where = "" if name == "metrics.jsonl" else f"/{name}"
-    assert done.stderr.startswith(f"error: runs/log{where}: damaged (")
+    assert done.stderr.startswith(f"error: runs/log/{name}: damaged (")
 
 
 def test_a_run_that_was_cut_off_says_so(tmp_path: Path, run: Run) -> None:

@@ -11,15 +11,15 @@ import pytest
 from data_cases import CSV, HEADER, good_rows, keys, rows_of, written
 from sparsegroup.data import preparation
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.log_manifest import MANIFEST
 from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared_log import MANIFEST
 
 
 def test_batches_are_the_rows_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "PART_CHUNKS", 3)
     path = written(tmp_path / "log.csv", HEADER + b"\n".join(good_rows(103)))
     log, _ = prepare([path], tmp_path / "out", CSV, chunk_bytes=250)
-    groups = [pq.ParquetFile(tmp_path / "out" / name).num_row_groups for name in log.manifest.files]
+    groups = [pq.ParquetFile(tmp_path / "out" / name).num_row_groups for name in log.manifest.parts]
     assert len(groups) >= 3
     assert max(groups) == 3
     whole = rows_of(log)
@@ -54,7 +54,7 @@ def test_the_vocabulary_names_every_feature(tmp_path: Path, monkeypatch: pytest.
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         MANIFEST,
         "vocabulary.parquet",
-        *log.manifest.files,
+        *log.manifest.parts,
     }
 
 

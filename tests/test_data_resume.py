@@ -20,8 +20,9 @@ from data_cases import CSV, HEADER, LONGEST, avazu_log, good_rows, mixed_lines, 
 from sparsegroup.data import preparation
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.log_manifest import MANIFEST
 from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared_log import MANIFEST, PreparedLog
+from sparsegroup.data.prepared_log import PreparedLog
 
 
 @pytest.fixture
@@ -78,9 +79,9 @@ def test_a_run_cut_off_at_any_moment_goes_on_to_the_same_folder(
         return prepare(logs, folder, CSV, on_bad_row="skip", max_bad=0.9, vocabulary=True, chunk_bytes=1500)[0]
 
     whole = run(tmp_path / "whole")
-    assert len(whole.manifest.files) >= 4
+    assert len(whole.manifest.parts) >= 4
     expected = content_of(tmp_path / "whole")
-    assert set(expected) == {MANIFEST, "vocabulary.parquet", *whole.manifest.files}
+    assert set(expected) == {MANIFEST, "vocabulary.parquet", *whole.manifest.parts}
     assert whole.manifest.train_rows * 2 == whole.manifest.rows
     for moment in itertools.count(1):
         folder = tmp_path / f"cut{moment}"
@@ -161,7 +162,7 @@ def test_a_columnar_log_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monk
         path, row_group_size=100
     )
     whole, _ = prepare([path], tmp_path / "whole")
-    assert len(whole.manifest.files) == 10
+    assert len(whole.manifest.parts) == 10
     with monkeypatch.context() as patch:
         cut_at(patch, 9)
         with pytest.raises(Cut):
@@ -251,16 +252,18 @@ def test_a_damaged_prepared_log_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         manifest.write_bytes(damaged.encode("utf-8", "surrogateescape"))
         with pytest.raises(ClickLogError, match=rf"{MANIFEST}: damaged"):
             PreparedLog(folder)
-    manifest.write_text(json.dumps(json.loads(text) | {"format": 99}))
-    with pytest.raises(ClickLogError, match=r"log.json: format 99, this version reads 1"):
+    manifest.write_text(json.dumps(json.loads(text) | {"version": 99}))
+    with pytest.raises(ClickLogError, match=r"log.json: written by a newer version .* update sparsegroup"):
         PreparedLog(folder)
     manifest.write_text(text)
     part = folder / "part-00001.parquet"
     whole = part.read_bytes()
     for damaged_part in (whole[: len(whole) // 2], b"", whole[:100] + bytes(200) + whole[300:]):
         part.write_bytes(damaged_part)
-        with pytest.raises(ClickLogError, match=r"part-00001.parquet: missing or damaged"):
+        with pytest.raises(ClickLogError, match=r"part-00001.parquet: (missing or )?damaged"):
             rows_of(PreparedLog(folder))
+        with pytest.raises(ClickLogError, match=r"part-00001.parquet: damaged"):
+            log.verify()
     part.unlink()
     with pytest.raises(ClickLogError, match=r"part-00001.parquet: missing or damaged"):
         rows_of(log)

@@ -13,7 +13,7 @@ from data_cases import written
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import read_schema
-from sparsegroup.data.prepared_log import MANIFEST
+from sparsegroup.data.log_manifest import MANIFEST
 
 WEIGHTED = LogFormat("log", "label", ("a",), weight="w")
 WEIGHTS = ["1", "0", "0.25", "1e-3", "3e38", "-0.0", "0.1"]
@@ -75,10 +75,11 @@ def test_a_folder_written_before_there_were_weights_loads(tmp_path: Path) -> Non
     log, _ = prepare([log_of(tmp_path / "log.csv", ["1", "2"])], tmp_path / "out")
     manifest = tmp_path / "out" / MANIFEST
     content = json.loads(manifest.read_text())
-    del content["weighted"]
-    manifest.write_text(json.dumps(content))
+    header = ("version", "written_by", "id", "parent", "files", "checksum", "weighted", "parts")
+    content = {name: value for name, value in content.items() if name not in header}
+    manifest.write_text(json.dumps({**content, "format": 1, "version": "0.1.0", "files": log.manifest.parts}))
     again = PreparedLog(tmp_path / "out")
-    assert again.manifest == log.manifest
+    assert again.manifest == replace(log.manifest, id=again.manifest.id, files={})
     assert next(again.batches(0, 2, 2)).weights is None
 
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Self
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
@@ -88,12 +87,3 @@ CHECKPOINT = FolderFormat(
 A migration is the place to rename arguments of optimizers, in `content["state"]["optimizers"][i]["param_groups"]`, and
 settings of runs, in `content["state"]["extra"]["config"]`.
 """
-
-
-def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: There is none, it is damaged, or a newer version has written it.
-    """
-    return CHECKPOINT.read(folder)

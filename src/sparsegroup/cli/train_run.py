@@ -21,13 +21,13 @@ from sparsegroup.training.run_dir import (
     CONFIG,
     FINISHED,
     REPORT,
-    SUMMARY,
     UNFINISHED,
     config_of,
     is_free,
     last_checkpoint,
     replace_run,
 )
+from sparsegroup.training.run_manifest import SUMMARY
 from sparsegroup.training.session import lock_run, run_beginning
 from sparsegroup.yaml_settings import assignment, checked, with_values
 

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,17 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.recognition import FormatOptions, checked_format, format_of
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
 from sparsegroup.data.prepared_log import (
-    MANIFEST,
     VOCABULARY,
-    LogManifest,
     PreparedLog,
     count_features,
-    write_manifest,
 )
 from sparsegroup.data.raw import raw_file
 from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
@@ -97,7 +95,7 @@ def prepare(
 ) -> tuple[PreparedLog, list[BadRows]]:
     """Read raw logs, and write their keys, numbers, labels, times and weights as Parquet.
 
-    A folder that a killed run has left is completed. A whole one is left as it is.
+    A folder that a killed run has left is completed. A whole one is checked, and left as it is.
 
     Args:
         logs: One log, or a training log and a test log.
@@ -126,12 +124,13 @@ def prepare(
     sizes = [file.size for file in raw]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
+    if PREPARED_LOG.is_in(folder):
         done = PreparedLog(folder)
         if dict(done.manifest.source) != source:
             raise ClickLogError(f"{folder}: holds another log, or one read in another way; give an empty folder")
         for part in folder.glob("vocabulary-*.parquet"):  # a run was cut off just before it was through with them
             part.unlink()
+        done.verify()
         return done, []
     state, files = _resume(folder, source)
     bads = [BadRows(str(file.path)) for file in raw[state.source :]]
@@ -188,15 +187,15 @@ def _complete(
         rows=state.rows,
         train_rows=train_rows,
         positives=state.positives,
-        files=files,
+        parts=files,
+        files={name: facts_of(folder / name) for name in (*files, *([VOCABULARY] if vocabulary else []))},
         features={name: (in_all[name], in_training[name]) for name in log.fields},
         hash=HASH,
         source=source,
         bad_rows=state.bad,
         weighted=log.weight is not None,
-        version=version("sparsegroup"),
     )
-    write_manifest(folder, manifest)
+    PREPARED_LOG.write(folder, manifest)
     if vocabulary:
         for part in _vocabulary_parts(folder, files):
             part.unlink()

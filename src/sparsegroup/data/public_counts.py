@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsegroup.data.prepared_log import LogManifest
+from sparsegroup.data.log_manifest import LogManifest
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,19 @@
 """The hash-keyed embedding table: rows appear when a key is first seen, and go when they are exactly zero."""
 
+from sparsegroup.table.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.bag import HashEmbeddingBag
+from sparsegroup.table.eviction import EvictionPolicy, RowBlock, ZeroRows
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.table_report import FieldCount, TableMemory
 
-__all__ = ["FieldCount", "HashEmbedding", "HashEmbeddingBag", "TableMemory"]
+__all__ = [
+    "AdmissionPolicy",
+    "EveryKey",
+    "EvictionPolicy",
+    "FieldCount",
+    "HashEmbedding",
+    "HashEmbeddingBag",
+    "RowBlock",
+    "TableMemory",
+    "ZeroRows",
+]

@@ -133,7 +133,7 @@ def _look_up(
         inverse: `[n]` int32, out: the place in `distinct` of each key.
         count: `[1]` int64, out: how many are distinct.
         rows: `[n]` int64, out: the rows of the distinct keys, or `ABSENT`.
-        state: Of the index.
+        state: What the index says of itself.
         pages: Address of the addresses of the index's pages.
         row_pages: Address of the addresses of the rows' pages.
         shift: log2 of the rows of a page.
@@ -267,7 +267,7 @@ class Scratch:
     Args:
         n: Keys.
         dim: Length of a vector.
-        dtype: Of the vectors.
+        dtype: That of the vectors.
     """
 
     def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:

@@ -33,15 +33,15 @@ class DeviceRows:
 
     Args:
         dim: Length of a part.
-        dtype: Of the weights: float32, bfloat16 or float16.
+        dtype: That of the weights: float32, bfloat16 or float16.
         device: A GPU, or the CPU for Triton's interpreter.
         initial: The parts after the weights: name → value of a new row's elements.
-        state_dtype: Of these parts: float32 or bfloat16.
+        state_dtype: That of these parts: float32 or bfloat16.
         page_bytes: The most that a page of several rows has.
 
     Attributes:
-        dtype: Of what goes to the host and comes from there: float32.
-        weight_dtype: Of the weights.
+        dtype: float32, in which rows go to the host and come from there.
+        weight_dtype: In which the weights lie.
         row_bytes: From row to row.
         shift: A page has 2**shift rows.
     """
@@ -93,7 +93,7 @@ class DeviceRows:
             ) from error
 
     def bytes(self, count: int) -> int:
-        """Of the first `count` rows, in whole pages."""
+        """Bytes that the first `count` rows take, in whole pages."""
         return -(-count >> self.shift) * (self.row_bytes << self.shift)
 
     def layout(self) -> launch_rows.Layout:
@@ -173,7 +173,7 @@ class DeviceRows:
         Args:
             initial: The parts, as of the class.
             count: Rows that there are.
-            state_dtype: Of the parts; None for what it is.
+            state_dtype: That of the parts; None for what it is.
 
         Raises:
             MemoryError: The device has no more; nothing has changed, unless the message says otherwise.

@@ -33,7 +33,7 @@ class DeviceStorage:
     may look ahead, and insert, without the device.
 
     Args:
-        config: Of the table.
+        config: The table's.
     """
 
     def __init__(self, config: TableConfig) -> None:

@@ -37,7 +37,7 @@ class Directory:
     Args:
         max_rows: The most there may be.
         huge_pages: See `MappedPages`.
-        buckets: Of the index, to begin with; None for few.
+        buckets: How many the index begins with; None for few.
 
     Attributes:
         index: Key → row.
@@ -68,6 +68,14 @@ class Directory:
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
         return self.index.keys_of_rows(0, self.num_rows)
+
+    def described(self, rows: Int64s) -> str:
+        """The keys of some rows in words, the first few of many."""
+        if rows[0] >= self.num_rows:
+            return "a key that is gone"
+        keys = self.keys()[rows[:5]].tolist()
+        more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+        return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
 
     def set_buckets(self, buckets: int) -> None:
         """Have an index of so many buckets, which must suffice."""

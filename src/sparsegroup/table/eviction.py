@@ -1,21 +1,25 @@
 """Which rows `shrink` drops: the policy of a table, and the one it has unless another is given."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.table.directory import Directory
 from sparsegroup.table.row_storage import RowMemory
 
 Int64s = npt.NDArray[np.int64]
+
+_ROWS_AT_A_TIME = 1 << 18
 
 
 class RowBlock:
     """Some rows, as an eviction policy looks at them. What it does not ask for is not read.
 
     Args:
-        memory: Of the rows.
+        memory: Where the rows are.
         keys_of_all: Gives the keys of all rows.
         first, last: The rows first, …, last - 1.
     """
@@ -67,3 +71,24 @@ class ZeroRows:
 
 
 ZERO_ROWS = ZeroRows()
+
+
+def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> npt.NDArray[np.bool_]:
+    """Which rows of a table stay, `[num_rows]`: a policy's answers, put together.
+
+    Raises:
+        ValueError: An answer has another shape or dtype.
+    """
+    count = directory.num_rows
+    kept = np.ones(count, np.bool_)
+    keys = cache(directory.keys)
+    for first in range(0, count, _ROWS_AT_A_TIME):
+        block = RowBlock(memory, keys, first, min(first + _ROWS_AT_A_TIME, count))
+        evicted = np.asarray(policy.evicts(block))
+        if evicted.dtype != np.bool_ or evicted.shape != (len(block),):
+            raise ValueError(
+                f"{type(policy).__name__}.evicts must give bool {[len(block)]}, got {evicted.dtype} "
+                f"{list(evicted.shape)}"
+            )
+        kept[first : first + len(block)] = ~evicted
+    return kept

@@ -48,7 +48,7 @@ class HashEmbedding(nn.Module):
         dim: Length of a vector, ≥ 1.
         std: Standard deviation ≥ 0 of a new row's elements.
         init: "normal" or "uniform" (on ±√3 std).
-        seed: Of the initializer, in [0, 2⁶⁴). A row's start depends on seed and key alone.
+        seed: The initializer's, in [0, 2⁶⁴). A row's start depends on seed and key alone.
         max_rows: Raise instead of going beyond so many rows. None: up to 2⁴⁰, that is as memory lasts.
         field_bits: How many high bits of a key say which field it belongs to, for `field_counts`; 0 to 16.
         nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
@@ -260,7 +260,7 @@ class HashEmbedding(nn.Module):
         array = self._as_array(keys)
         if len(np.unique(array)) != len(array):
             raise ValueError("keys must be distinct")
-        values = vectors.detach().to("cpu", TORCH_DTYPES[self.table.dtype]).reshape(-1, self.dim).contiguous()
+        values = vectors.detach().to("cpu", TORCH_DTYPES[self.table.config.dtype]).reshape(-1, self.dim).contiguous()
         self.table.assign(array, values.numpy())
 
     def initial(self, keys: Tensor) -> Tensor:
@@ -327,10 +327,8 @@ class HashEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if _rows_left_out.get():
             return
-        content = self.table.snapshot((WEIGHT,))
-        destination[prefix + "keys"] = torch.from_numpy(content.keys)
-        destination[prefix + "weight"] = torch.from_numpy(content.parts[WEIGHT])
-        destination[prefix + "dropped"] = torch.from_numpy(content.dropped)
+        for name, tensor in self.table.snapshot((WEIGHT,)).tensors().items():
+            destination[prefix + name] = tensor
 
     def _load_from_state_dict(
         self,
@@ -344,25 +342,16 @@ class HashEmbedding(nn.Module):
     ) -> None:
         if _rows_left_out.get():
             return
-        names = ("keys", "weight", "dropped")
+        names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
         if missing := [prefix + name for name in names if prefix + name not in state_dict]:
             missing_keys.extend(missing)
             return
-        keys, weight, dropped = (state_dict[prefix + name].detach().cpu() for name in names)
-        if keys.dtype != torch.int64 or keys.ndim != 1 or weight.shape != (len(keys), self.dim):
-            error_msgs.append(
-                f"{prefix}keys and {prefix}weight: int64 [n] and [n, {self.dim}] are expected, got {keys.dtype} "
-                f"{list(keys.shape)} and {list(weight.shape)}"
-            )
-        elif dropped.dtype != torch.int64 or dropped.ndim != 1:
-            error_msgs.append(f"{prefix}dropped: int64 [k] is expected, got {dropped.dtype} {list(dropped.shape)}")
-        elif len(torch.unique(keys)) != len(keys):
-            error_msgs.append(f"{prefix}keys: a key appears twice")
-        elif len(keys) > self.table.config.max_rows:
-            error_msgs.append(f"{prefix}keys: {len(keys):,} rows are more than max_rows={self.table.config.max_rows:,}")
-        else:
-            values = weight.to(TORCH_DTYPES[self.table.dtype]).numpy()
-            self.table.load(TableSnapshot(np.ascontiguousarray(keys.numpy()), {WEIGHT: values}, dropped.numpy()))
+        names = tuple(name for name in (*names, "waiting", "sights") if prefix + name in state_dict)
+        try:
+            tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
+            self.table.load(TableSnapshot.of_tensors(tensors, self.table.config))
+        except ValueError as error:
+            error_msgs.append(f"{prefix}{error}")
 
 
 def _device(device: torch.device | str | None) -> torch.device:

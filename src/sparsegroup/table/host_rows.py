@@ -54,7 +54,7 @@ class HostRows:
             self.pages.resize(wanted)
 
     def bytes(self, count: int) -> int:
-        """Of the first `count` rows, in whole pages of the system's."""
+        """Bytes that the first `count` rows take, in whole pages of the system's."""
         unit = self.pages.unit
         return -(-count * self.row_bytes // unit) * unit
 

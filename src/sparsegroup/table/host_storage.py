@@ -28,7 +28,7 @@ class HostStorage:
     """The host's `RowStorage`: one kernel finds and fetches, and steps are checked before they are taken.
 
     Args:
-        config: Of the table.
+        config: The table's.
     """
 
     keeps_rounding = False  # the weights are as precise as the arithmetic
@@ -47,7 +47,7 @@ class HostStorage:
 
     def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
         """See `RowStorage`."""
-        search.out = self._empty(len(search.keys)) if fetch else None
+        search.fetch_into(self._empty(len(search.keys)) if fetch else None)
         run_search(search, index, scratch, scratch.vectors, self._reach, alone=alone)
 
     def vectors(
@@ -56,7 +56,8 @@ class HostStorage:
         """See `RowStorage`."""
         rows, out = search.distinct_rows, search.out
         if out is None:
-            out = search.out = self._empty(len(search.keys))
+            out = self._empty(len(search.keys))
+            search.fetch_into(out)
             enough = len(rows) <= len(scratch.vectors)
             vectors = scratch.vectors if enough else np.empty((len(rows), self.rows.dim), self.rows.dtype)
             run_search(search, index, scratch, vectors, self._reach, finds=False)

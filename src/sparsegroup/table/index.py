@@ -69,7 +69,7 @@ def bucket_address(bucket: Any, pages: Any) -> Any:
 
 @jitted
 def _row_plus_1(address: Any, key: Any) -> Any:
-    """Of `key` in the bucket at `address`, or 0. An empty slot, all 0, matches key 0 and adds nothing."""
+    """The row + 1 of `key` in the bucket at `address`, or 0. An empty slot, all 0, matches key 0 and adds nothing."""
     a = load(address + 8) & -np.int64(load(address) == key)
     b = load(address + 24) & -np.int64(load(address + 16) == key)
     c = load(address + 40) & -np.int64(load(address + 32) == key)
@@ -283,7 +283,7 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """Of all slots."""
+        """Bytes of all slots."""
         return (int(self.state[_NEW]) + _SLACK) * BUCKET_BYTES
 
     @property

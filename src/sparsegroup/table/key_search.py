@@ -51,6 +51,15 @@ class KeySearch:
         search.out, search.has_new = None, False
         return search
 
+    def fetch_into(self, out: Tensor | None) -> None:
+        """Have the vectors put into `out`; None: fetch none."""
+        self.out = out
+
+    def count_given(self, count: int) -> None:
+        """So many of the keys that had no row have been given one."""
+        self.absent -= count
+        self.has_new = True
+
     @property
     def distinct_rows(self) -> Tensor:
         """The rows of the distinct keys, without the memory behind them."""
@@ -101,12 +110,16 @@ class LookAhead:
     Attributes:
         search: Where it looks, and what it finds.
         insert: Whether new keys may get a row.
-        generation: Of the rows that were found; None if the search has failed, or is not done.
+        generation: That of the rows that were found; None if the search has failed, or is not done.
     """
 
     search: KeySearch
     insert: bool
     generation: Generation | None = None
+
+    def end(self, generation: Generation) -> None:
+        """All is found, as of `generation`."""
+        self.generation = generation
 
     def is_for(self, keys: Int64s, insert: bool) -> bool:
         """Whether it is the lookup of these keys."""

@@ -15,13 +15,14 @@ class Pending:
     with a job pending.
 
     Attributes:
-        lock: Of the table.
+        lock: The table's.
         job: The job.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.job: Callable[[], None] | None = None
+        self._process = os.getpid()
         with _forking:
             _all.add(self)
 
@@ -39,6 +40,14 @@ class Pending:
         """Have `job` done by whoever enters next; one that was promised before is done now."""
         with self.lock, self:
             self.job = job
+
+    def check_process(self, what: str) -> None:
+        """Raise RuntimeError in a process that is not the table's."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
+                "Look keys up in the main process, or in its threads"
+            )
 
     def keep(self) -> None:
         """Do what is promised."""

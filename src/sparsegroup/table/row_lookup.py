@@ -28,7 +28,7 @@ class RowLookup:
     Args:
         directory: Key → row.
         storage: The rows.
-        starts: Of new rows.
+        starts: Where new rows start.
     """
 
     def __init__(self, directory: Directory, storage: RowStorage, starts: RowStarts) -> None:
@@ -51,7 +51,7 @@ class RowLookup:
         """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
         with suppress(Exception):
             self._find(ahead.search, admission, fetch=False, alone=True)
-            ahead.generation = self._directory.generation
+            ahead.end(self._directory.generation)
 
     def fetch(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> Found:
         """What `look_up` gives, of keys that have been looked up ahead."""
@@ -134,5 +134,4 @@ class RowLookup:
         index.settle(count)
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
-        search.absent -= count
-        search.has_new = True
+        search.count_given(count)

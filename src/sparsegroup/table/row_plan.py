@@ -3,10 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from sparsegroup.optim.stored import RowStep
-from sparsegroup.table.row_storage import RowGradient
+from sparsegroup.table.row_storage import RowGradient, RowStorage
+
+
+def check_layout(gradient: Tensor, where: str) -> None:
+    """Raise ValueError unless a table's gradient is sparse COO."""
+    if gradient.layout != torch.sparse_coo:
+        raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
 
 
 @dataclass(frozen=True)
@@ -15,12 +22,14 @@ class TablePlan:
 
     Attributes:
         read: The gradient as the storage will take it.
-        guard: Gives the gradient with a Hessian's diagonal, or raises.
+        storage: Where the rows are.
+        check_finite: Raises where lines that are not finite may not be left out.
         carry_out: Takes the step.
     """
 
     read: RowGradient
-    guard: Callable[[RowGradient, Tensor], RowGradient]
+    storage: RowStorage
+    check_finite: Callable[[RowGradient], None]
     carry_out: Callable[[RowGradient, RowStep], None]
 
     @property
@@ -30,7 +39,9 @@ class TablePlan:
 
     def with_hessian(self, diagonal: Tensor) -> "TablePlan":
         """The same with the Hessian's diagonal, shaped as `gradient`."""
-        return replace(self, read=self.guard(self.read, diagonal))
+        read = self.read.with_hessian(diagonal, self.storage.finite(diagonal))
+        self.check_finite(read)
+        return replace(self, read=read)
 
     def apply(self, request: RowStep) -> None:
         """Take the step."""

@@ -67,7 +67,7 @@ class RowStarts:
         std: Standard deviation.
         seed: In [0, 2⁶⁴).
         dim: Length of a row.
-        dtype: Of the vectors.
+        dtype: That of the vectors.
 
     Attributes:
         seed: uint64, mixed so that every bit matters.

@@ -30,7 +30,7 @@ class RowGradient:
     Attributes:
         rows: `[n]` int64, the row of each line.
         values: `[n, dim]`.
-        hessian: Likewise the Hessian's diagonal, for a second-order rule.
+        hessian: `[n, dim]`, the Hessian's diagonal, for a second-order rule.
         finite: `[n]` bool, the lines to be stepped with; None for all.
         lines: How the lines belong to rows, if it is known.
     """
@@ -69,7 +69,7 @@ class RowMemory(Protocol):
 
     Attributes:
         dim: Length of a part.
-        dtype: Of what goes to the host and comes from there.
+        dtype: In which rows go to the host and come from there.
         initial: The parts after the weights: name → value of a new row's elements.
         row_bytes: From row to row.
     """
@@ -145,7 +145,7 @@ class RowStorage(Protocol):
 
         Args:
             search: Changed.
-            index: Of the keys.
+            index: Key → row.
             scratch: For as many keys.
             fetch: `vectors` will be called at once: what can be fetched on the way may be.
             alone: Do not share the work with other threads.

@@ -1,6 +1,5 @@
 """The table without autograd: a directory of keys, a storage of rows, lookups in them, and an optimizer's steps."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +17,12 @@ from sparsegroup.table import key_search
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.eviction import RowBlock, ZeroRows
+from sparsegroup.table.eviction import ZeroRows, kept_rows
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.pending import Pending
 from sparsegroup.table.row_locations import Int64s, attached
 from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
-from sparsegroup.table.row_plan import TablePlan
+from sparsegroup.table.row_plan import TablePlan, check_layout
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_storage
@@ -52,7 +51,6 @@ class Table:
         self.config = config
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
-        self._process = os.getpid()
         self._claim: Claim | None = None
         self._changes: Changes | None = None
         self._compose(directory or Directory(config.max_rows, config.huge_pages), storage or new_storage(config))
@@ -96,13 +94,8 @@ class Table:
         return self.config.dim
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the vectors on the host."""
-        return self.config.dtype
-
-    @property
     def weight_dtype(self) -> torch.dtype:
-        """Of the vectors, as torch names it."""
+        """The dtype of the vectors, as torch names it."""
         return self.config.weight_dtype
 
     @property
@@ -158,15 +151,8 @@ class Table:
     def _admission(self, insert: bool) -> AdmissionPolicy | None:
         if not insert:
             return None
-        self._check_process("insert keys")
+        self._pending.check_process("insert keys")
         return self.config.admission
-
-    def _check_process(self, what: str) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
-                "Look keys up in the main process, or in its threads"
-            )
 
     # The optimizer's steps and state
 
@@ -187,21 +173,15 @@ class Table:
                 f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows "
                 f"({where}); one table, one optimizer"
             )
-        if gradient.layout != torch.sparse_coo:
-            raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
+        check_layout(gradient, where)
         storage = self.storage
         storage.check_reports(self._described)
         storage.check_step(rule, self._carries_u(claim, wants_u), state_dtype)
         lines = attached(gradient._indices()[0], self.directory.generation)
         read = storage.read_gradient(gradient, lines, lambda: self.num_rows, where)
-        self._check_process("train the table")
+        self._pending.check_process("train the table")
         self._check_finite(read)
-        return TablePlan(read.negated() if maximize else read, self._guard, self._carry_out)
-
-    def _guard(self, read: RowGradient, diagonal: Tensor) -> RowGradient:
-        read = read.with_hessian(diagonal, self.storage.finite(diagonal))
-        self._check_finite(read)
-        return read
+        return TablePlan(read.negated() if maximize else read, storage, self._check_finite, self._carry_out)
 
     def _check_finite(self, read: RowGradient) -> None:
         if read.finite is not None and not self.config.skips_nonfinite:
@@ -243,11 +223,7 @@ class Table:
 
     def _described(self, rows: Int64s) -> str:
         with self._pending.lock, self._pending:
-            if rows[0] >= self.directory.num_rows:
-                return "a key that is gone"
-            keys = self.directory.keys()[rows[:5]].tolist()
-        more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-        return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
+            return self.directory.described(rows)
 
     def holds(self, claim: Claim) -> bool:
         """Whether the state in the rows is that of `claim`."""
@@ -325,32 +301,16 @@ class Table:
             self.storage.recount(self.directory.num_rows)
 
     def _rows_for(self, keys: Int64s) -> Int64s:
-        self._check_process("insert keys")
+        self._pending.check_process("insert keys")
         self._lookup.look_up(keys, EVERY_KEY)
         return self.directory.find(keys)
 
     def shrink(self) -> int:
         """Drop the rows that the policy evicts; gives how many."""
         with self._pending.lock, self._pending:
-            self._check_process("shrink the table")
-            policy, count = self.config.eviction, self.directory.num_rows
-            keys: list[Int64s] = []
-
-            def keys_of_all() -> Int64s:
-                if not keys:
-                    keys.append(self.directory.keys())
-                return keys[0]
-
-            kept = np.ones(count, np.bool_)
-            for first in range(0, count, CHUNK):
-                block = RowBlock(self.rows, keys_of_all, first, min(first + CHUNK, count))
-                evicted = np.asarray(policy.evicts(block))
-                if evicted.dtype != np.bool_ or evicted.shape != (len(block),):
-                    raise ValueError(
-                        f"{type(policy).__name__}.evicts must give bool {[len(block)]}, got {evicted.dtype} "
-                        f"{list(evicted.shape)}"
-                    )
-                kept[first : first + len(block)] = ~evicted
+            self._pending.check_process("shrink the table")
+            policy = self.config.eviction
+            kept = kept_rows(policy, self.rows, self.directory)
             dropped = self._keep(kept)
             if dropped and not isinstance(policy, ZeroRows):
                 self.storage.recount(self.directory.num_rows)
@@ -381,7 +341,7 @@ class Table:
     def adopt(self, other: "Table", claim: Claim | None) -> None:
         """Take over what another table of the same config holds, which is not to be used any more."""
         with self._pending.lock, self._pending:
-            self._check_process("load a table")
+            self._pending.check_process("load a table")
             self.directory.renumber()
             self._compose(other.directory, other.storage)
             self._changes, self._claim = None, claim
@@ -389,18 +349,7 @@ class Table:
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
         with self._pending.lock, self._pending:
-            directory, memory = self.directory, self.rows
-            rows = np.arange(directory.num_rows)
-            waiting, sights = directory.waiting.content()
-            return TableSnapshot(
-                keys=directory.keys(),
-                parts={part: memory.read(part, rows) for part in (memory.parts if parts is None else parts)},
-                dropped=directory.dropped.view(np.int64).copy(),
-                waiting=waiting,
-                sights=sights,
-                num_seen=directory.num_seen,
-                skipped_rows=self.skipped_rows,
-            )
+            return TableSnapshot.taken(self.directory, self.rows, parts, self.skipped_rows)
 
     def load(self, snapshot: TableSnapshot) -> None:
         """Have what a snapshot holds.
@@ -409,7 +358,7 @@ class Table:
         kept. With an optimizer's state in it, rows that it does not name start afresh in that.
         """
         with self._pending.lock, self._pending:
-            self._check_process("load a table")
+            self._pending.check_process("load a table")
             self._changes = None
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)

@@ -1,8 +1,9 @@
 """A table in files, written and read in pieces: all of its rows, or those that have changed since.
 
 A file holds `keys` [n], `dropped` [k] (keys that `shrink` has dropped) and `rows` [n, parts, dim]: the vectors, u and
-the optimizer's state, in the order of `parts`. Reading it drops the rows of the one and sets those of the other, so
-that all rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
+the optimizer's state, in the order of `parts`. Where a policy has not admitted keys, it holds those, `waiting` [w],
+and how often each has come, `sights` [w]. Reading it drops the rows of the one and sets those of the other, so that all
+rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
 """
 
 import math
@@ -27,6 +28,7 @@ from sparsegroup.table.row_storage import WEIGHT, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_storage
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.waiting_keys import check_waiting
 
 Int64s = npt.NDArray[np.int64]
 
@@ -48,11 +50,11 @@ class TableFacts:
 
     Attributes:
         dim, dtype, std, init, seed, field_bits: See `HashEmbedding`.
-        parts: Of a row after its vector → value in a new row.
+        parts: Each part of a row after its vector → value in a new row.
         rows: Rows.
         seen: Distinct keys ever seen in training.
         skipped_rows: See `HashEmbedding`.
-        buckets: Of the index: they say when it grows.
+        buckets: How many the index has: they say when it grows.
         written: Rows in this file.
     """
 
@@ -122,13 +124,15 @@ def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
         OSError: The disk is full, say.
     """
     rows, directory, count = table.rows, table.directory, table.num_rows
-    with _writer(rows, path, count, directory.dropped) as file:
+    waiting = directory.waiting.content()
+    with _writer(rows, path, count, directory.dropped, waiting) as file:
         at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
         for first in range(0, count, at_a_time):
             file.write(directory.index.keys_of_rows(first, min(first + at_a_time, count)))
         file.write(directory.dropped)
         for block in rows.blocks(count):
             file.write(block)
+        _write_waiting(file, waiting)
     return file.facts, TableFacts.of(table, count)
 
 
@@ -141,7 +145,8 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
     mask, dropped = changes.mask(table.num_rows), changes.removed
     count = int(np.count_nonzero(mask))
     spans = list(_spans(mask, max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // _BYTES_TO_SORT))
-    with _writer(table.rows, path, count, dropped) as file:
+    waiting = table.directory.waiting.content()
+    with _writer(table.rows, path, count, dropped, waiting) as file:
         for first, last in spans:
             file.write(_keys_within(table, mask, first, last))
         file.write(dropped)
@@ -149,6 +154,7 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
             numbers = first + np.flatnonzero(mask[first:last])
             for piece in _pieces(len(numbers), table.rows):
                 file.write(table.rows.read_whole(numbers[piece]))
+        _write_waiting(file, waiting)
     return file.facts, TableFacts.of(table, count)
 
 
@@ -173,14 +179,34 @@ def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int
     yield first, len(mask)
 
 
-def _writer(rows: RowMemory, path: Path, count: int, dropped: npt.NDArray[Any]) -> TensorWriter:
+def _writer(
+    rows: RowMemory, path: Path, count: int, dropped: npt.NDArray[Any], waiting: tuple[Int64s, Int64s]
+) -> TensorWriter:
     keys = np.dtype(np.int64)
     shapes = {
         "keys": (keys, (count,)),
         "dropped": (keys, (len(dropped),)),
         "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
     }
+    if len(waiting[0]):
+        shapes |= {"waiting": (keys, waiting[0].shape), "sights": (keys, waiting[1].shape)}
     return TensorWriter(path, shapes, {"parts": ",".join(rows.parts)})
+
+
+def _write_waiting(file: TensorWriter, waiting: tuple[Int64s, Int64s]) -> None:
+    for array in waiting if len(waiting[0]) else ():
+        file.write(array)
+
+
+def _read_waiting(file: Any, path: Path) -> tuple[Int64s, Int64s]:
+    """The keys that wait, and their sights; none in a file of a table that admits every key."""
+    if not {"waiting", "sights"} <= set(file.keys()):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    keys, sights = file.get_tensor("waiting"), file.get_tensor("sights")
+    if keys.dtype != np.int64 or sights.dtype != np.int64 or keys.ndim != 1:
+        raise ValueError(f"{path}: waiting and sights are {keys.dtype} {keys.shape} and {sights.dtype} {sights.shape}")
+    check_waiting(keys, sights)
+    return keys, sights
 
 
 def _pieces(count: int, rows: RowMemory) -> list[slice]:
@@ -192,7 +218,7 @@ def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) ->
     """The table that has been written.
 
     Args:
-        config: Of the table, with which the facts must agree.
+        config: The table's, with which the facts must agree.
         chain: A file of all rows, then those of changes, in the order in which they were written.
 
     Raises:
@@ -222,7 +248,7 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
         if not kept.all():
             directory.keep(kept)
             storage.rows.compact(np.flatnonzero(kept))
-        directory.drop(dropped)
+        directory.set_seen(np.union1d(directory.dropped.view(np.int64), dropped), *_read_waiting(file, path))
         storage.lay_out(facts.parts, directory.num_rows, None)
         memory, index = storage.rows, directory.index
         was_empty = not directory.num_rows
@@ -235,7 +261,7 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
         if facts.rows > directory.num_rows + count:
             raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.num_rows:,}")
         memory.reserve(facts.rows)
-        with _HelpedCalls(not config.on_device) as write:
+        with _WriteHelper(not config.on_device) as write:
             for piece in _pieces(count, memory):
                 some = keys[piece]
                 numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
@@ -251,7 +277,7 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
         raise ValueError(f"{path}: {directory.num_rows:,} rows, the manifest says {facts.rows:,}")
 
 
-class _HelpedCalls:
+class _WriteHelper:
     """Calls that may come in any order, of which another thread takes one where there is one and it has none.
 
     Args:

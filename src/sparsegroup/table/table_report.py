@@ -17,10 +17,10 @@ class TableMemory:
     """Bytes of a table.
 
     Attributes:
-        index: Of the index's slots.
-        rows: Of the rows, in whole pages of the system's (2 MiB where they are huge).
-        dropped: Of the keys without a row, dropped by `shrink` or not admitted, which are remembered to count distinct
-            keys.
+        index: What the index's slots take.
+        rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
+        dropped: What keys without a row take, dropped by `shrink` or not admitted: they are remembered to count
+            distinct keys.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
     """
 
@@ -31,13 +31,13 @@ class TableMemory:
 
     @property
     def total(self) -> int:
-        """Of all that is allocated."""
+        """All that is allocated."""
         return self.index + self.rows + self.dropped
 
 
 @dataclass(frozen=True)
 class FieldCount:
-    """Of one field: distinct keys ever seen, rows, and rows with a non-zero vector."""
+    """One field: distinct keys ever seen, rows, and rows with a non-zero vector."""
 
     seen: int
     rows: int
@@ -48,7 +48,7 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
     """Counts by the field that a key's top `bits` bits hold, of the fields ever seen.
 
     Args:
-        directory: Of the table.
+        directory: The table's.
         alive: `[rows]`, which rows are not zero.
         bits: 0 to 16.
     """

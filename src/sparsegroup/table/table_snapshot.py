@@ -1,11 +1,19 @@
 """A copy of a table's content in memory: what a state dict, an optimizer's state and a pickle are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.views import TORCH_DTYPES
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.row_storage import WEIGHT, RowMemory
+from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.waiting_keys import check_waiting
 
 Int64s = npt.NDArray[np.int64]
 
@@ -36,6 +44,57 @@ class TableSnapshot:
     num_seen: int | None = None
     skipped_rows: int | None = None
 
+    @classmethod
+    def taken(
+        cls, directory: Directory, memory: RowMemory, parts: Sequence[str] | None, skipped_rows: int
+    ) -> "TableSnapshot":
+        """A copy of what a table holds, with some parts of its rows, or all of them."""
+        rows = np.arange(directory.num_rows)
+        waiting, sights = directory.waiting.content()
+        return cls(
+            keys=directory.keys(),
+            parts={part: memory.read(part, rows) for part in (memory.parts if parts is None else parts)},
+            dropped=directory.dropped.view(np.int64).copy(),
+            waiting=waiting,
+            sights=sights,
+            num_seen=directory.num_seen,
+            skipped_rows=skipped_rows,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a module's state dict has it."""
+        content = {**self.arrays(), "dropped": self.dropped}
+        if len(self.waiting):
+            content |= {"waiting": self.waiting, "sights": self.sights}
+        return {name: torch.from_numpy(array) for name, array in content.items()}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], config: TableConfig) -> "TableSnapshot":
+        """What `tensors` gave, of weights alone, checked.
+
+        Raises:
+            ValueError: A tensor does not fit; its name begins the message.
+        """
+        numbers = {"keys", "dropped", "waiting", "sights"}
+        for name in numbers & tensors.keys():
+            if tensors[name].dtype != torch.int64 or tensors[name].ndim != 1:
+                raise ValueError(f"{name}: int64 [n] is expected, got {_shape(tensors[name])}")
+        content = {name: np.ascontiguousarray(tensors[name].numpy()) for name in numbers & tensors.keys()}
+        keys, weight = content["keys"], tensors[WEIGHT]
+        waiting, sights = content.get("waiting", _none()), content.get("sights", _none())
+        if weight.shape != (len(keys), config.dim):
+            raise ValueError(f"{WEIGHT}: [{len(keys)}, {config.dim}] is expected, got {_shape(weight)}")
+        if len(np.unique(keys)) != len(keys):
+            raise ValueError("keys: a key appears twice")
+        if len(keys) > config.max_rows:
+            raise ValueError(f"keys: {len(keys):,} rows are more than max_rows={config.max_rows:,}")
+        check_waiting(waiting, sights)
+        return cls(keys, {WEIGHT: weight.to(TORCH_DTYPES[config.dtype]).numpy()}, content["dropped"], waiting, sights)
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The keys and the parts by name."""
         return {"keys": self.keys, **self.parts}
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -53,3 +53,9 @@ class WaitingKeys:
         sights = self._sights[:count]
         waits = sights > 0
         return self._index.keys_of_rows(0, count)[waits], sights[waits]
+
+
+def check_waiting(keys: Int64s, sights: Int64s) -> None:
+    """Raise ValueError unless waiting keys that come from elsewhere can be such."""
+    if keys.shape != sights.shape or len(np.unique(keys)) != len(keys) or (sights < 1).any():
+        raise ValueError("waiting, sights: distinct keys [w] and positive counts [w] are expected")

@@ -13,9 +13,10 @@ from typing import Any
 
 from sparsegroup.artifact import disk
 from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
-from sparsegroup.checkpoint.checkpoint_manifest import read_manifest
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.plots import plot_progress
@@ -27,11 +28,11 @@ from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite, number
 
 CONFIG = "config.yaml"
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
 BEGUN = "begun.json"
 CHECKPOINTS = "checkpoints"
 VOCABULARY = "vocabulary.parquet"
@@ -133,7 +134,8 @@ def finish_run(folder: Path, config: Config, log: Log, history: Sequence[History
     test_auc = math.nan if summary.test is None else summary.test.auc
     title = f"{title} on {Path(log.name).name}"
     write_atomically(folder / PLOT, lambda path: plot_progress(history, test_auc, title, path))
-    _write_json(folder / SUMMARY, asdict(summary))
+    files = {name: facts_of(folder / name) for name in (COLUMNS, METRICS)}
+    RUN.write(folder, RunManifest(files=files, summary=summary))
 
 
 def replace_run(unfinished: Path, folder: Path) -> None:
@@ -164,7 +166,7 @@ def append_point(folder: Path, point: HistoryPoint) -> None:
 
 
 def _line(point: HistoryPoint) -> str:
-    return json.dumps(_finite(asdict(point)), allow_nan=False) + "\n"
+    return json.dumps(finite(asdict(point)), allow_nan=False) + "\n"
 
 
 def config_of(folder: str | Path) -> Config:
@@ -194,6 +196,8 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     """
     folder = Path(folder)
     before = config_of(folder)
+    manifest = RUN.read(folder)
+    manifest.check_files(folder, RunError)
     config = config or before
     columns, path = read_columns(folder), last_checkpoint(folder)
     model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
@@ -205,10 +209,10 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
         notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
     try:
         history = [_point(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
-        summary = _summary(json.loads((folder / SUMMARY).read_text()))
     except _DAMAGE as error:
         raise RunError(f"{folder}: damaged ({error})") from error
-    return TrainingRun(folder, config, columns, model, optimizer, history, summary, read_manifest(path).id, notes)
+    checkpoint = CHECKPOINT.read(path)
+    return TrainingRun(folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes)
 
 
 def load_model(folder: str | Path) -> ClickModel:
@@ -299,29 +303,9 @@ def summarize(
 
 
 def _point(content: Mapping[str, Any]) -> HistoryPoint:
-    return HistoryPoint(**{field.name: _number(content[field.name]) for field in dataclasses.fields(HistoryPoint)})
-
-
-def _summary(content: dict[str, Any]) -> Summary:
-    test = content["test"]
-    content["test"] = None if test is None else Metrics(**{name: _number(value) for name, value in test.items()})
-    content["fields"] = {name: FieldCount(**rows) for name, rows in content["fields"].items()}
-    return Summary(**content)
-
-
-def _number(value: Any) -> Any:
-    return math.nan if value is None else value
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN: an AUC of one class is null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    return HistoryPoint(**{field.name: number(content[field.name]) for field in dataclasses.fields(HistoryPoint)})
 
 
 def _write_json(path: Path, content: object) -> None:
-    text = json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -10,9 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.prepared_log import LogManifest, PreparedLog, count_features, write_manifest
+from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
+from sparsegroup.data.prepared_log import PreparedLog, count_features
 from sparsegroup.data.synthetic.log_shapes import LogShape
 from sparsegroup.data.synthetic.row_generator import synthetic_batches
 
@@ -60,13 +61,13 @@ def synthesize(
         rows=rows,
         train_rows=train_rows,
         positives=positives,
-        files=files,
+        parts=files,
+        files={name: facts_of(folder / name) for name in files},
         features={name: (everything[name], training[name]) for name in fields},
         hash="none",
         source={"synthetic": shape.name, "rows": rows, "seed": seed},
-        version=version("sparsegroup"),
     )
-    write_manifest(folder, manifest)
+    PREPARED_LOG.write(folder, manifest)
     return PreparedLog(folder)
 
 

@@ -184,7 +184,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     found = read_rows(table, top, threshold)
     fields = _fields(trained)
     features_seen = sum(rows.seen for rows in fields.values())
-    vector = table.dim * table.dtype.itemsize
+    vector = table.dim * table.config.dtype.itemsize
     network = list(trained.model.network.parameters())
     return Inspection(
         path=str(trained.path),

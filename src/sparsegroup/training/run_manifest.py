@@ -1,0 +1,68 @@
+"""`summary.json`: what a run came to. It is written last: a folder without it holds no whole run."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.reporting.run_record import Metrics, Summary
+from sparsegroup.table import FieldCount
+from sparsegroup.training.run_error import RunError
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunManifest(Manifest):
+    """What a whole run holds. Its files are those that are read again; settings may be edited, and are none of them.
+
+    Attributes:
+        summary: What the run came to.
+    """
+
+    summary: Summary
+
+    def as_plain(self) -> Plain:
+        """See `Manifest.as_plain`."""
+        content: Plain = finite(asdict(self.summary))
+        return content
+
+    @classmethod
+    def from_plain(cls, content: Plain, **header: Any) -> Self:
+        """See `Manifest.from_plain`."""
+        test = content["test"]
+        content["test"] = None if test is None else Metrics(**{name: number(value) for name, value in test.items()})
+        content["fields"] = {name: FieldCount(**rows) for name, rows in content["fields"].items()}
+        return cls(summary=Summary(**content), **header)
+
+
+def finite(value: Any) -> Any:
+    """`value` with None for numbers that JSON does not have: an AUC of one class is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def number(value: Any) -> Any:
+    """NaN for None, as `finite` has made it."""
+    return math.nan if value is None else value
+
+
+def _from_version_1(content: Plain) -> Plain:
+    """There was no header, and there were no digests."""
+    writer = f"sparsegroup {content['versions']['sparsegroup']}"
+    return {**content, "id": digest(content), "parent": None, "files": {}, "written_by": writer}
+
+
+RUN = FolderFormat(
+    name="run",
+    file=SUMMARY,
+    version=2,
+    manifest=RunManifest,
+    error=RunError,
+    migrations={1: _from_version_1},
+    missing=lambda folder: "no run",
+)
+"""The format of runs. `run_dir.config_of` is the place to rename settings in `config.yaml` of an older version."""
