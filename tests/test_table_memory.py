@@ -1,0 +1,209 @@
+"""What a table takes of memory, many keys, and the same bits whatever the threads."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from family import FAMILY
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make
+from sparsegroup import (
+    GroupAdam,
+    GroupSGD,
+    HashEmbedding,
+    HashEmbeddingBag,
+)
+from table_cases import REGULARIZED, as_keys, crowded, everything, learn, pull, random_keys, stream
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def kill(table: HashEmbedding, keys: Tensor) -> None:
+    """Make the rows of `keys` zero."""
+    optimizer = GroupSGD([table.weight], lr=0.1, l21=1e9)
+    learn(table, optimizer, pull(keys, table.weight.shape[1]))
+    optimizer.zero_grad()
+    assert not table.lookup(keys).any()
+
+
+class TestMemory:
+    @pytest.mark.parametrize("cls", ALL)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_parts_are_the_weight_u_and_the_moments(self, cls: type, dtype: torch.dtype) -> None:
+        table = HashEmbedding(5, dtype=dtype)
+        optimizer = make(cls, [table.weight], **REGULARIZED)
+        learn(table, optimizer, pull(random_keys(30), 5))
+        memory = table.memory()
+        names = {"weight", "u", *cls.rule.state}
+        assert memory.parts == dict.fromkeys(names, 30 * 5 * dtype.itemsize)
+        assert memory.total == memory.index + memory.rows + memory.dropped
+        assert memory.rows >= sum(memory.parts.values())
+        assert memory.index >= 30 * 8
+
+    def test_before_any_step_there_is_only_the_weight(self) -> None:
+        table = HashEmbedding(5)
+        table(random_keys(30))
+        assert table.memory().parts == {"weight": 30 * 5 * 4}
+
+    def test_it_shrinks_with_the_table_and_keeps_a_little_for_the_dropped_keys(self) -> None:
+        table = HashEmbedding(64)
+        keys = random_keys(100_000)
+        for part in keys.split(10_000):
+            table(part)
+        kill(table, keys[1000:])
+        before = table.memory()
+        assert table.shrink() == 99_000
+        after = table.memory()
+        assert after.rows < before.rows / 2
+        assert after.index < before.index
+        assert 99_000 <= after.dropped <= 99_000 * 64
+        assert after.parts["weight"] == 1000 * 64 * 4
+        assert table.num_seen == 100_000
+        assert_identical(table.lookup(keys[:1000]), table.initial(keys[:1000]))
+        assert_identical(table(keys[5000:9000]), table.initial(keys[5000:9000]))
+        assert (table.num_rows, table.num_seen) == (5000, 100_000)
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+    @pytest.mark.parametrize("huge_pages", [True, False])
+    def test_shrinking_gives_memory_back_to_the_operating_system(self, huge_pages: bool) -> None:
+        script = f"""
+            import os, torch
+            from sparsegroup import GroupSGD, HashEmbedding
+
+            def resident():
+                return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+            table = HashEmbedding(64, huge_pages={huge_pages})
+            optimizer = GroupSGD([table.weight], lr=0.1, l21=1e9)
+
+            def train(keys):
+                for part in keys.split(4096):
+                    optimizer.zero_grad()
+                    table(part).sum().backward()
+                    optimizer.step()
+                optimizer.zero_grad()
+
+            train(torch.arange(8192))
+            start = resident()
+            train(torch.arange(150_000))
+            grown = resident() - start
+            assert table.shrink() == 150_000
+            kept = resident() - start
+            assert grown > 140_000 * 64 * 4, grown
+            assert kept < 0.3 * grown, (grown, kept)
+            assert table(torch.arange(100)).any()
+        """
+        run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+
+
+KEYS = {
+    "crowded in one hash": crowded(4000),
+    "consecutive": torch.arange(-150_000, 150_000),
+    "random": random_keys(300_000, seed=9),
+    "multiples of 2^32": torch.arange(-50_000, 50_000) << 32,
+    "equal low bits": (torch.arange(-30_000, 30_000) << 44) | 0xABCDEF,
+    "equal high bits": torch.arange(60_000) + (0x7FFF_FFFF << 32),
+    "even in all halves": torch.arange(60_000) * ((1 << 33) + 2),
+    "bit reversed": torch.from_numpy(
+        np.array([int(f"{i:064b}"[::-1], 2) for i in range(40_000)], dtype=np.uint64).view(np.int64)
+    ),
+    "powers of two and their neighbours": as_keys(
+        sorted({sign * (1 << bit) + near for bit in range(63) for near in range(-40, 41) for sign in (1, -1)})
+    ),
+}
+
+
+class TestManyKeys:
+    @pytest.mark.parametrize("name", KEYS)
+    def test_every_key_stays_findable_while_the_table_grows(self, name: str) -> None:
+        keys = KEYS[name][torch.randperm(len(KEYS[name]), generator=torch.Generator().manual_seed(0))]
+        table = HashEmbedding(2)
+        parts = keys.split(len(keys) // 5 + 1)
+        for number, part in enumerate(parts):
+            table(part)
+            done = torch.cat(parts[: number + 1])
+            assert table.num_rows == table.num_seen == len(done)
+            assert table.contains(done).all()
+            assert not table.contains(torch.cat([*parts[number + 1 :], as_keys([])])).any()
+        assert_identical(table.lookup(keys), table.initial(keys))
+        listed = torch.cat([found for found, _ in table.items()])
+        assert_identical(listed.sort().values, keys.sort().values)
+
+    def test_they_stay_findable_through_deaths_and_returns(self) -> None:
+        """A quarter dies, is dropped and returns: the places they leave are used again, and nothing is lost."""
+        keys = random_keys(40_000, seed=3)
+        table = HashEmbedding(2)
+        table(keys)
+        for cycle in range(4):
+            part = keys[cycle::4]
+            kill(table, part)
+            assert table.shrink() == len(part)
+            assert table.contains(keys).sum() == len(keys) - len(part)
+            table(part.flip(0)[::2])
+            table(part)
+            assert_identical(table.lookup(keys), table.initial(keys))
+            assert (table.num_rows, table.num_seen) == (len(keys), len(keys))
+
+
+class TestDeterminism:
+    @pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+    def test_the_same_keys_and_seeds_give_the_same_bits_with_one_and_with_two_threads(self, member) -> None:
+        def run(count: int) -> object:
+            with threads(count):
+                table = HashEmbedding(8, seed=1)
+                optimizer = member.build(table.weight, l1=0.01, l21=0.5, l2=0.01)
+                generator = torch.Generator().manual_seed(0)
+                pool = random_keys(12_000, seed=2)
+                for _ in range(3):
+                    keys = pool[(len(pool) * torch.rand(9000, generator=generator) ** 3).long()].view(-1, 9)
+                    learn(table, optimizer, pull(keys, 8))
+                return everything(table, optimizer)
+
+        first = run(1)
+        assert_identical(run(1), first)
+        assert_identical(run(2), first)
+
+    def test_a_bag_gives_the_same_bits_with_one_and_with_two_threads(self) -> None:
+        def run(count: int) -> object:
+            with threads(count):
+                table = HashEmbeddingBag(8, mode="sum", seed=1)
+                optimizer = GroupAdam([table.weight], l21=0.01)
+                generator = torch.Generator().manual_seed(0)
+                pool = random_keys(6000, seed=2)
+                for _ in range(3):
+                    keys = pool[torch.randint(0, len(pool), (12_000,), generator=generator)]
+                    weights = torch.randn(12_000, generator=generator)
+                    optimizer.zero_grad()
+                    bags = table(keys, torch.arange(0, 12_000, 5), per_sample_weights=weights)
+                    bags.square().sum().backward()
+                    optimizer.step()
+                return everything(table, optimizer)
+
+        assert_identical(run(2), run(1))
+
+    def test_two_runs_list_their_rows_in_the_same_order(self) -> None:
+        def run() -> list[int]:
+            table = HashEmbedding(3)
+            optimizer = GroupAdam([table.weight], l21=0.1)
+            for lookups in stream(dim=3):
+                learn(table, optimizer, lookups)
+            return torch.cat([keys for keys, _ in table.items()]).tolist()
+
+        assert run() == run()
