@@ -23,6 +23,7 @@ from sparsegroup.kernels.eager import eager_step  # noqa: E402
 from sparsegroup.kernels.gpu import launch, launch_rows  # noqa: E402
 from sparsegroup.kernels.numbers import Numbers  # noqa: E402
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer  # noqa: E402
+from sparsegroup.kernels.update_mark import was_updated  # noqa: E402
 from sparsegroup.rules import Rule  # noqa: E402
 
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)
@@ -249,7 +250,7 @@ def by_passes(case: Case, geometry: launch.Geometry | None = None) -> launch.Par
     parts = sent(case.parts)
     updated = None
     if case.rule.sigma_0 is not None:
-        before = eager_step.updated_before(parts.u).view(geometry.outer, geometry.groups, geometry.inner)
+        before = was_updated(parts.u).view(geometry.outer, geometry.groups, geometry.inner)
         updated = before.any(2).any(0).to(torch.int8)
     tau = geometry.width**0.5 * case.settings.regularizer.tau
     measured = launch.measure(case.rule, parts, geometry, updated, case.settings, case.numbers)
@@ -355,9 +356,9 @@ def assert_step(case: Case, after: launch.Parts, expected: eager_step.Block | No
         _, sigma, *_ = case.rule.update(before.g.float(), *curvature, *before.state, *case.numbers.scalars)
         rounded = 4 * torch.finfo(torch.float32).eps * _largest([sigma * before.x.float()]) if low_precision else 0.0
         assert_close("u", after.u[same_side], expected.u[same_side], before.u, rounded)
-        touched = case.groups.any(eager_step.updated_before(expected.u)).expand_as(expected.u)
-        assert eager_step.updated_before(after.u)[touched].all()
-        assert not eager_step.updated_before(after.u)[~touched].any()
+        touched = case.groups.any(was_updated(expected.u)).expand_as(expected.u)
+        assert was_updated(after.u)[touched].all()
+        assert not was_updated(after.u)[~touched].any()
         assert_same_bits(after.x[~touched], before.x[~touched], "x of groups without a gradient")
 
 

@@ -41,10 +41,10 @@ from gpu_cases import (
 )
 from sparsegroup.groups import Along, grouping
 from sparsegroup.kernels import rounding
-from sparsegroup.kernels.eager import eager_step
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.kernels.update_mark import was_updated
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import ADAGRAD, ADAHESSIAN, ADAM, FTRL, SGD, Rule
 
@@ -183,7 +183,7 @@ def test_groups_of_several_rows(rule: Rule) -> None:
     def of_groups(rows: Tensor) -> Tensor:
         return rows.new_zeros(5).index_add_(0, index, rows)[index]
 
-    updated = of_groups(eager_step.updated_before(parts.u).any(1).long()).clamp(max=1).to(torch.int8)
+    updated = of_groups(was_updated(parts.u).any(1).long()).clamp(max=1).to(torch.int8)
     totals, touched = launch.measure(one.rule, parts, geometry, updated, one.settings, one.numbers)
     taus = (of_groups(torch.full_like(index, 6)).sqrt() * REGULARIZER.tau).float()
     launch.apply(
@@ -208,7 +208,7 @@ def test_state_in_bfloat16_is_rounded_by_chance(rule: Rule, way: Way, l21: float
     for part, (value, precise) in enumerate(zip((after.u, *after.state), (exact.u, *exact.state), strict=True)):
         assert value.dtype == torch.bfloat16
         assert ((value.float() - precise).abs() <= 2**-7 * precise.abs()).all()
-        assert torch.equal(eager_step.updated_before(value), eager_step.updated_before(precise))
+        assert torch.equal(was_updated(value), was_updated(precise))
         # Elsewhere a sum in another order may have another last bit.
         if l21 == 0 or DEVICE.type == "cpu":
             assert_same_bits(value, rounding.to_bfloat16(precise, elements, SEED, part))

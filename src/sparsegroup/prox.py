@@ -50,11 +50,9 @@ def solution(x: Any, u: Any, m: Any, r: Any, s: Any, q: Any, y: Any, two_l2: Any
     return xp.where(c == zero, y, xp.where(y == zero, zero, stepped))
 
 
-def next_residual(r: Any, s: Any, q: Any, y: Any, two_l2: Any, rounding: Any, minus_zero: Any) -> Any:
+def next_residual(r: Any, s: Any, q: Any, y: Any, two_l2: Any, rounding: Any) -> Any:
     """u⁺; `rounding` is σ (x̂ - x⁺), which feeds back what storing x⁺ in low precision loses, or 0.
 
-    A result of 0 becomes -0: only a group that was never updated carries u = +0, its initial value. That is how the
-    two are told apart where the base optimizer keeps no state (SGD).
+    It is stored by way of `sparsegroup.kernels.update_mark`.
     """
-    u = r - q * s - two_l2 * y + rounding
-    return xp.where(u == minus_zero, minus_zero, u)
+    return r - q * s - two_l2 * y + rounding

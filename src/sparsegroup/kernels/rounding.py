@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsegroup.kernels.update_mark import keep_mark
 from sparsegroup.rules.rule import xp
 
 
@@ -34,13 +35,11 @@ def nearest_bits(bits: Any) -> Any:
 def rounded_bits(bits: Any, chance: Any) -> Any:
     """float32 as int32 `bits`, rounded stochastically: up with a probability of lower half / 2¹⁶.
 
-    Infinity stays infinite and NaN a NaN. What is not +0 does not become +0, the mark of a group that was never updated
-    (`sparsegroup.prox.next_residual`), but -0.
+    Infinity stays infinite and NaN a NaN.
     """
     finite = (bits & 0x7F800000) != 0x7F800000
     quiet = xp.where((bits & 0x7FFFFF) == 0, bits, bits | 0x400000)
-    rounded = xp.where(finite, bits + (chance & 0xFFFF), quiet) & -65536
-    return xp.where((rounded == 0) & (bits != 0), -2147483648, rounded)
+    return xp.where(finite, bits + (chance & 0xFFFF), quiet) & -65536
 
 
 def step_seed(t: Any) -> Any:
@@ -50,7 +49,7 @@ def step_seed(t: Any) -> Any:
 
 
 def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int) -> Tensor:
-    """`values`, float32, rounded stochastically.
+    """`values`, float32, rounded stochastically; what is not +0 does not become +0 (see `update_mark`).
 
     Args:
         values: Any shape.
@@ -61,5 +60,6 @@ def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int)
     if not isinstance(seed, Tensor):
         seed = torch.full((), seed, dtype=torch.int32, device=values.device)
     chance = random_bits(elements, seed, part)
-    rounded: Tensor = rounded_bits(values.contiguous().view(torch.int32), chance).view(torch.float32)
+    bits = values.contiguous().view(torch.int32)
+    rounded: Tensor = keep_mark(rounded_bits(bits, chance), bits).view(torch.float32)
     return rounded.to(torch.bfloat16)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsegroup import prox
+from sparsegroup.kernels import update_mark
 from sparsegroup.kernels.cpu.jit import array_at, call, copy, fill_8, inline, jitted, prefetch
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
@@ -38,6 +39,7 @@ NO_NORM = 0
 """In place of the address of `weigh_elements`, where λ21 = 0."""
 
 _soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
+_was_updated, _mark_updated = jitted(update_mark.scalar_was_updated), inline(update_mark.mark_updated)
 _closed_form, _solution, _next_residual = inline(prox.closed_form), inline(prox.solution), inline(prox.next_residual)
 _base_step = inline(prox.base_step)
 
@@ -45,7 +47,7 @@ _base_step = inline(prox.base_step)
 def charge_start(x: Any, u: Any, start: int, d: int, sigma_0: Any, zero: Any, one: Any) -> None:
     """u₀ = σ₀ x₁ in a group that was never updated (`eager.with_start`)."""
     for i in range(start, start + d):
-        if u[i] != zero or math.copysign(one, u[i]) < zero:
+        if _was_updated(u[i], zero, one):
             return
     for i in range(start, start + d):
         u[i] = sigma_0 * x[i]
@@ -57,7 +59,7 @@ def untouched(u: Any, state: Any, g: Any, start: int, d: int, initial: Any, zero
         if g[i] != zero:
             return False
     for i in range(start, start + d):
-        if u[i] != zero or math.copysign(one, u[i]) < zero or not is_initial(state, initial, i):
+        if _was_updated(u[i], zero, one) or not is_initial(state, initial, i):
             return False
     return True
 
@@ -154,7 +156,7 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
         y = _closed_form(before, s, q, c, keep, zero, one)
         after = _solution(before, residual, S[_M + i], r, s, q, y, two_l2, c, zero)
         x[i] = after
-        u[i] = _next_residual(r, s, q, y, two_l2, zero, -zero)
+        u[i] = _mark_updated(_next_residual(r, s, q, y, two_l2, zero), -zero)
 
 
 def advance(

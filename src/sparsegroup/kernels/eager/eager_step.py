@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsegroup import prox
 from sparsegroup.groups import Grouping
 from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.kernels.update_mark import mark_updated, was_updated
 from sparsegroup.rules import Rule
 
 
@@ -65,14 +66,9 @@ def advance(
     return Block(torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), state)
 
 
-def updated_before(u: Tensor) -> Tensor:
-    """Where a dual residual is not its initial +0: `prox.next_residual` leaves -0 or another number."""
-    return (u != 0) | torch.signbit(u)
-
-
 def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequence[float], groups: Grouping) -> Tensor:
     """Whether a group has ever had a non-zero gradient, told from what that leaves behind (broadcasts to `g`)."""
-    touched = (g != 0) | updated_before(u)
+    touched = (g != 0) | was_updated(u)
     for before, untouched in zip(state, initial, strict=True):
         # As the state is stored: a default such as 0.1 has another float32 value.
         touched |= before != torch.tensor(untouched, dtype=before.dtype)
@@ -81,7 +77,7 @@ def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequenc
 
 def with_start(u: Tensor, x: Tensor, sigma_0: float, groups: Grouping) -> Tensor:
     """u with u₀ = σ₀ x₁ in the groups that were never updated."""
-    return torch.where(groups.any(updated_before(u)), u, sigma_0 * x)
+    return torch.where(groups.any(was_updated(u)), u, sigma_0 * x)
 
 
 def regularized_step(
@@ -118,7 +114,7 @@ def regularized_step(
     exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)
     stored = exact.to(dtype)
     rounding = zero if dtype == x.dtype else sigma * (stored.to(x.dtype) - exact)
-    return stored, prox.next_residual(r, s, q, y, two_l2, rounding, -zero)
+    return stored, mark_updated(prox.next_residual(r, s, q, y, two_l2, rounding), -zero)
 
 
 def base_step(x: Tensor, m: Tensor, sigma: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from sparsegroup import prox
-from sparsegroup.kernels import rounding
+from sparsegroup.kernels import rounding, update_mark
 from sparsegroup.kernels.gpu import rows, tensors, tile, triton_namespace
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule
@@ -85,6 +85,9 @@ def step_kernels(
         prox.base_step,
         rounding.random_bits,
         rounding.rounded_bits,
+        update_mark.mark_updated,
+        update_mark.keep_mark,
+        update_mark.tile_was_updated,
         rounding.nearest_bits,
     ):
         names[function.__name__] = _bound(function, {"xp": _namespace()})

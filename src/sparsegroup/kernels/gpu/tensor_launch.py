@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import Along, ByIndex
-from sparsegroup.kernels.eager.eager_step import updated_before
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.kernels.slot import Slot
 from sparsegroup.kernels.step_request import TensorStep
+from sparsegroup.kernels.update_mark import was_updated
 from sparsegroup.rules import Rule
 
 
@@ -103,7 +103,7 @@ def _step_large_groups(rule: Rule, tensor: TensorStep, settings: LaunchSettings)
     updated = None
     if settings.sigma_0 is not None or rule.sigma_0 is not None:
         assert parts.u is not None
-        updated = groups.any(updated_before(parts.u)).to(torch.int8).reshape(-1)
+        updated = groups.any(was_updated(parts.u)).to(torch.int8).reshape(-1)
     totals, touched = launch.measure(rule, parts, geometry, updated, settings, numbers)
     taus: float | Tensor
     if isinstance(groups, ByIndex):

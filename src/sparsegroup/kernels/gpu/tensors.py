@@ -9,9 +9,7 @@ CARRIES_U: bool = True  # bound
 HAS_NORM: bool = True  # bound
 STATES: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-numbers_of = one_number = read_hessian = read = advanced = was_updated = any_in_group = is_touched = squares = (
-    shrunk
-) = _unbound
+numbers_of = one_number = read_hessian = read = advanced = any_in_group = is_touched = squares = shrunk = _unbound
 solve = moves_at = store_state = step_whole = base_step = _unbound
 
 

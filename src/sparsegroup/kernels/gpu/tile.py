@@ -15,7 +15,7 @@ HAS_NORM: bool = True  # bound
 STATES: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = next_residual = base_step = _unbound
-random_bits = rounded_bits = nearest_bits = _unbound
+random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_updated = _unbound
 
 
 def numbers_of(values: Any, ON_DEVICE: Any) -> Any:
@@ -69,11 +69,6 @@ def advanced(g: Any, hessian: Any, state: Any, scalars: Any) -> Any:
         return update(g, *state, *scalars)
 
 
-def was_updated(u: Any) -> Any:
-    """Where u is not +0 (`eager.updated_before`)."""
-    return u.to(tl.int32, bitcast=True) != 0
-
-
 def moves_at(start: Any) -> Any:
     """Whether the learning rate is not 0, `[1, 1]`."""
     return tl.full([1, 1], start[1], tl.float32) != 0.0
@@ -86,7 +81,7 @@ def any_in_group(mask: Any) -> Any:
 
 def is_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
     """Whether an element has ever had a non-zero gradient (`eager.ever_touched`)."""
-    touched = (g != 0.0) | was_updated(u)
+    touched = (g != 0.0) | tile_was_updated(u)
     for k in tl.static_range(STATES):
         touched = touched | (state[k] != initial[k])
     return touched & inside
@@ -123,14 +118,16 @@ def solve(x: Any, u: Any, m: Any, sigma: Any, z: Any, q: Any, lambdas: Any, X: A
     y = closed_form(x, s, q, c, keep, 0.0, 1.0)
     exact = solution(x, u, m, r, s, q, y, two_l2, c, 0.0)
     stored = as_stored(exact, X)
-    return stored, next_residual(r, s, q, y, two_l2, sigma * (stored - exact) if tl.float32 != X else 0.0, minus_zero)
+    after = next_residual(r, s, q, y, two_l2, sigma * (stored - exact) if tl.float32 != X else 0.0)
+    return stored, mark_updated(after, minus_zero)
 
 
 def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, PART: Any) -> None:
     """Write a part of the state; bfloat16 is rounded stochastically."""
     if pointer.dtype.element_ty == tl.bfloat16:
-        bits = rounded_bits(value.to(tl.int32, bitcast=True), random_bits(element.to(tl.int32), seed, PART))
-        tl.store(pointer, bits.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=inside)
+        bits = value.to(tl.int32, bitcast=True)
+        rounded = keep_mark(rounded_bits(bits, random_bits(element.to(tl.int32), seed, PART)), bits)
+        tl.store(pointer, rounded.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=inside)
     else:
         tl.store(pointer, value, mask=inside)
 
@@ -170,7 +167,7 @@ def step_whole(
         touched = any_in_group(is_touched(g, u, state, initial, inside))
         charged = u
         if HAS_START:
-            charged = tl.where(any_in_group(was_updated(u)), u, beginning[0] * x)
+            charged = tl.where(any_in_group(tile_was_updated(u)), u, beginning[0] * x)
         z = charged + m - sigma * x
         q = 0.0
         if HAS_NORM:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sparsegroup import prox
 from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.kernels.update_mark import array_was_updated
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import VANISHING_LR
 from sparsegroup.optim.stored import store_of
@@ -19,7 +20,6 @@ from sparsegroup.rules import Rule, bind
 Float64s = npt.NDArray[np.float64]
 
 _soft_threshold = bind(prox.soft_threshold, np)
-_updated = np.signbit  # of u, beside u != 0: `prox.next_residual` never leaves +0
 
 
 @dataclass(frozen=True)
@@ -112,5 +112,4 @@ class Threshold:
 
 def ever_updated(u: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which rows `[n]` a step has been taken on, told from u `[n, dim]`: those never updated have +0 throughout."""
-    found: npt.NDArray[np.bool_] = ((u != 0) | _updated(u)).any(axis=1)
-    return found
+    return np.asarray(array_was_updated(u).any(axis=1))
