@@ -15,7 +15,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
 from sparsegroup_paper.datasets import Dataset
 from sparsegroup_paper.runs import Outcome
-from sparsegroup_paper.section import Cell, Table
+from sparsegroup_paper.section import Cell, SectionTable
 
 BASE = Config.of(model="dcn", dim=4, hidden=[8], batch_size=135, lr=1e-2, l21=0.0)
 """Whole batches make up the 2,700 training rows of the tiny log, and nine tenths of them."""
@@ -131,7 +131,7 @@ def outcome(auc: float = 0.7, rate: float = 0.1, **others: Any) -> Outcome:
     return Outcome(auc, feature_rate=rate, **(values | others))
 
 
-def records(table: Table) -> list[dict[str, Any]]:
+def records(table: SectionTable) -> list[dict[str, Any]]:
     """Each row by the columns' names."""
     names = [column.name for column in table.columns]
     assert len(set(names)) == len(names)

@@ -6,7 +6,7 @@ import pytest
 
 from sparsegroup_paper.overview import write_overview
 from sparsegroup_paper.report import write_report, write_section
-from sparsegroup_paper.section import Cell, Column, Facts, Section, Table
+from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
 
 FACTS = Facts("made up", (("rows", "100"), ("network", "DCN")), "sparsegroup-paper run …", "2026-01-02", 1.25, ())
 POINTS = ("λ21", "feature rate", "difference", "95 % low", "95 % high", "p", "verdict")
@@ -14,7 +14,7 @@ COMPARED = ("feature rate", "method", "test AUC", "difference", "verdict")
 
 
 def section(name: str, table: str, columns: tuple[str, ...], rows: list[tuple[Cell, ...]]) -> Section:
-    return Section(name, name, ("found",), (), (Table(table, table, tuple(map(Column, columns)), tuple(rows)),))
+    return Section(name, name, ("found",), (), (SectionTable(table, table, tuple(map(Column, columns)), tuple(rows)),))
 
 
 def report(folder: Path, *sections: Section) -> None:

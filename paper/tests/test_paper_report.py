@@ -14,7 +14,7 @@ from sparsegroup_paper import report
 from sparsegroup_paper.figures import to_png, to_svg
 from sparsegroup_paper.markdown import escape, section_markdown
 from sparsegroup_paper.report import ORDER, read_section, render_report, write_report, write_section
-from sparsegroup_paper.section import Cell, Column, Facts, Figure, Section, Series, Table
+from sparsegroup_paper.section import Cell, Column, Facts, Figure, Section, SectionTable, Series
 
 NAN = math.nan
 FACTS = Facts(
@@ -29,7 +29,7 @@ OPTIMIZERS = ("Adam", "AdaGrad", "SGD", "Momentum", "AMSGrad", "AdaHessian")
 LAMBDAS = (0.0, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
 
 
-def grid(name: str, random: np.random.Generator) -> Table:
+def grid(name: str, random: np.random.Generator) -> SectionTable:
     """12 optimizers by 9 columns."""
     columns = ("optimizer", "λ21", "AUC", "SD", "log loss", "feature rate", "live rows", "difference", "p")
     formats = ("", "", ".4f", ".4f", ".4f", ".2%", "", "+.4f", ".2g")
@@ -53,7 +53,7 @@ def grid(name: str, random: np.random.Generator) -> Table:
             )
     note = "Mean of 5 seeds; p of a paired t-test against the optimizer without groups. SD is the standard deviation."
     title = "Test AUC and feature rate of all optimizers"
-    return Table(name, title, tuple(map(Column, columns, formats)), tuple(rows), note)
+    return SectionTable(name, title, tuple(map(Column, columns, formats)), tuple(rows), note)
 
 
 def curves(name: str, labels: tuple[str, ...], random: np.random.Generator) -> Figure:
@@ -108,7 +108,7 @@ def plain_section(name: str = "regret") -> Section:
     """Without figures, with awkward cells."""
     columns = (Column("what|where"), Column("of_which", ".2g"), Column("count"))
     rows: tuple[tuple[Cell, ...], ...] = (("a|b <i>", 5.97e-7, 1_234_567), ("c", None, None), ("d", NAN, -3))
-    return Section(name, "Regret & bounds", ("No regrets.",), (), (Table("cells", "Cells", columns, rows),))
+    return Section(name, "Regret & bounds", ("No regrets.",), (), (SectionTable("cells", "Cells", columns, rows),))
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_the_page_says_it_all(folder: Path) -> None:
 
 def test_names_are_escaped() -> None:
     evil = "<script>alert(1)</script>\"'&"
-    table = Table("t", evil, (Column(evil),), ((evil,),), evil)
+    table = SectionTable("t", evil, (Column(evil),), ((evil,),), evil)
     figure = Figure("f", evil, evil, evil, (Series(evil, (1,), (1,)), Series(evil, (2,), (1,))), note=evil)
     section = Section("s", evil, (evil,), (evil,), (table,), (figure,))
     page = Page(render_report(replace(FACTS, dataset=evil, data=((evil, evil),), command=evil), [section]))
@@ -275,7 +275,7 @@ def test_a_wrong_table_writes_nothing(row: tuple[Cell, ...], message: str, tmp_p
 
 
 def test_a_wrong_format_is_named(tmp_path: Path) -> None:
-    table = Table("t", "T", (Column("n", ",d"),), ((1,), (0.5,)))
+    table = SectionTable("t", "T", (Column("n", ",d"),), ((1,), (0.5,)))
     with pytest.raises(ValueError, match=r"table 't', row 2, column 'n': 0\.5: Unknown format code 'd'"):
         write_section(replace(plain_section(), tables=(table,)), tmp_path)
 

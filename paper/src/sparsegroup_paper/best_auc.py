@@ -15,7 +15,7 @@ from sparsegroup_paper.choices import (
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import Base, published
 from sparsegroup_paper.runs import Plain
-from sparsegroup_paper.section import Cell, Column, Section, Table
+from sparsegroup_paper.section import Cell, Column, Section, SectionTable
 from sparsegroup_paper.statistics import compare
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, Versus, versus
 
@@ -64,7 +64,7 @@ def best_auc(lab: Lab) -> Section:
             STATISTICS + " The p of the rate is of the same test.",
         ),
         tables=(
-            Table(
+            SectionTable(
                 "best",
                 "AUC and feature rate without pruning",
                 (

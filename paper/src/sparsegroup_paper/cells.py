@@ -3,15 +3,15 @@
 import math
 
 from sparsegroup.reporting.formatting import NONE, exact, trim_exponent
-from sparsegroup_paper.section import Cell, Table
+from sparsegroup_paper.section import Cell, SectionTable
 
 
 def cell_text(cell: Cell, format_spec: str) -> str:
     """What stands in a cell; a number as the format says, and a dash for one that is not finite.
 
     Args:
-        cell: Of the table.
-        format_spec: Of its column: see `Column.format`.
+        cell: A number, a text, or None.
+        format_spec: The format of its column, see `Column.format`.
 
     Raises:
         ValueError: The format is not one of numbers.
@@ -31,8 +31,8 @@ def cell_text(cell: Cell, format_spec: str) -> str:
     return exact(cell) if isinstance(cell, float) else f"{cell:,}"
 
 
-def numeric_columns(table: Table) -> tuple[bool, ...]:
-    """Of each column, whether it holds numbers, and so is aligned to the right."""
+def numeric_columns(table: SectionTable) -> tuple[bool, ...]:
+    """For each column, whether it holds numbers, and so is aligned to the right."""
     columns = (tuple(row[index] for row in table.rows) for index in range(len(table.columns)))
     return tuple(
         any(cell is not None for cell in column) and not any(isinstance(cell, str) for cell in column)
@@ -40,7 +40,7 @@ def numeric_columns(table: Table) -> tuple[bool, ...]:
     )
 
 
-def table_texts(table: Table) -> list[list[str]]:
+def table_texts(table: SectionTable) -> list[list[str]]:
     """All cells as they are shown, by row.
 
     Raises:
@@ -54,7 +54,7 @@ def table_texts(table: Table) -> list[list[str]]:
     return texts
 
 
-def _text(table: Table, number: int, index: int, cell: Cell) -> str:
+def _text(table: SectionTable, number: int, index: int, cell: Cell) -> str:
     column = table.columns[index]
     try:
         return cell_text(cell, column.format)

@@ -14,7 +14,7 @@ from sparsegroup_paper.runs import Method, Plain
 NO_PENALTY: dict[str, Any] = {"l1": 0.0, "l21": 0.0, "l2": 0.0}
 
 TRIAL_SEEDS = 2
-"""Of each trial, but those of the learning rates at λ = 0, which take all."""
+"""Seeds of each trial, but for those of the learning rates at λ = 0, which take all."""
 
 TRIALS = 5
 """Values that are tried in a choice."""

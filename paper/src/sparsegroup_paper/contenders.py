@@ -25,7 +25,7 @@ L2S = (0.0, 1e-6, 1e-5, 1e-4)
 """λ2 that are tried for each method; pruning has as many fine-tuning schedules instead."""
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
-"""Of DeepLight."""
+"""DeepLight's values of its sparsity S."""
 
 MIDDLE = 0.1
 """Feature rate at which choices are made."""
@@ -40,9 +40,9 @@ class Contender:
     """A method at several strengths.
 
     Attributes:
-        name: Of it.
+        name: The method, as reports call it.
         strengths: What is varied, in words, by point.
-        samples: Of each point.
+        samples: Each point's sample.
         chosen: Learning rate and the other choice, in words.
     """
 

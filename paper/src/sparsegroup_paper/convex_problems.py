@@ -52,7 +52,7 @@ class Logistic:
         steps: Rounds.
         runs: Runs.
         groups, size: d = groups × size.
-        seed: Of features and labels.
+        seed: Seed of features and labels.
     """
 
     name = "logistic"
@@ -92,7 +92,7 @@ class Absolute:
         steps: Rounds.
         runs: Runs.
         groups, size: d = groups × size.
-        seed: Of the targets.
+        seed: Seed of the targets.
     """
 
     name = "absolute"
@@ -130,7 +130,7 @@ class Adversary(Absolute):
         steps: Rounds.
         runs: Runs.
         groups, size: d = groups × size.
-        seed: Of the start and of the choices at 0.
+        seed: Seed of the start and of the choices at 0.
     """
 
     name = "adversary"
@@ -257,7 +257,7 @@ class Player:
     weights: Mapping[str, float]
 
     def optimizer(self, parameter: torch.Tensor) -> GroupOptimizer:
-        """Of `parameter`, whose rows are the groups: `GroupAdagrad` where γ = 0 and η = 1."""
+        """The optimizer of `parameter`, whose rows are the groups: `GroupAdagrad` where γ = 0 and η = 1."""
         options: dict[str, Any] = {"norm": "metric", **self.weights}
         if self.gamma == 0 and self.eta == 1:
             start = self.delta**2

@@ -41,9 +41,9 @@ class Dataset:
     """A log and the network for it; small enough to be handed to another process, which opens the log there.
 
     Attributes:
-        name: Of the data set.
-        folder: Of the prepared log; None is the synthetic log of `rows` rows.
-        rows: Of the log that are used, at most; None is all.
+        name: What reports call the data set.
+        folder: The prepared log; None is the synthetic log of `rows` rows.
+        rows: How many rows of the log are used, at most; None is all.
         config: Model, batch size; no λ.
     """
 
@@ -99,7 +99,7 @@ def open_dataset(
         data: Its log: a folder that `prepare` has written, or a raw log.
         test: A raw log of its own for the test set.
         scale: How much of the log is used.
-        folder: Of the experiments; a raw log is prepared into it.
+        folder: The experiments' folder; a raw log is prepared into it.
         on_progress: See `prepare`.
 
     Raises:

@@ -6,7 +6,7 @@ from sparsegroup_paper.choices import NO_PENALTY, tuned
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.published import published
 from sparsegroup_paper.runs import Plain
-from sparsegroup_paper.section import Cell, Column, Section, Table
+from sparsegroup_paper.section import Cell, Column, Section, SectionTable
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, versus
 
 
@@ -43,7 +43,7 @@ def embedding_dim(lab: Lab) -> Section:
             f"Each dimension is compared with {default}. First weights differ, so the test is Welch's. " + STATISTICS,
         ),
         tables=(
-            Table(
+            SectionTable(
                 "dimensions",
                 "Feature rate and AUC",
                 (

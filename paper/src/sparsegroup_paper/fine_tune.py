@@ -4,7 +4,7 @@ from sparsegroup_paper.choices import TRIAL_SEEDS, grid, network_of, tuned
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.published import published
 from sparsegroup_paper.schedules import prune_alike
-from sparsegroup_paper.section import Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Column, Figure, Section, SectionTable, Series
 
 
 def fine_tune(lab: Lab) -> Section:
@@ -57,7 +57,7 @@ def fine_tune(lab: Lab) -> Section:
             f"({min(len(lab.seeds), TRIAL_SEEDS)} seeds), “best” the one with the best test AUC, which nobody knows.",
         ),
         tables=(
-            Table(
+            SectionTable(
                 "schedules",
                 "Test AUC by the share of samples kept for fine-tuning",
                 (

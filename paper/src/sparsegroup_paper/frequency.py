@@ -64,7 +64,7 @@ def survivors(counts: Counts, informative: npt.NDArray[np.bool_], live: npt.NDAr
     """Live and informative features by frequency: tenths of the features, joined where their counts are the same.
 
     Args:
-        counts: Of the features.
+        counts: How often each feature was seen.
         informative: `[features]`.
         live: `[features]`.
     """

@@ -3,7 +3,7 @@
 from sparsegroup_paper.contenders import L2S, PRUNED, Contender, contenders, of
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.recovery import is_known, recovery_figure, recovery_table
-from sparsegroup_paper.section import Cell, Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
 
 RATES = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
@@ -37,7 +37,7 @@ def frontier(lab: Lab) -> Section:
     findings = [f"Highest mean AUC: {', '.join(leaders)}."]
     findings += [f"{name} against {PRUNED}: {tally(comparisons)}." for name, comparisons in by_method.items()]
     tables = [
-        Table(
+        SectionTable(
             "compared",
             f"AUC at the same feature rate, against “{PRUNED}”",
             (
@@ -98,8 +98,8 @@ def _figure(found: list[Contender]) -> Figure:
     )
 
 
-def _points(found: list[Contender]) -> Table:
-    return Table(
+def _points(found: list[Contender]) -> SectionTable:
+    return SectionTable(
         "points",
         "All points",
         (

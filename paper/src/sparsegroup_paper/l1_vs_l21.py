@@ -5,7 +5,7 @@ import numpy as np
 from sparsegroup_paper.choices import NO_PENALTY, grid, tuned
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.runs import Plain
-from sparsegroup_paper.section import Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Column, Figure, Section, SectionTable, Series
 
 
 def l1_vs_l21(lab: Lab) -> Section:
@@ -33,7 +33,7 @@ def l1_vs_l21(lab: Lab) -> Section:
             "= 0.",
         ),
         tables=(
-            Table(
+            SectionTable(
                 "values",
                 "Feature rate and AUC",
                 (

@@ -143,7 +143,7 @@ class Lab:
 
     @property
     def config(self) -> Config:
-        """Of the data set's network, with no λ."""
+        """The settings of the data set's network, with no λ."""
         return self.dataset.config
 
     def sample(
@@ -233,7 +233,7 @@ _worker: Worker | None = None
 
 
 def _begin(dataset: Dataset) -> None:
-    """Of a process of its own, which ends with the one that has started it, however that ends."""
+    """Begin a worker process, which ends with the one that started it, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the terminal sends to all: the other process sees to it
 
     def end_together() -> None:

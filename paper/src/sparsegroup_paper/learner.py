@@ -15,8 +15,8 @@ from sparsegroup.training.log_pass import EVALUATED
 
 
 @dataclass(frozen=True)
-class State:
-    """Of a learner at some point of its pass."""
+class LearnerState:
+    """All that training changes, at some point of a learner's pass."""
 
     model: Any
     optimizer: Any
@@ -24,7 +24,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class LearnerPredictions:
     """For some rows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Learner:
 
     Args:
         log: The log.
-        config: Of model, optimizer and training; seeds torch's generator.
+        config: Settings of model, optimizer and training; its seed seeds torch's generator.
     """
 
     def __init__(self, log: Log, config: Config) -> None:
@@ -55,20 +55,20 @@ class Learner:
         trainer = Trainer(self.model.network, self.model.embedding, self.optimizer, window=max(1, stop - start))
         trainer.fit(self.log.batches(start, stop, self.config.training.batch_size), on_batch=on_batch)
 
-    def state(self) -> State:
+    def state(self) -> LearnerState:
         """Where training is, to go back to."""
-        return State(
+        return LearnerState(
             copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict()), torch.get_rng_state()
         )
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: LearnerState) -> None:
         """Go back."""
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(state.optimizer)
         torch.set_rng_state(state.generator)
 
     @torch.no_grad()
-    def predict(self, start: int, stop: int) -> Predictions:
+    def predict(self, start: int, stop: int) -> LearnerPredictions:
         """Labels of rows `start` to `stop`, and the model's predictions."""
         self.model.eval()
         labels, logits, weights = [], [], []
@@ -77,7 +77,7 @@ class Learner:
             labels.append(batch.labels)
             if batch.weights is not None:
                 weights.append(batch.weights)
-        return Predictions(
+        return LearnerPredictions(
             torch.cat(labels).numpy(),
             torch.sigmoid(torch.cat(logits).double()).numpy(),
             torch.cat(weights).numpy() if weights else None,

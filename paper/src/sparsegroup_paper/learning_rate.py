@@ -6,7 +6,7 @@ from sparsegroup_paper.best_auc import NAMES
 from sparsegroup_paper.choices import NO_PENALTY, best, learning_rate_trials, network_of
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.published import Base, published
-from sparsegroup_paper.section import Cell, Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
 
 
 def learning_rate(lab: Lab) -> Section:
@@ -45,7 +45,7 @@ def learning_rate(lab: Lab) -> Section:
             "paper. AUC is the mean over seeds.",
         ),
         tables=(
-            Table(
+            SectionTable(
                 "learning-rates",
                 "Validation AUC",
                 (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from sparsegroup.reporting.formatting import duration
 from sparsegroup_paper.cells import numeric_columns, table_texts
 from sparsegroup_paper.figures import describe
-from sparsegroup_paper.section import Facts, Figure, Section, Table
+from sparsegroup_paper.section import Facts, Figure, Section, SectionTable
 
 
 def section_markdown(section: Section, level: int = 1, folder: str = "") -> str:
@@ -14,7 +14,7 @@ def section_markdown(section: Section, level: int = 1, folder: str = "") -> str:
 
     Args:
         section: To write down.
-        level: Of the heading.
+        level: Level of the heading, 1 for the page's title.
         folder: Where the pictures and CSV files lie, from where the text lies; "" beside it, or such as "norm/".
     """
     blocks = [f"{'#' * level} {escape(section.title)}", *_bullets(map(escape, section.findings))]
@@ -72,7 +72,7 @@ def _figure(figure: Figure, folder: str) -> Iterator[str]:
         yield f"*{escape(figure.note)}*"
 
 
-def _table(table: Table, folder: str) -> Iterator[str]:
+def _table(table: SectionTable, folder: str) -> Iterator[str]:
     yield f"**{escape(table.title)}** ([CSV]({folder}{table.name}.csv))"
     names = [escape(column.name) for column in table.columns]
     yield _grid(names, [list(map(escape, row)) for row in table_texts(table)], numeric_columns(table))

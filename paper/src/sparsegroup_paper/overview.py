@@ -11,7 +11,7 @@ from sparsegroup.artifact.disk import write_atomically
 from sparsegroup_paper.markdown import section_markdown
 from sparsegroup_paper.published import published
 from sparsegroup_paper.report import FACTS, as_csv, read_facts, read_section, sections_in
-from sparsegroup_paper.section import Cell, Column, Facts, Section, Table
+from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
 from sparsegroup_paper.statistics import Count, share_significant
 
 INDEX = "index.md"
@@ -91,7 +91,7 @@ def _summary(sections: Mapping[str, Mapping[str, Section]]) -> Section:
 _AGAINST = "sparsity-vs-auc"
 
 
-def _against_pruning(against: Mapping[str, Sequence[Row]]) -> Table:
+def _against_pruning(against: Mapping[str, Sequence[Row]]) -> SectionTable:
     rows: list[tuple[Cell, ...]] = []
     for name, points in against.items():
         words = Counter(str(point["verdict"]).split(",")[0] for point in points)
@@ -111,7 +111,7 @@ def _against_pruning(against: Mapping[str, Sequence[Row]]) -> Table:
                 max(differences),
             )
         )
-    return Table(
+    return SectionTable(
         "against-pruning",
         "Group Adam against Adam pruned to the same feature rate",
         (
@@ -132,7 +132,7 @@ def _against_pruning(against: Mapping[str, Sequence[Row]]) -> Table:
     )
 
 
-def _strengths(against: Mapping[str, Sequence[Row]]) -> Table:
+def _strengths(against: Mapping[str, Sequence[Row]]) -> SectionTable:
     """λ21 at some feature rates: between two points, linear in both logarithms."""
     lines: list[tuple[Cell, ...]] = []
     for name, points in against.items():
@@ -144,7 +144,7 @@ def _strengths(against: Mapping[str, Sequence[Row]]) -> Table:
             for rate in STRENGTHS_AT
         ]
         lines.append((name, *cells))
-    return Table(
+    return SectionTable(
         "strengths",
         "λ21 of Group Adam that leads to a feature rate",
         (Column("report"), *(Column(f"{rate:g}", ".1e") for rate in STRENGTHS_AT)),
@@ -177,10 +177,10 @@ def _counted(points: Sequence[Row]) -> list[str]:
     ]
 
 
-def _best(best: Mapping[str, Sequence[Row]]) -> Table:
+def _best(best: Mapping[str, Sequence[Row]]) -> SectionTable:
     names = ("optimizer", "settings", "AUC", "Group: AUC", "Group: feature rate", "difference", "verdict")
     formats = ("", "", ".4f", ".4f", ".4f", "+.4f", "")
-    return Table(
+    return SectionTable(
         "without-pruning",
         "Base optimizers with all features against their Group versions",
         (Column("report"), *(Column(name, form) for name, form in zip(names, formats, strict=True))),
@@ -188,7 +188,7 @@ def _best(best: Mapping[str, Sequence[Row]]) -> Table:
     )
 
 
-def _leaders(frontiers: Mapping[str, Sequence[Row]]) -> Table:
+def _leaders(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
     rates = sorted({_number(row["feature rate"]) for rows in frontiers.values() for row in rows}, reverse=True)
     lines: list[tuple[Cell, ...]] = []
     for report, rows in frontiers.items():
@@ -198,7 +198,7 @@ def _leaders(frontiers: Mapping[str, Sequence[Row]]) -> Table:
             top = max(at, key=lambda row: _number(row["test AUC"]), default=None)
             cells.append(None if top is None else f"{top['method']} ({_number(top['test AUC']):.4f})")
         lines.append(tuple(cells))
-    return Table(
+    return SectionTable(
         "leaders",
         "Highest mean AUC by feature rate",
         (Column("report"), *(Column(f"at {rate:g}") for rate in rates)),

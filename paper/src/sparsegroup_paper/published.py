@@ -26,9 +26,9 @@ class Setup(StrictSettings):
     Attributes:
         batch_size: In samples.
         epochs: Over the training set.
-        runs: Of each experiment, with other seeds.
+        runs: How often each experiment is repeated, with other seeds.
         learning_rate_grid: From which those of Table 5 were chosen.
-        fine_tune_shares: Of the training samples, after pruning.
+        fine_tune_shares: Shares of the training samples that are trained on after pruning.
         default_l2: That the paper calls a good default.
     """
 
@@ -47,8 +47,8 @@ class NetworkInfo(StrictSettings):
         dataset: Its name.
         embedding_dim: Values in an embedding vector.
         layers: Widths of the fully connected layers.
-        cross_layers: Of DCN.
-        dropout: Of the fully connected layers.
+        cross_layers: Number of DCN's cross layers.
+        dropout: Dropout of the fully connected layers.
         categorical, integer: Columns of each kind.
         samples, features: In all.
         train_samples, train_features: In the training set.
@@ -72,9 +72,9 @@ class Claims(StrictSettings):
 
     Attributes:
         confidence: Level of significance.
-        share_significant: Of all comparisons.
+        share_significant: Share of all comparisons that are significant.
         low_feature_rate: Below which the next share is counted.
-        share_significant_at_low_rate: Of the comparisons there.
+        share_significant_at_low_rate: Share of the comparisons there.
     """
 
     confidence: float
@@ -97,9 +97,9 @@ class BestAuc(StrictSettings):
     """A cell of Table 3.
 
     Attributes:
-        auc, feature_rate: Of the original optimizer, not pruned.
-        group_auc, group_feature_rate: Of the group optimizer.
-        auc_p_value, feature_rate_p_value: Of their differences.
+        auc, feature_rate: Means of the original optimizer, not pruned.
+        group_auc, group_feature_rate: Means of the group optimizer.
+        auc_p_value, feature_rate_p_value: p-values of their differences.
         feature_rate_p_value_is_bound: Whether the paper says only that p is below this.
     """
 

@@ -7,7 +7,7 @@ import numpy as np
 from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, MIDDLE, Contender, of
 from sparsegroup_paper.lab import Sample
 from sparsegroup_paper.runs import Survivors
-from sparsegroup_paper.section import Column, Figure, Series, Table
+from sparsegroup_paper.section import Column, Figure, SectionTable, Series
 
 
 def is_known(found: Sequence[Contender]) -> bool:
@@ -15,7 +15,7 @@ def is_known(found: Sequence[Contender]) -> bool:
     return any(outcome.survivors for one in found for sample in one.samples for outcome in sample.outcomes)
 
 
-def recovery_table(found: Sequence[Contender]) -> tuple[Table, str]:
+def recovery_table(found: Sequence[Contender]) -> tuple[SectionTable, str]:
     """Precision and recall by frequency, of Group Adam and of a count cut-off that keeps about as many features.
 
     Returns:
@@ -43,7 +43,7 @@ def recovery_table(found: Sequence[Contender]) -> tuple[Table, str]:
         Column("precision ", ".3f"),
         Column("recall ", ".3f"),
     )
-    table = Table(
+    table = SectionTable(
         "recovery",
         f"Informative features among the survivors, at feature rates {group.rate:.3f} and {cut.rate:.3f}",
         columns,

@@ -25,7 +25,7 @@ from sparsegroup_paper.regret_bounds import (
     counterexamples,
     spread,
 )
-from sparsegroup_paper.section import Cell, Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
 
 GROUPS, SIZE = 8, 4
 
@@ -76,14 +76,14 @@ def regret(steps: int = 10_000, runs: int = 5, on_progress: Callable[[float], No
     )
 
 
-def _examples(examples: Iterable[Example]) -> Table:
+def _examples(examples: Iterable[Example]) -> SectionTable:
     rows = []
     for example in examples:
         player = example.at_end.player
         values = (example.regret, example.printed, example.mended)
         holds = "yes" if example.conditions_hold else "no"
         rows.append((example.statement, example.slope, player.delta, player.alpha, example.at_end.T, holds, *values))
-    return Table(
+    return SectionTable(
         name="regret-counterexamples",
         title="Printed bounds at their limits: f_t(x) = slope |x - 1|, x_1 = 0, Group Adagrad, λ = 0",
         columns=(
@@ -106,7 +106,7 @@ def _examples(examples: Iterable[Example]) -> Table:
 _NAMES = (Column("problem"), Column("algorithm"), Column("λ"))
 
 
-def _conditions(analyses: Iterable[Analysis]) -> Table:
+def _conditions(analyses: Iterable[Analysis]) -> SectionTable:
     rows: list[tuple[Cell, ...]] = []
     for analysis in analyses:
         rows.append(
@@ -122,7 +122,7 @@ def _conditions(analyses: Iterable[Analysis]) -> Table:
                 analysis.sums_aligned() if analysis.player.gamma else None,
             )
         )
-    return Table(
+    return SectionTable(
         name="regret-conditions",
         title="The conditions of Section 3 along the run",
         columns=(
@@ -145,7 +145,7 @@ def _conditions(analyses: Iterable[Analysis]) -> Table:
     )
 
 
-def _lemmas(analyses: Iterable[Analysis]) -> Table:
+def _lemmas(analyses: Iterable[Analysis]) -> SectionTable:
     rows = tuple(
         (
             *analysis.name,
@@ -157,7 +157,7 @@ def _lemmas(analyses: Iterable[Analysis]) -> Table:
         )
         for analysis in analyses
     )
-    return Table(
+    return SectionTable(
         name="regret-lemmas",
         title="Lemma 1 and Lemma 2",
         columns=(
@@ -175,7 +175,7 @@ def _lemmas(analyses: Iterable[Analysis]) -> Table:
     )
 
 
-def _bounds(analyses: Iterable[Analysis]) -> Table:
+def _bounds(analyses: Iterable[Analysis]) -> SectionTable:
     rows = tuple(
         (
             *analysis.name,
@@ -193,7 +193,7 @@ def _bounds(analyses: Iterable[Analysis]) -> Table:
         )
         for analysis in analyses
     )
-    return Table(
+    return SectionTable(
         name="regret-bounds",
         title="Regret and Theorem 3's bound, term by term, at the last T",
         columns=(
@@ -216,7 +216,7 @@ def _bounds(analyses: Iterable[Analysis]) -> Table:
     )
 
 
-def _corollaries(analyses: Iterable[Analysis]) -> Table:
+def _corollaries(analyses: Iterable[Analysis]) -> SectionTable:
     rows = tuple(
         (
             *analysis.name,
@@ -228,7 +228,7 @@ def _corollaries(analyses: Iterable[Analysis]) -> Table:
         for analysis in analyses
         for last in (analysis.last,)
     )
-    return Table(
+    return SectionTable(
         name="regret-corollaries",
         title="The corollaries' bounds with measured constants, at the last T",
         columns=(

@@ -39,7 +39,7 @@ class Terms:
         proximal: h_T(x*) = Σ 1/(2α_t) ‖Q_t^½ (x* - x_t)‖².
         first: ‖m_1‖₂².
         later: Σ_{t≥2} ‖m_t‖²_{h*_{t-1}}.
-        lemma_left, lemma_right: Of eq:vt_4, with ν = γ.
+        lemma_left, lemma_right: Both sides of eq:vt_4, with ν = γ.
         gradient: max ‖g_t‖_∞.
         average_root: The least G with t G² ≥ δ² + V_t for all t and G ≥ `gradient`.
         D1, D2: ‖x*‖_∞ and max ‖x_t - x*‖_∞.
@@ -67,7 +67,7 @@ class Terms:
         return self.penalty + self.proximal + (self.first / h_0 + self.later) / 2
 
     def lemma_2_left(self) -> Array:
-        """Of eq:vt_7, with the h_0 given there."""
+        """The left side of eq:vt_7, with the h_0 given there."""
         return self.first / self.lemma_h_0 + self.later
 
     @property
@@ -262,7 +262,7 @@ class Example:
     """Group Adagrad, all λ = 0, on f_t(x) = slope |x - 1| from x_1 = 0.
 
     Attributes:
-        statement: Of which the bound is.
+        statement: The theorem or corollary whose bound it is.
         at_end: After the last round.
         slope: That of f_t.
         printed, mended: The bound as printed, and as it would be true.

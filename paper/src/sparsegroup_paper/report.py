@@ -14,7 +14,7 @@ from sparsegroup.reporting.page import page_environment
 from sparsegroup_paper.cells import numeric_columns, table_texts
 from sparsegroup_paper.figures import describe, to_png, to_svg
 from sparsegroup_paper.markdown import made, report_markdown, section_markdown
-from sparsegroup_paper.section import Facts, Section, Table
+from sparsegroup_paper.section import Facts, Section, SectionTable
 
 ORDER = (
     "learning-rate",
@@ -28,7 +28,7 @@ ORDER = (
     "frontier",
     "regret",
 )
-"""Of sections in the report; others follow by name."""
+"""The order of sections in the report; others follow by name."""
 
 SECTION = "section.json"
 FACTS = "facts.json"
@@ -113,7 +113,7 @@ def _place(name: str) -> tuple[int, str]:
     return ORDER.index(name) if name in ORDER else len(ORDER), name
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: SectionTable) -> str:
     """A table as CSV: the names of its columns, numbers with all their digits, an empty cell for None."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")

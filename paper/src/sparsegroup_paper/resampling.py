@@ -85,7 +85,7 @@ def _fill_aucs(seed: Any, steps: Any, positive: Any, last: Any, aucs: Any) -> No
     """Write the AUC of every replicate; rows are in the order of their scores.
 
     Args:
-        seed: Of the weights.
+        seed: Seed of the weights.
         steps: `[rows]` uint64, each row's number times the golden ratio: its step in the streams.
         positive: `[rows]` uint8, whether its label is 1.
         last: `[rows]` uint8, whether the next row's score differs.
@@ -137,9 +137,9 @@ def weights(rows: int, replicate: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """How often each test row counts in one replicate: Poisson(1), the same for every run.
 
     Args:
-        rows: Of the test set.
+        rows: Size of the test set.
         replicate: Number of the replicate, from 0.
-        seed: Of all resamplings.
+        seed: Seed of all resamplings.
 
     Returns:
         `[rows]` int64.
@@ -166,7 +166,7 @@ def resampled_aucs(
         labels: `[rows]` of 0 and 1, numbers or booleans.
         scores: `[rows]` of numbers; the higher, the likelier is a 1.
         replicates: How many resamplings.
-        seed: Of all resamplings; runs to compare need the same one, and the same rows in the same order.
+        seed: Seed of all resamplings; runs to compare need the same one, and the same rows in the same order.
 
     Returns:
         `[replicates]` float64; NaN in a replicate where only one class was drawn.

@@ -48,7 +48,7 @@ class Results:
         write_atomically(self._path(run, "json"), lambda path: path.write_text(text))
 
     def seconds(self) -> float:
-        """Of computing that all runs took."""
+        """Computing time of all runs, in seconds."""
         return sum(float(json.loads(path.read_text())["outcome"]["seconds"]) for path in self._outcomes())
 
     def __len__(self) -> int:

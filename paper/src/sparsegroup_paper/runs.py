@@ -101,9 +101,9 @@ class Survivors:
     Attributes:
         least, most: How often, in the training rows.
         features: So many were seen.
-        informative: Of them, such that have an effect on the label.
-        live: Of them, such that have a non-zero vector.
-        live_informative: Both.
+        informative: Those of them that have an effect on the label.
+        live: Those of them that have a non-zero vector.
+        live_informative: Those of them that are both.
     """
 
     least: int
@@ -125,7 +125,7 @@ class Outcome:
         parameter_rate: Non-zero embedding weights over those of all features seen.
         live: Features with a non-zero vector.
         seen: Features seen in training.
-        seconds: Of computing.
+        seconds: Computing time.
         survivors: By frequency, where it is known which features have an effect.
         resampled: AUC under resamplings of the rows `[replicates]` float32, the same for all runs on them.
     """

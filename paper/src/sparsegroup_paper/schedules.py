@@ -41,7 +41,7 @@ def prune_alike(lab: Lab, config: Config, values: Sequence[float]) -> list[Point
 
     Args:
         lab: Where it is run.
-        config: Of Adam, with a learning rate and no λ.
+        config: Settings of Adam, with a learning rate and no λ.
         values: λ21.
     """
     shares = published().setup.fine_tune_shares

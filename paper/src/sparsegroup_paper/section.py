@@ -12,7 +12,7 @@ class Column:
 
     Attributes:
         name: Its heading.
-        format: Of its numbers, as `format()` takes it, such as ".4f"; "" shows integers with thousands separators
+        format: How its numbers are written, for `format()`, such as ".4f"; "" shows integers with thousands separators
             and leaves text alone.
     """
 
@@ -21,11 +21,11 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class SectionTable:
     """A table; a cell of None is empty.
 
     Attributes:
-        name: Of its file, without ending: letters and hyphens, unique in the section.
+        name: The name of its file, without ending: letters and hyphens, unique in the section.
         title: What it shows.
         columns: Its columns.
         rows: Cells of each row, as many as there are columns, numbers with all their digits.
@@ -45,7 +45,7 @@ class Series:
 
     Attributes:
         label: In the legend.
-        x, y: Of each point.
+        x, y: Coordinates of each point.
         y_error: One standard deviation of each y, drawn as an error bar; empty for none.
         style: A line through points, points alone, a bare line, a dashed one, or a horizontal level (of one y).
     """
@@ -62,11 +62,11 @@ class Figure:
     """A figure.
 
     Attributes:
-        name: Of its file, without ending: letters and hyphens, unique in the section.
+        name: The name of its file, without ending: letters and hyphens, unique in the section.
         title: What it shows.
-        x_label, y_label: Of the axes.
+        x_label, y_label: Titles of the axes.
         series: What is drawn, in the order of the legend.
-        x_scale, y_scale: Of the axes.
+        x_scale, y_scale: Scales of the axes.
         note: How to read it.
     """
 
@@ -85,7 +85,7 @@ class Section:
     """An experiment's result.
 
     Attributes:
-        name: Of the experiment, such as "sparsity-vs-auc".
+        name: The experiment, such as "sparsity-vs-auc".
         title: Its heading, with the paper's table or figure.
         findings: What came out, a sentence or two each, written from the numbers.
         method: How it was measured, a paragraph each.
@@ -96,7 +96,7 @@ class Section:
     title: str
     findings: tuple[str, ...]
     method: tuple[str, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[SectionTable, ...]
     figures: tuple[Figure, ...] = ()
 
 
@@ -108,8 +108,8 @@ class Facts:
         dataset: Name of the data set.
         data: Facts in words, name and value, such as ("training rows", "180,000").
         command: That makes the report.
-        date: Of the day it was made, ISO 8601.
-        hours: Of computing that all runs took, added up over processes; None where nobody counts.
+        date: The day it was made, ISO 8601.
+        hours: Computing time of all runs, added up over processes; None where it is not counted.
         versions: Package → version.
     """
 

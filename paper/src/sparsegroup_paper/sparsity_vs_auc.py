@@ -4,7 +4,7 @@ from sparsegroup_paper.choices import HIGHEST_RATE, LOWEST_RATE, TRIAL_SEEDS, gr
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.published import published
 from sparsegroup_paper.schedules import Point, prune_alike
-from sparsegroup_paper.section import Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Column, Figure, Section, SectionTable, Series
 from sparsegroup_paper.statistics import Count, share_significant
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, Versus, tally, versus
 
@@ -79,7 +79,7 @@ def sparsity_vs_auc(lab: Lab) -> Section:
             STATISTICS,
         ),
         tables=(
-            Table(
+            SectionTable(
                 "points",
                 "AUC at the same feature rate",
                 columns,

@@ -94,7 +94,7 @@ def bootstrap_difference(
     Args:
         a: `[seeds, replicates]` of one method.
         b: `[seeds, replicates]` of the other.
-        seed: Of the draws.
+        seed: Seed of the draws.
         level: Share of the replicates inside the interval.
 
     Returns:
@@ -149,7 +149,7 @@ class Count(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the comparisons; NaN of none."""
+        """Share of the comparisons that count; NaN where there are none."""
         return self.significant / self.cells if self.cells else float("nan")
 
 
@@ -163,10 +163,10 @@ def share_significant(
     """In how many comparisons a method is significantly better, as the paper counts for its Table 2 (section 4.2).
 
     Args:
-        p_values: Of each comparison, two-sided; one that is None is not significant.
+        p_values: Two-sided, one for each comparison; one that is None is not significant.
         rates: Feature rate of each.
         differences: In AUC; above 0 favours the method.
-        level: Of confidence: p must be below 1 − level.
+        level: Confidence: p must be below 1 − level.
         below: Count only comparisons at a feature rate below this.
 
     Example:

@@ -93,7 +93,7 @@ def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
     """What a method does at a feature rate, between two of its points: linear in the logarithm of the rate.
 
     Args:
-        samples: Of one method, at several strengths, each with the same seeds.
+        samples: One method's samples, at several strengths, each with the same seeds.
         rate: In (0, 1).
 
     Returns:

@@ -4,7 +4,7 @@ from sparsegroup.names import OptimizerName
 from sparsegroup_paper.choices import NO_PENALTY, TOLERANCE, TRIALS, choose_l21, tuned, tuned_finer
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.runs import Plain
-from sparsegroup_paper.section import Cell, Column, Section, Table
+from sparsegroup_paper.section import Cell, Column, Section, SectionTable
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, tally, versus
 
 NAMES: dict[OptimizerName, str] = {
@@ -52,7 +52,7 @@ def family(lab: Lab) -> Section:
             STATISTICS,
         ),
         tables=(
-            Table(
+            SectionTable(
                 "family",
                 "AUC without pruning, and the Group version's feature rate",
                 (

@@ -9,7 +9,7 @@ from sparsegroup_paper.choices import NO_PENALTY, tuned
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import published
 from sparsegroup_paper.runs import Plain
-from sparsegroup_paper.section import Cell, Column, Figure, Section, Series, Table
+from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, at_rate, tally, versus
 
 RATES = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
@@ -70,7 +70,7 @@ def norm(lab: Lab) -> Section:
             "logarithm of the rate, seed by seed. " + STATISTICS,
         ),
         tables=(
-            Table(
+            SectionTable(
                 "compared",
                 "AUC at the same feature rate",
                 (
@@ -83,7 +83,7 @@ def norm(lab: Lab) -> Section:
                 tuple(compared),
                 f"Only rates that both reach, between points at most {WIDEST_GAP:g} times apart.",
             ),
-            Table(
+            SectionTable(
                 "points",
                 "All points",
                 (
