@@ -98,7 +98,7 @@ def few_points() -> Iterator[None]:
             "execution.REPLICATES": REPLICATES,
             "contenders.SPARSITIES": SPARSITIES,
             "frontier.RATES": RATES,
-            "norm.RATES": RATES,
+            "norm_choice.RATES": RATES,
         }.items():
             patch.setattr(f"sparsegroup_paper.{name}", value)
         published.cache_clear()
