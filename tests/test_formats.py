@@ -15,6 +15,7 @@ from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog
+from sparsegroup.penalties import MCP
 from sparsegroup.serving import read_export
 from sparsegroup.training import load_run
 
@@ -45,6 +46,7 @@ def test_a_checkpoint_of_changes(written: Path, values: dict[str, Any]) -> None:
     assert int(optimizer.state[model["table"].weight]["step"]) == expected["step"]
     assert [group["l21"] for group in optimizer.param_groups] == expected["l21"]
     assert optimizer.param_groups[0]["lr"] == expected["lr"]
+    assert optimizer.param_groups[0]["penalty"] == MCP(gamma=expected["mcp_gamma"])
     assert model["table"].num_seen == expected["num_seen"]
 
 
@@ -76,7 +78,8 @@ def test_a_prepared_log(written: Path) -> None:
 def test_a_run(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written)
     run = load_run("run")
-    assert (run.config.optimizer.name, run.config.optimizer.penalty, run.config.optimizer.l21) == ("adam", "mcp", 0.004)
+    optimizer = run.config.optimizer
+    assert (optimizer.name, optimizer.penalty, optimizer.l21) == ("adam", MCP(gamma=3.0), 0.004)
     assert run.columns.fields == ("site", "user")
     assert (run.summary.samples, run.summary.features_seen, run.history[-1].samples) == (108, 26, 108)
     assert run.summary.live_rows == run.model.embedding.num_live > 0
