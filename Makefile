@@ -35,7 +35,7 @@ test-wheel:  ## The sdist, and the wheel made from it, in an empty environment w
 
 TORCH = $(CURDIR)/.venv-torch-$(VERSION)
 CORE = $(addprefix tests/test_,custom_rule.py ftrl.py frozen_table.py checkpoint_others.py models.py table_autograd.py \
-  table_model.py sparsity.py optimizer_protocol.py optimizer_state.py optimizer_interop.py)
+  sparsity.py optimizer_protocol.py optimizer_state.py optimizer_interop.py)
 
 test-torch:  ## The optimizers, the table, checkpoints and exports with another torch: VERSION=2.6.0, PYTHON=python3.12
 	rm -rf $(TORCH)
