@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import timing
-from sparsegroup.data import PreparedLog, RawLog
+from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.keys import VALUE_BITS
@@ -200,7 +200,9 @@ def raw(log: PreparedLog, samples: int, folder: Path, threads: int) -> dict[str,
     path = folder / "train.txt"
     write_as_text(log, samples + BATCH, path)
     begin = perf_counter()
-    text = RawLog(path, format=replace(criteo(), split="last-fraction", test_fraction=BATCH / (samples + BATCH)))
+    text = open_log(
+        path, format=replace(criteo(), split="last-fraction", test_fraction=BATCH / (samples + BATCH)), threads=2
+    )
     counted = perf_counter() - begin
     begin = perf_counter()
     batches = sum(1 for _ in text.batches(0, text.train_rows, BATCH))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_cases import written
-from sparsegroup.data import PreparedLog, RawLog, preparation, prepare
+from sparsegroup.data import PreparedLog, RawLog, open_log, preparation, prepare
 from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
@@ -88,7 +88,7 @@ def test_a_logs_bags_are_those_of_a_plain_reading(tmp_path: Path, monkeypatch: p
         for field, name, separator in ((0, "tags", "|"), (2, "more", "&"))
     }
     prepared, _ = prepare([path], tmp_path / "out", log_format, chunk_bytes=300)
-    logs: list[PreparedLog | RawLog] = [prepared, RawLog(path, format=log_format, chunk_bytes=300)]
+    logs: list[PreparedLog | RawLog] = [prepared, open_log(path, format=log_format, chunk_bytes=300)]
     for log in logs:
         assert (log.fields, log.lists) == (("tags", "word", "more"), ("more", "tags"))
         for start, stop, size in ((0, 90, 7), (0, 90, 90), (31, 77, 20)):

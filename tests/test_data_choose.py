@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from data_cases import AVAZU, INTEGERS, IPINYOU, avazu_log, criteo_log, written
-from sparsegroup.data import ClickLogError, LogOptionError, RawLog, prepare
+from sparsegroup.data import ClickLogError, LogOptionError, open_log, prepare
 from sparsegroup.data.formats.avazu import avazu
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.recognition import format_of
 from sparsegroup.data.formats.schema_file import read_schema
-from sparsegroup.data.raw import raw_file
+from sparsegroup.data.log_opening import format_of
+from sparsegroup.data.raw.raw_file import raw_file
 
 COLUMNS = "id, clicked, color, size, ts, label"
 
@@ -59,7 +59,7 @@ def test_a_column_without_a_name_may_be_excluded(tmp_path: Path) -> None:
 def test_the_test_set_is_the_fraction_of_the_rows(fraction: float, tmp_path: Path) -> None:
     path = header_log(tmp_path / "log.csv")
     log = chosen(path, label="clicked", exclude=["label"], test_fraction=fraction)
-    raw = RawLog(path, format=log) if fraction < 0.99 else None
+    raw = open_log(path, format=log) if fraction < 0.99 else None
     expected = 57 - round(57 * fraction)
     if raw is None:
         with pytest.raises(ClickLogError, match="no training rows; all 57 are for testing"):

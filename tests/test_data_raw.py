@@ -30,13 +30,12 @@ from data_cases import (
     ipinyou_log,
     written,
 )
-from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
+from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.avazu import avazu
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.raw import raw_file
-from sparsegroup.data.raw.raw_file import source_of
+from sparsegroup.data.raw.raw_file import raw_file, source_of
 
 HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
 RICH = LogFormat(
@@ -108,7 +107,7 @@ CASES: dict[str, Case] = {
 
 def raw_log(logs: list[Path], **options: Any) -> RawLog:
     """Of one log, or of a training log and a test log."""
-    return RawLog(logs[0], logs[1] if len(logs) > 1 else None, **options)
+    return open_log(logs[0], logs[1] if len(logs) > 1 else None, **{"threads": 2, **options})
 
 
 def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
@@ -196,7 +195,7 @@ def test_the_same_of_a_compressed_log(suffix: str, chunk_bytes: int, tmp_path: P
     pack = bz2.compress if suffix == ".bz2" else partial(compress, suffix)
     path = written(tmp_path / f"log.csv{suffix}", pack(plain.read_bytes()))
     prepared, _ = prepare([path], tmp_path / "out", RICH)
-    assert_same_log([path], RawLog(path, format=RICH, chunk_bytes=chunk_bytes), prepared)
+    assert_same_log([path], open_log(path, format=RICH, chunk_bytes=chunk_bytes), prepared)
 
 
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
@@ -214,12 +213,12 @@ def test_the_same_of_a_columnar_log(
     for number, log_format in enumerate([None, LogFormat("log", "label", ("a",), ("n",), time="ts")]):
         prepared, _ = prepare([path], tmp_path / f"out{number}", log_format, **options)  # type: ignore[arg-type]
         assert (len(prepared) < 83) == (on_bad_row == "skip")
-        assert_same_log([path], RawLog(path, format=log_format, **options), prepared)  # type: ignore[arg-type]
+        assert_same_log([path], open_log(path, format=log_format, **options), prepared)  # type: ignore[arg-type]
 
 
 def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
     path = csv_log(tmp_path / "log.csv", 500)
-    log = RawLog(path, format=CSV, chunk_bytes=300)
+    log = open_log(path, format=CSV, chunk_bytes=300)
     expected = list(log.batches(400, 500, 9))
     content = path.read_bytes()
     gone = len(content) // 2
@@ -235,7 +234,7 @@ def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_where_it_is_used_and_a_bad_label_at_once(tmp_path: Path) -> None:
     good = good_rows(300)
     path = written(tmp_path / "log.csv", HEADER + b"\n".join([*good[:150], b"1,a,b,one,2", *good[150:]]))
-    log = RawLog(path, format=CSV, chunk_bytes=200)
+    log = open_log(path, format=CSV, chunk_bytes=200)
     assert len(log) == 301
     seen: list[Batch] = []
     with pytest.raises(ClickLogError) as raised:
@@ -246,7 +245,7 @@ def test_a_bad_row_is_named_where_it_is_used_and_a_bad_label_at_once(tmp_path: P
     for bad in (b"7,a,b,1,2", b"1,a", b"1,\xff,b,1,2"):
         path.write_bytes(HEADER + b"\n".join([*good[:150], bad, *good[150:]]))
         with pytest.raises(ClickLogError, match=rf"^{path}:152: "):
-            RawLog(path, format=CSV, chunk_bytes=200)
+            open_log(path, format=CSV, chunk_bytes=200)
 
 
 def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepare(tmp_path: Path) -> None:
@@ -263,11 +262,11 @@ def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepar
             prepare([path], tmp_path / f"out{number}", log_format, on_bad_row="skip", max_bad=0.01)
         messages.append(str(raised.value))
         with pytest.raises(ClickLogError) as raised:
-            RawLog(path, format=log_format, on_bad_row="skip", max_bad=0.01)
+            open_log(path, format=log_format, on_bad_row="skip", max_bad=0.01)
         messages.append(str(raised.value))
         assert messages[0] == messages[1]
     with pytest.raises(FileNotFoundError):
-        RawLog(tmp_path / "missing.csv")
+        open_log(tmp_path / "missing.csv")
 
 
 # A log that changes
@@ -283,7 +282,7 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
         content = b"label,a\n" + b"".join(b"%d,v%d\n" % (i % 2, i * 7919 % 1009) for i in range(rows))
         return written(tmp_path / f"log.csv{suffix}", gzip.compress(content) if suffix else content)
 
-    log = RawLog(write(2000), chunk_bytes=1000)
+    log = open_log(write(2000), chunk_bytes=1000)
     path = write(900)
     for start in (0, 800, 1900):
         with pytest.raises(ClickLogError) as raised:
@@ -294,7 +293,7 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
 def test_rows_that_come_or_go_without_a_change_of_size_are_found(tmp_path: Path) -> None:
     path = csv_log(tmp_path / "log.csv", 300)
     content = path.read_bytes()
-    log = RawLog(path, format=CSV, chunk_bytes=500)
+    log = open_log(path, format=CSV, chunk_bytes=500)
     lines = content.split(b"\n")
     lines[100:102] = [lines[100].replace(b",v", b",v" + b"0" * (len(lines[101]) + 1))]  # one of two
     assert len(b"\n".join(lines)) == len(content)
@@ -316,7 +315,7 @@ def test_rows_added_to_a_log_since_are_not_read(tmp_path: Path) -> None:
 
 
 def test_no_thread_outlives_the_batches(tmp_path: Path) -> None:
-    log = RawLog(csv_log(tmp_path / "log.csv", 5000), format=CSV, chunk_bytes=500, threads=3)
+    log = open_log(csv_log(tmp_path / "log.csv", 5000), format=CSV, chunk_bytes=500, threads=3)
     before = set(threading.enumerate())
     batches = log.batches(0, 5000, 10)
     next(batches)
@@ -333,7 +332,7 @@ def test_no_thread_outlives_the_batches(tmp_path: Path) -> None:
 def test_an_error_leaves_no_thread(tmp_path: Path) -> None:
     good = good_rows(3000)
     path = written(tmp_path / "log.csv", HEADER + b"\n".join([*good[:300], b"1,a,b,one,2", *good[300:]]))
-    log = RawLog(path, format=CSV, chunk_bytes=200)
+    log = open_log(path, format=CSV, chunk_bytes=200)
     before = set(threading.enumerate())
     with pytest.raises(ClickLogError, match=r"log.csv:302"):
         list(log.batches(0, 3000, 10))
@@ -349,7 +348,7 @@ def test_a_log_larger_than_its_chunks_is_not_kept_in_memory(tmp_path: Path) -> N
             file.write(rows)  # 17 MB
     tracemalloc.start()
     try:
-        log = RawLog(path, format=CSV, chunk_bytes=128 << 10)
+        log = open_log(path, format=CSV, chunk_bytes=128 << 10)
         count = sum(len(batch) for batch in log.batches(0, len(log), 1000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:

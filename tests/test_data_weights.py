@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data_cases import written
-from sparsegroup.data import ClickLogError, PreparedLog, RawLog, prepare
+from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.log_manifest import MANIFEST
@@ -40,11 +40,11 @@ def test_weights_come_with_the_rows(name: str, tmp_path: Path) -> None:
     prepared, _ = prepare([path], tmp_path / "out", log_format)
     assert prepared.manifest.weighted
     assert pl.read_parquet(tmp_path / "out" / "part-00000.parquet").schema["weight"] == pl.Float32
-    assert weights_of(prepared) == weights_of(RawLog(path, format=log_format)) == expected
+    assert weights_of(prepared) == weights_of(open_log(path, format=log_format)) == expected
     assert prepared.fields == ("a",)
 
     pl.read_csv(path).write_parquet(tmp_path / "log.parquet")
-    assert weights_of(RawLog(tmp_path / "log.parquet", format=log_format)) == expected
+    assert weights_of(open_log(tmp_path / "log.parquet", format=log_format)) == expected
 
 
 @pytest.mark.parametrize("bad", ["", "-1", "-1e-30", "nan", "inf", "-inf", "1e99", "heavy", "1 2"])
@@ -55,10 +55,10 @@ def test_a_weight_that_is_none_is_a_bad_row(bad: str, tmp_path: Path) -> None:
         prepare([path], tmp_path / "out", WEIGHTED)
     assert str(raised.value) == message
     with pytest.raises(ClickLogError) as raised:
-        weights_of(RawLog(path, format=WEIGHTED))
+        weights_of(open_log(path, format=WEIGHTED))
     assert str(raised.value) == message
     log, _ = prepare([path], tmp_path / "skip", WEIGHTED, on_bad_row="skip", max_bad=0.5)
-    raw = RawLog(path, format=WEIGHTED, on_bad_row="skip", max_bad=0.5)
+    raw = open_log(path, format=WEIGHTED, on_bad_row="skip", max_bad=0.5)
     assert weights_of(log) == weights_of(raw) == [1.0, 2.0]
     assert log.manifest.bad_rows == raw.bad[0].reasons == {"weight 'w' must be a number >= 0": 1}
 
@@ -67,7 +67,7 @@ def test_without_a_weight_there_are_none_and_the_name_is_free(tmp_path: Path) ->
     path = log_of(tmp_path / "log.csv", ["1", "heavy"], "weight")
     log, _ = prepare([path], tmp_path / "out")
     assert (log.fields, log.manifest.weighted) == (("a", "weight"), False)
-    for batch in (*log.batches(0, 2, 2), *RawLog(path).batches(0, 2, 2)):
+    for batch in (*log.batches(0, 2, 2), *open_log(path).batches(0, 2, 2)):
         assert batch.weights is None
 
 

@@ -12,9 +12,8 @@ import torch
 from command import Run
 from format_files import checkpointed
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.formats.schema_file import read_schema
-from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.penalties import MCP
 from sparsegroup.serving import read_export
 from sparsegroup.training import load_run
@@ -68,7 +67,7 @@ def test_a_checkpoint_is_followed_by_one_of_this_version(written: Path) -> None:
 
 def test_a_prepared_log(written: Path) -> None:
     log = PreparedLog(written / "prepared-log")
-    raw = RawLog(written / "day1.csv", format=read_schema(written / "schema.yaml"))
+    raw = open_log(written / "day1.csv", format=read_schema(written / "schema.yaml"))
     assert (len(log), log.train_rows, log.fields, log.numbers) == (120, 108, ("site", "user"), ("age",))
     ours, theirs = (next(iter(one.batches(0, 120, 120))) for one in (log, raw))
     for name in ("keys", "numbers", "labels"):

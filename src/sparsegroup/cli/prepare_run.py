@@ -7,9 +7,9 @@ from rich.table import Table
 
 from sparsegroup.cli.app import UsageError, console
 from sparsegroup.cli.progress import print_notes
-from sparsegroup.data.formats.recognition import FormatOptions
 from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.log_manifest import LogManifest
+from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.public_counts import compare_with_published
 from sparsegroup.names import OnBadRow

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from sparsegroup.user_error import UserError
 
 SAMPLES = 5
+"""Bad rows that are shown."""
+
+SAMPLE = 80
+"""Characters of a bad row that are shown."""
 
 
 class ClickLogError(UserError):
@@ -18,7 +22,7 @@ class LogOptionError(UserError):
 
 @dataclass
 class BadRows:
-    """Rows that were skipped.
+    """Rows of a file that were left out; they are added in order.
 
     Attributes:
         source: The file.
@@ -39,15 +43,10 @@ class BadRows:
         """Count a row and keep it as a sample if it is one of the first."""
         self.reasons[reason] += 1
         if len(self.samples) < SAMPLES:
-            self.samples.append((line, reason, text[:80]))
-
-    def merge(self, other: "BadRows") -> None:
-        """Add those of another part of the same file."""
-        self.reasons.update(other.reasons)
-        self.samples = sorted([*self.samples, *other.samples])[:SAMPLES]
+            self.samples.append((line, reason, text[:SAMPLE]))
 
     def __str__(self) -> str:
         lines = [f"{self.source}: skipped {self.count:,} bad row{'s' if self.count != 1 else ''}"]
         lines += [f"  {count:,} × {reason}" for reason, count in self.reasons.most_common()]
-        lines += [f"  line {line}: {reason}: {text!r}" for line, reason, text in sorted(self.samples)]
+        lines += [f"  line {line}: {reason}: {text!r}" for line, reason, text in self.samples]
         return "\n".join(lines)

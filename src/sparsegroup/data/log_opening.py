@@ -1,16 +1,59 @@
-"""What is at a path, as a click log."""
+"""What is at a path, as a click log: which kind, and in which format.
 
-from collections.abc import Callable
+The format of a raw log is asked for by options, described by a schema, or told from how the log begins.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
-from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.recognition import FormatOptions, given
+from sparsegroup.data.formats import FORMATS
+from sparsegroup.data.formats.headed import headed
+from sparsegroup.data.formats.log_format import Head, LogFormat
+from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_errors import LogOptionError
+from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.raw_file import RawFile, raw_file
 from sparsegroup.data.raw.raw_log import RawLog
-from sparsegroup.names import OnBadRow
+from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+
+
+class FormatOptions(TypedDict, total=False):
+    """What tells the format of a raw log.
+
+    Attributes:
+        dataset: Name of a public format; "auto" tells it from the log.
+        schema: YAML file that says what the columns are.
+        label: Label column, of a log with a header; by default `label` or `click`.
+        exclude: Columns that are no features, of a log with a header.
+        test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
+            without a column `split`; by default a tenth.
+        criteo_numbers: What becomes of Criteo's integers; other than "log" for Criteo's log alone.
+        avazu_hour: What becomes of Avazu's hour; other than "hour" for Avazu's log alone.
+    """
+
+    dataset: DatasetName
+    schema: Path | None
+    label: str | None
+    exclude: Collection[str]
+    test_fraction: float | None
+    criteo_numbers: CriteoNumbers
+    avazu_hour: AvazuHour
+
+
+FORMAT_DEFAULTS: Mapping[str, Any] = {
+    "dataset": "auto",
+    "schema": None,
+    "label": None,
+    "exclude": (),
+    "test_fraction": None,
+    "criteo_numbers": "log",
+    "avazu_hour": "hour",
+}
+_OF_A_HEADER = ("label", "exclude", "test_fraction")
 
 
 def open_log(
@@ -24,6 +67,7 @@ def open_log(
     max_bad: float = 0.001,
     threads: int = 1,
     on_progress: Callable[[int, int | None], None] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
     **options: Unpack[FormatOptions],
 ) -> Log:
     """The log at a path: a prepared one if it is a folder, else a raw one, whose rows are counted now.
@@ -34,8 +78,9 @@ def open_log(
         format: Format of a raw log; by default as `options` say, or told from how the log begins.
         like: Options that another log was read with, which hold for a raw log where `options` leave them open. A
             `schema` or a `dataset` in `options` says all of the format.
-        whole: Take all rows of a raw log, as for scoring, see `RawLog`.
-        on_bad_row, max_bad, threads, on_progress: How to read a raw log, see `RawLog`.
+        whole: Take all rows of a raw log in the order of the file, as for scoring: there is no test set, no time and no
+            order to check, and no label is needed.
+        on_bad_row, max_bad, threads, on_progress, chunk_bytes: How to read a raw log, see `RawLog`.
         **options: What tells the format of a raw log, see `FormatOptions`.
 
     Raises:
@@ -43,7 +88,7 @@ def open_log(
         LogOptionError: Options that do not go together, options of raw logs for a prepared one, or no such schema.
         OSError: No such file.
     """
-    wanted = given(options)
+    wanted: Any = given(options)
     if is_prepared(log):
         others = {"test": test, "format": format}
         for option in (*(name for name, value in others.items() if value is not None), *wanted):
@@ -54,10 +99,123 @@ def open_log(
         if whole:  # then no rows are test rows
             inherited.pop("test_fraction", None)
         wanted = {**inherited, **wanted}
-    reading: Any = {"on_bad_row": on_bad_row, "max_bad": max_bad, "threads": threads, "on_progress": on_progress}
-    return RawLog(log, test, format, whole=whole, **reading, **wanted)
+    files = [raw_file(path) for path in (log, test) if path is not None]
+    found = format_of(files, format, whole=whole, **wanted)
+    return RawLog(
+        files,
+        found,
+        on_bad_row=on_bad_row,
+        max_bad=max_bad,
+        threads=threads,
+        on_progress=on_progress,
+        chunk_bytes=chunk_bytes,
+    )
 
 
 def is_prepared(log: Path) -> bool:
     """Whether a prepared log, or what should be one, is at the path: options of raw logs are not for it."""
     return log.is_dir()
+
+
+def given(options: FormatOptions) -> dict[str, Any]:
+    """The options that are not as by default."""
+    values: Mapping[str, Any] = {**options, "exclude": tuple(options.get("exclude", ()))}
+    return {name: value for name, value in values.items() if value is not None and value != FORMAT_DEFAULTS[name]}
+
+
+def format_of(
+    files: Sequence[RawFile],
+    format: LogFormat | None = None,
+    *,
+    whole: bool = False,
+    **options: Unpack[FormatOptions],
+) -> LogFormat:
+    """The format to read a raw log in.
+
+    Args:
+        files: The log, which tells its format if nothing else does; and a log of its own for the test set, if any.
+        format: The format, if it is known.
+        whole: Take all rows in the order of the file: there is no test set, no time and no order to check, and the log
+            may lack its label column (libsvm and libffm may not).
+        **options: See `FormatOptions`.
+
+    Raises:
+        LogOptionError: Options that do not go together, or not with the log; no such schema.
+        ClickLogError: A log or a schema that cannot be read; a label or a column to exclude that does not exist.
+        OSError: No such file.
+    """
+    found = format or _chosen(files, given(options), needs_label=not whole)
+    if whole:
+        found = replace(found, time=None, split="none", split_column=None)
+    if len(files) > 1:
+        found = replace(found, split="file", split_column=None)
+    return found
+
+
+def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
+    log = files[0]
+    schema, of_a_header = wanted.get("schema"), {name: wanted[name] for name in _OF_A_HEADER if name in wanted}
+    if schema is not None and "dataset" in wanted:
+        raise LogOptionError("`schema` and `dataset` cannot both be given", "schema", "dataset")
+    name = _named(wanted)
+    if len(files) > 1 and "test_fraction" in wanted:
+        raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
+    if schema is not None:
+        for option in of_a_header:
+            raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
+        if not schema.is_file():
+            raise LogOptionError(f"no schema {schema}; say with `schema` what the columns of {log.path} are", "schema")
+        found = read_schema(schema)
+    elif name is not None:
+        found = _made(name, wanted)
+        _check_fixed(found, of_a_header)
+    else:
+        found = _recognised(log.head, of_a_header, needs_label)
+    if not needs_label and not log.has_label(found):
+        found = found.without_label()
+    return found
+
+
+def _made(name: str, wanted: Mapping[str, Any]) -> LogFormat:
+    """The format that `dataset` asks for."""
+    for known in FORMATS:
+        if known.name == name and known.make is not None:
+            return known.make(*(value for option, value in wanted.items() if option == known.option))
+    names = ", ".join(["auto", *(known.name for known in FORMATS if known.name is not None)])
+    raise LogOptionError(f"`dataset` is one of {names}, got {name!r}", "dataset")
+
+
+def _named(wanted: Mapping[str, Any]) -> str | None:
+    """The name of the format that `dataset` asks for, or an option that only one format has.
+
+    Raises:
+        LogOptionError: Such an option is for another format.
+    """
+    name = wanted.get("dataset")
+    for known in FORMATS:
+        if known.option is not None and known.option in wanted:
+            if "schema" in wanted or name not in (None, known.name):
+                raise LogOptionError(f"`{known.option}` is for {str(known.name).capitalize()}'s log", known.option)
+            name = known.name
+    return name
+
+
+def _recognised(head: Head, of_a_header: dict[str, Any], needs_label: bool) -> LogFormat:
+    found = next((found for known in FORMATS if (found := known.recognise(head, needs_label)) is not None), None)
+    if (found is None or found.has_header) and len(set(head.columns)) < len(head.columns):
+        name = min(name for name in head.columns if head.columns.count(name) > 1)
+        raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
+    if found is None:
+        return headed(head, **of_a_header, needs_label=needs_label)
+    _check_fixed(found, of_a_header)
+    return found
+
+
+def _check_fixed(log: LogFormat, of_a_header: Mapping[str, Any]) -> None:
+    """Whether nothing is given that would change a format whose columns and test set are fixed."""
+    for option in of_a_header:
+        raise LogOptionError(
+            f"`{option}` is for logs whose columns are told from a header; the format {log.name!r} is fixed. "
+            "A schema file can describe it in another way",
+            option,
+        )

@@ -14,18 +14,17 @@ import pyarrow.parquet as pq
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.recognition import FormatOptions, checked_format, format_of
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log_errors import BadRows, ClickLogError
 from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
+from sparsegroup.data.log_opening import FormatOptions, format_of
 from sparsegroup.data.prepared_log import (
     VOCABULARY,
     PreparedLog,
     count_features,
 )
-from sparsegroup.data.raw import raw_file
 from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
-from sparsegroup.data.raw.raw_file import Chunk, source_of
+from sparsegroup.data.raw.raw_file import Chunk, raw_file, source_of
 from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import OnBadRow
@@ -119,7 +118,9 @@ def prepare(
         OSError: No such file.
     """
     raw = [raw_file(path) for path in logs]
-    log = checked_format(raw, log or format_of(raw, **options))
+    log = format_of(raw, log, **options)
+    for file in raw:
+        file.check(log)
     source = {**source_of(raw, log), "vocabulary": vocabulary}
     sizes = [file.size for file in raw]
     total = None if None in sizes else sum(size or 0 for size in sizes)

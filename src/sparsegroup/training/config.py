@@ -8,8 +8,8 @@ import torch
 import yaml
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
 
-from sparsegroup.data.formats.recognition import FormatOptions
 from sparsegroup.data.log import Log
+from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.names import (
     AvazuHour,
     CriteoNumbers,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
-from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 from sparsegroup.names import OnBadRow
 
@@ -27,13 +27,13 @@ class Encoded:
         batch: The rows, with the columns of `LogFormat.schema`.
         raw: The fields' values as they were hashed, or None if they were not asked for.
         is_test: Which rows are marked as test rows, of a format with a split column.
-        bad: Rows left out.
+        bad: Rows left out, in order.
     """
 
     batch: pa.RecordBatch
     raw: pl.DataFrame | None
     is_test: npt.NDArray[np.bool_] | None
-    bad: BadRows
+    bad: list[BadRow]
 
 
 def encoded_chunks(
@@ -63,22 +63,22 @@ def encoded_chunks(
     Raises:
         ClickLogError: A bad row, unless they are skipped; a damaged file.
     """
-    columns, source = file.columns(log), str(file.path)
+    columns = file.columns(log)
     with ThreadPoolExecutor(threads) as pool:
         pending: deque[tuple[Chunk, Future[Encoded]]] = deque()
 
         def first() -> tuple[Chunk, Encoded]:
             chunk, job = pending.popleft()
             encoded = job.result()
-            if encoded.bad.count and on_bad_row == "error":
-                number, reason, text = min(encoded.bad.samples)
-                raise ClickLogError(f"{source}:{number}: {reason}: {text!r}")
-            bad.merge(encoded.bad)
+            for number, reason, text in encoded.bad:
+                if on_bad_row == "error":
+                    raise ClickLogError(f"{file.path}:{number}: {reason}: {text[:SAMPLE]!r}")
+                bad.add(number, reason, text)
             return chunk, encoded
 
         try:
             for chunk in file.chunks(log, offset, line, chunk_bytes):
-                pending.append((chunk, pool.submit(encode_chunk, chunk, log, columns, source, keep_raw)))
+                pending.append((chunk, pool.submit(encode_chunk, chunk, log, columns, keep_raw)))
                 if len(pending) > threads:
                     yield first()
             while pending:
@@ -88,22 +88,18 @@ def encoded_chunks(
                 job.cancel()
 
 
-def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], source: str, keep_raw: bool = False) -> Encoded:
+def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw: bool = False) -> Encoded:
     """Parse and hash rows.
 
     Args:
         chunk: The rows.
         log: Their format.
         columns: All columns of the file, in order.
-        source: The file, for messages.
         keep_raw: Give the fields' values, too.
     """
     bad: list[BadRow] = []
     batch, raw, is_test = _encode_frame(chunk.frame(log, columns, bad), log, bad, keep_raw)
-    rows = BadRows(source)
-    for row in sorted(bad):
-        rows.add(*row)
-    return Encoded(batch, raw, is_test, rows)
+    return Encoded(batch, raw, is_test, sorted(bad))
 
 
 def _encode_frame(

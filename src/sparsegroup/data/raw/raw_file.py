@@ -12,9 +12,15 @@ from typing import Any, ClassVar
 import polars as pl
 
 from sparsegroup.data.formats.log_format import Head, LogFormat
+from sparsegroup.data.keys import MOST_FIELDS
+from sparsegroup.data.log_errors import ClickLogError
 
 BadRow = tuple[int, str, str]
 """A row that is left out: its line, the reason, and its text."""
+
+TEXT = ""
+_KINDS: dict[str, type["RawFile"]] = {}
+"""Suffix → kind of file."""
 
 LINE = ""
 """Column of the rows' line numbers in a frame."""
@@ -52,10 +58,14 @@ class RawFile(ABC):
         path: The file.
 
     Attributes:
-        suffixes: What the names of such files end with.
+        suffixes: What the names of such files end with; `TEXT` for all that no other kind names.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        """From now on files with these suffixes are read as this kind; all that no kind names are text."""
+        _KINDS.update(dict.fromkeys(cls.suffixes, cls))
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,6 +92,25 @@ class RawFile(ABC):
     def columns(self, log: LogFormat) -> list[str]:
         """All columns of the file, in order."""
 
+    def check(self, log: LogFormat) -> None:
+        """Whether the columns are there that the format wants, and can be what it says.
+
+        Raises:
+            ClickLogError: They are not.
+        """
+        header, where = self.columns(log), f"{self.path}:1"
+        if missing := [name for name in log.raw if name not in header]:
+            raise ClickLogError(f"{where}: no column {missing[0]!r}; the columns are {', '.join(header)}")
+        if repeated := [name for name in log.raw if header.count(name) > 1]:
+            raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
+        if not 1 <= len(log.fields) <= MOST_FIELDS:
+            raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}")
+        named = {*log.fields, *log.numbers}
+        if log.weight in named:
+            raise ClickLogError(f"{where}: column {log.weight!r} is the weight; it cannot be a field, too")
+        if taken := log.reserved & named:
+            raise ClickLogError(f"{where}: a field cannot be named {min(taken)!r}; rename it, or leave it out")
+
     @abstractmethod
     def has_label(self, log: LogFormat) -> bool:
         """Whether the label column of the format is there."""
@@ -105,6 +134,11 @@ class RawFile(ABC):
         Raises:
             ClickLogError: The file is damaged or truncated.
         """
+
+
+def raw_file(path: Path) -> RawFile:
+    """The file at `path`, by how its name ends."""
+    return _KINDS.get(path.suffix, _KINDS[TEXT])(path)
 
 
 def source_of(files: Sequence[RawFile], log: LogFormat) -> dict[str, Any]:

@@ -7,20 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from sparsegroup.data.batches import LABEL, TIME, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.recognition import FormatOptions, checked_format, format_of
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError
-from sparsegroup.data.raw import raw_file
 from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
-from sparsegroup.data.raw.raw_file import identity_of, source_of
+from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import OnBadRow
 
@@ -124,17 +121,14 @@ class _Start:
 
 
 class RawLog(Log):
-    """A raw log, anything that `prepare` reads, to train on as it is.
+    """A raw log, anything that `prepare` reads, to train on as it is. `open_log` makes it.
 
     It gives the rows that `PreparedLog` gives of what `prepare` makes of it, and takes as little memory. Each pass
     parses and hashes it anew.
 
     Args:
-        log: The log.
-        test: A log of its own for the test set.
-        format: Their format; by default as `options` say, or told from how the log begins.
-        whole: Take all rows in the order of the file, as for scoring: there is no test set, no time and no order to
-            check, and no label is needed.
+        files: The log, and a log of its own for the test set, if there is one.
+        format: Their format, as `format_of` gives it.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out. Where it raises, making the
             `RawLog` finds bad labels and rows with another number of columns; the rest is found as it is read.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
@@ -142,7 +136,6 @@ class RawLog(Log):
         on_progress: Is told, while rows are counted, how many bytes of the uncompressed logs have been read (of a
             columnar log, rows), and how many there are, if that is known.
         chunk_bytes: How many bytes of a text are parsed at a time.
-        **options: What tells the format, see `FormatOptions`.
 
     Attributes:
         format: The format.
@@ -150,46 +143,39 @@ class RawLog(Log):
         bad: The rows left out, for each file.
 
     Raises:
-        ClickLogError: A bad row (FILE:LINE: why), too many of them, no rows, or a damaged file.
-        LogOptionError: Options that do not go together, or not with the log.
+        ClickLogError: A file lacks a column, a bad row (FILE:LINE: why), too many of them, no rows, or a damaged file.
         OSError: No such file.
     """
 
     def __init__(
         self,
-        log: Path,
-        test: Path | None = None,
-        format: LogFormat | None = None,
+        files: Sequence[RawFile],
+        format: LogFormat,
         *,
-        whole: bool = False,
         on_bad_row: OnBadRow = "error",
         max_bad: float = 0.001,
         threads: int = 2,
         on_progress: Callable[[int, int | None], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
-        **options: Unpack[FormatOptions],
     ) -> None:
-        self._files = [raw_file(path) for path in (log, test) if path is not None]
+        for file in files:
+            file.check(format)
+        self._files, self.format = files, format
         self._encoded = partial(encoded_chunks, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes)
-        found = format or format_of(self._files, needs_label=not whole, **options)
-        if whole:
-            found = replace(found, time=None, split="none", split_column=None)
-        self.format = checked_format(self._files, found)
-        self.name, self.fields, self.numbers = str(log), self.format.fields, self.format.numbers
-        self.lists, self.labelled = tuple(self.format.lists), self.format.labelled
-        self.weighted = self.format.weight is not None
-        source = source_of(self._files, self.format)
+        self.name, self.fields, self.numbers = str(files[0].path), format.fields, format.numbers
+        self.lists, self.labelled, self.weighted = tuple(format.lists), format.labelled, format.weight is not None
+        source = source_of(files, format)
         self.identity, self._sizes = identity_of(source), [size for _, size, _ in source["files"]]
-        self.bad = [BadRows(str(file.path)) for file in self._files]
+        self.bad = [BadRows(str(file.path)) for file in files]
         self._starts: list[_Start] = []
         self._ends: list[int] = []  # of each file, the row after its last one
-        counted = self._count(_to_count(self.format, on_bad_row), on_progress)
+        counted = self._count(_to_count(format, on_bad_row), on_progress)
         self._row_at = {(begin.file, begin.offset): begin.row for begin in self._starts}
         self._rows, self.positives = counted.rows, counted.positives
         self.bad_rows = sum((bad.reasons for bad in self.bad), start=Counter())
         self.notes = tuple(str(bad) for bad in self.bad if bad.count)
         left_out = sum(bad.count for bad in self.bad)
-        self.train_rows = counted.checked_train_rows(self.format, log, left_out, self.bad, max_bad)
+        self.train_rows = counted.checked_train_rows(format, files[0].path, left_out, self.bad, max_bad)
 
     def __len__(self) -> int:
         return self._rows

@@ -16,15 +16,14 @@ import pyarrow.csv as pa_csv
 
 from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
+from sparsegroup.data.log_errors import SAMPLE, ClickLogError
+from sparsegroup.data.raw.raw_file import LINE, TEXT, BadRow, Chunk, RawFile
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is a bad row: it is not kept in memory."""
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
-_SAMPLE = 80
 # Arrow takes a quote for one only where a value begins, and reads on over the line's end where none follows.
 _CLOSED_QUOTES = re.compile(rb'(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|)(?:,(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|))*')
 
@@ -54,6 +53,8 @@ class TextFile(RawFile):
     Args:
         path: The file.
     """
+
+    suffixes = (TEXT,)
 
     def _read_head(self) -> Head:
         with _open_stream(self.path) as stream:
@@ -111,7 +112,7 @@ class TextFile(RawFile):
                     offset, line = offset + end, line + lines
                 rest = data[end:]
                 if long is not None:
-                    sample = rest[:_SAMPLE].decode("utf-8", "replace")
+                    sample = rest[:SAMPLE].decode("utf-8", "replace")
                     length, rest = _past_line(stream, rest, chunk_bytes, path, line)
                     yield TextChunk(line, offset + length, line + 1, b"", sample)
                     offset, line = offset + length, line + 1
@@ -195,7 +196,7 @@ def _whole_lines(chunk: TextChunk, log: LogFormat, bad: list[BadRow]) -> tuple[b
             kept.append(line + b"\n")
             numbers.append(number)
             continue
-        bad.append((number, reason, line[:_SAMPLE].decode("utf-8", "replace").rstrip()))
+        bad.append((number, reason, line[:SAMPLE].decode("utf-8", "replace").rstrip()))
     return b"".join(kept), np.array(numbers, np.int64)
 
 
@@ -221,7 +222,7 @@ def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: Sequence[str],
     def on_malformed(row: Any) -> str:
         gone.append(row.number - 1)
         reason = f"{row.actual_columns} columns where {row.expected_columns} are expected"
-        bad.append((int(numbers[row.number - 1]), reason, row.text[:_SAMPLE]))
+        bad.append((int(numbers[row.number - 1]), reason, row.text[:SAMPLE]))
         return "skip"
 
     names = [name for name in columns if name in log.raw]
