@@ -262,7 +262,6 @@ def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions
     np.testing.assert_array_equal(again, resampled_aucs(log.labels[2_700:], 2 * predict(model, log, 2_700, 3_000)))
 
 
-@dataclass(frozen=True)
 class Guarded(MemoryLog):
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         assert stop <= self.train_rows
