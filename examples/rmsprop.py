@@ -3,7 +3,7 @@
 from typing import Any
 
 from sparsegroup import GroupOptimizer, Rule
-from sparsegroup.rules import xp
+from sparsegroup.rules import Hyperparameter, at_least, from_to, learning_rate, xp
 
 
 def scalars(lr: float, alpha: float, eps: float) -> tuple[float, ...]:
@@ -17,7 +17,14 @@ def update(g: Any, square_avg: Any, alpha: Any, one_minus_alpha: Any, eps: Any, 
 
 
 class GroupRMSprop(GroupOptimizer):
-    rule = Rule("rmsprop", scalars, update, state={"square_avg": 0.0})
-
-    def __init__(self, params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0.0, **options):
-        super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay}, **options)
+    rule = Rule(
+        "rmsprop",
+        scalars,
+        update,
+        state={"square_avg": 0.0},
+        hyperparameters=(
+            learning_rate(1e-2),
+            Hyperparameter("alpha", 0.99, from_to(0, 1)),
+            Hyperparameter("eps", 1e-8, at_least(0)),
+        ),
+    )

@@ -8,7 +8,7 @@ import torch
 
 from optimizer_cases import assert_identical, lookup_loss, parameter, refused, train, train_lookup
 from rmsprop import GroupRMSprop, scalars, update
-from sparsegroup.rules import bind
+from sparsegroup.rules import Hyperparameter, Rule, bind, from_to, learning_rate
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -83,9 +83,27 @@ def test_its_signature_shows_the_shared_arguments():
     assert arguments["l21"].default == 0.0
 
 
-def test_a_bad_argument_is_refused_without_a_line_about_it():
+def test_a_bad_argument_is_refused_by_the_rules_declaration():
     with pytest.raises(ValueError, match=r"l21 must be >= 0, got -1 \(param group 0\)"):
         GroupRMSprop([parameter(2)], l21=-1)
+    with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\), got 5 \(param group 0\)"):
+        GroupRMSprop([parameter(2)], alpha=5)
+    optimizer = GroupRMSprop([parameter(2)])
+    with refused(optimizer, ValueError, r"alpha must be in \[0, 1\), got 1 \(param group 1\)"):
+        optimizer.add_param_group({"params": [parameter(2)], "alpha": 1})
+    with pytest.raises(TypeError, match="GroupRMSprop got an unexpected argument 'alhpa'"):
+        GroupRMSprop([parameter(2)], alhpa=0.5)
+
+
+def test_a_rule_must_declare_what_it_reads():
+    with pytest.raises(ValueError, match="the rule 'rmsprop' reads 'alpha', which it does not declare"):
+        Rule("rmsprop", scalars, update, {"square_avg": 0.0}, [learning_rate(1e-2)])
+    with pytest.raises(ValueError, match="the rule 'rmsprop' reads 'start', which it does not declare"):
+        Rule("rmsprop", lambda lr: (lr,), update, {"square_avg": "start"}, [learning_rate(1e-2)])
+    with pytest.raises(ValueError, match="the rule 'rmsprop' declares a hyperparameter twice"):
+        Rule("rmsprop", lambda lr: (lr,), update, {}, [learning_rate(1e-2), learning_rate(0.1)])
+    with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\), got 1 \(its default\)"):
+        Hyperparameter("alpha", 1, from_to(0, 1))
 
 
 def test_its_rule_runs_on_numpy():

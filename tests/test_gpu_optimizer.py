@@ -17,7 +17,7 @@ from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, FIRST_ORDER, make
 from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD, HashEmbedding
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.optim.arguments import check_device
-from sparsegroup.rules import Rule
+from sparsegroup.rules import Rule, learning_rate
 
 pytestmark = ALLOW_CREATE_GRAPH
 REGULARIZED = {"l1": 0.002, "l21": 0.03, "l2": 0.01}
@@ -380,10 +380,16 @@ def test_a_rule_that_triton_cannot_take_is_left_to_pytorch(kind):
         return g, g - g + inverse_lr + zero
 
     class Odd(GroupOptimizer):
-        rule = Rule("odd", lambda lr: (1 / lr,), (lambda g, i: (g, g - g + i)) if kind == "lambda" else update, {})
+        rule = Rule(
+            "odd",
+            lambda lr: (1 / lr,),
+            (lambda g, i: (g, g - g + i)) if kind == "lambda" else update,
+            state={},
+            hyperparameters=(learning_rate(),),
+        )
 
     x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
-    optimizer = Odd([x], {"lr": 0.5})
+    optimizer = Odd([x], lr=0.5)
     x.grad = torch.ones_like(x)
     optimizer.step()
     assert (x == 0.5).all()

@@ -191,7 +191,15 @@ def test_a_subclass_with_arguments_of_its_own_shows_the_shared_ones_too():
         def __init__(self, params, extra=1, **options):
             super().__init__(params, **options)
 
-    assert list(inspect.signature(Wrapped).parameters) == ["params", "extra", *SHARED]
+    assert list(inspect.signature(Wrapped).parameters) == [
+        "params",
+        "extra",
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        *SHARED,
+    ]
 
 
 def test_an_argument_is_a_number_of_any_kind():

@@ -92,7 +92,7 @@ def test_a_moved_point_has_a_residual() -> None:
 def test_the_moments_of_section_3_without_decay_are_adagrad() -> None:
     x = [torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64)) for _ in range(2)]
     adagrad = player().optimizer(x[0])
-    moments = MomentOptimizer(x[1], 0.5, 0.0, 1.0, 1.0, norm="metric", **WEIGHTS["> 0"])
+    moments = MomentOptimizer([x[1]], 0.5, 0.0, 1.0, 1.0, norm="metric", **WEIGHTS["> 0"])
     for gradient in np.random.default_rng(0).normal(size=(20, 2, 3)):
         for parameter, optimizer in zip(x, (adagrad, moments), strict=True):
             parameter.grad = torch.tensor(gradient)

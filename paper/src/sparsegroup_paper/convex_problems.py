@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.optim import GroupAdagrad, GroupOptimizer
-from sparsegroup.rules import Rule, xp
+from sparsegroup.rules import REQUIRED, Hyperparameter, Rule, at_least, from_to, learning_rate, xp
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -221,7 +221,7 @@ class MomentOptimizer(GroupOptimizer):
     """The moments that Section 3 assumes, eq:mt and eq:vt, with sparse group lasso.
 
     Args:
-        parameter: The point.
+        params: The point.
         lr: α.
         gamma: γ < 1.
         eta: η ≤ 1.
@@ -229,12 +229,18 @@ class MomentOptimizer(GroupOptimizer):
         **options: See `GroupOptimizer`.
     """
 
-    rule = Rule("section-3 moments", _scalars, _update, state={"m": 0.0, "V": 0.0})
-
-    def __init__(
-        self, parameter: torch.Tensor, lr: float, gamma: float, eta: float, delta: float, **options: Any
-    ) -> None:
-        super().__init__([parameter], {"lr": lr, "gamma": gamma, "eta": eta, "delta": delta}, **options)
+    rule = Rule(
+        "section-3 moments",
+        _scalars,
+        _update,
+        state={"m": 0.0, "V": 0.0},
+        hyperparameters=(
+            learning_rate(),
+            Hyperparameter("gamma", REQUIRED, from_to(0, 1)),
+            Hyperparameter("eta", REQUIRED, at_least(0)),
+            Hyperparameter("delta", REQUIRED, at_least(0)),
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -262,7 +268,7 @@ class Player:
         if self.gamma == 0 and self.eta == 1:
             start = self.delta**2
             return GroupAdagrad([parameter], self.alpha, initial_accumulator_value=start, eps=0.0, **options)
-        return MomentOptimizer(parameter, self.alpha, self.gamma, self.eta, self.delta, **options)
+        return MomentOptimizer([parameter], self.alpha, self.gamma, self.eta, self.delta, **options)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`GroupAdaHessian`: the one member of the family that needs second derivatives."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -38,44 +38,47 @@ class GroupAdaHessian(GroupOptimizer):
 
     Raises:
         ValueError: A block size that is not -1 or positive (in `step()`: that does not divide a row).
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdaHessian
+        >>> x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+        >>> optimizer = GroupAdaHessian([x], lr=1.0)
+        >>> loss = (torch.tensor([1.0, 100.0]) * x**2 / 2).sum()  # its Hessian is diagonal, and so known exactly
+        >>> loss.backward(create_graph=True)
+        >>> optimizer.step()  # a Newton step, however ill-conditioned
+        >>> x.detach().round(decimals=3).tolist()
+        [0.0, -0.0]
     """
 
     rule = ADAHESSIAN
     _step_supports_amp_scaling = True  # makes GradScaler hand its scale over, so that `step` can refuse it
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 0.15,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-4,
-        weight_decay: float = 0.0,
-        *,
-        spatial_average_block_size: Sequence[int] = (-1, -1, -1, -1),
-        generator: torch.Generator | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.generator = generator
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "spatial_average_block_size": spatial_average_block_size,
-        }
-        super().__init__(params, defaults, **options)
+    generator: torch.Generator | None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = ...,
+            betas: tuple[float, float] = ...,
+            eps: float = ...,
+            weight_decay: float = ...,
+            *,
+            spatial_average_block_size: Sequence[int] = ...,
+            generator: torch.Generator | None = None,
+            **options: Unpack[Options],
+        ) -> None: ...
+
+    else:
+
+        def __init__(self, params, *hyperparameters, generator=None, **options):
+            self.generator = generator
+            super().__init__(params, *hyperparameters, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "generator": self.generator}
-
-    def _check_options(self, group: dict[str, Any], where: str) -> None:
-        super()._check_options(group, where)
-        sizes = group["spatial_average_block_size"]
-        valid = isinstance(sizes, tuple | list) and len(sizes) == 4
-        if not valid or not all(isinstance(size, int) and (size == -1 or size > 0) for size in sizes):
-            raise ValueError(
-                f"spatial_average_block_size must be four ints, each -1 or positive, got {sizes!r} ({where})"
-            )
 
     def _check_ready(self) -> None:
         super()._check_ready()

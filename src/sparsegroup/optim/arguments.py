@@ -1,8 +1,6 @@
 """The arguments that all optimizers share: their defaults, their ranges, and torch's own that are refused by name."""
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from numbers import Real
+from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -11,10 +9,11 @@ from torch import Tensor
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.penalties import Norm, NormName, Penalty, PenaltyName
+from sparsegroup.rules import Hyperparameter, Rule, at_least
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every optimizer, after the base optimizer's own. See `GroupOptimizer`."""
+    """Keyword arguments of every optimizer, after those that its rule declares. See `GroupOptimizer`."""
 
     l1: float
     l21: float
@@ -30,10 +29,10 @@ class Options(TypedDict, total=False):
     differentiable: bool
 
 
+LAMBDAS = tuple(Hyperparameter(name, 0.0, at_least(0)) for name in ("l1", "l21", "l2"))
+
 DEFAULTS: Mapping[str, Any] = {
-    "l1": 0.0,
-    "l21": 0.0,
-    "l2": 0.0,
+    **{weight.name: weight.default for weight in LAMBDAS},
     "groups": "rows",
     "norm": "s",
     "penalty": "lasso",
@@ -83,55 +82,22 @@ def refuse(name: str, value: Any, where: str) -> None:
         raise ValueError(f"{name}={value!r} is not supported by {where}: {REFUSED[name]}")
 
 
-def _at_least_0(value: float) -> bool:
-    return 0 <= value < math.inf
-
-
-_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
-    "lr": (_at_least_0, "finite and >= 0"),
-    "eps": (_at_least_0, ">= 0"),
-    "beta": (_at_least_0, ">= 0"),
-    "momentum": (_at_least_0, ">= 0"),
-    "weight_decay": (_at_least_0, ">= 0"),
-    "lr_decay": (_at_least_0, ">= 0"),
-    "initial_accumulator_value": (_at_least_0, ">= 0"),
-    "l1": (_at_least_0, ">= 0"),
-    "l21": (_at_least_0, ">= 0"),
-    "l2": (_at_least_0, ">= 0"),
-}
-
-
-def _are_betas(value: Any) -> bool:
-    return (
-        isinstance(value, tuple | list)
-        and len(value) == 2
-        and all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in value)
-    )
-
-
-def check_hyperparameters(group: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError or TypeError, naming the argument, its value and `where`, if one is out of range."""
-    for name, (valid, expected) in _RANGES.items():
-        if name not in group:
-            continue
-        value = group[name]
-        if isinstance(value, Tensor):
-            if name != "lr":
-                raise TypeError(f"{name} must be a number, got a tensor ({where})")
-            if value.numel() != 1 or value.is_complex():
-                raise ValueError(f"lr must be one real number, got {value!r} ({where})")
-            if group["capturable"]:
-                continue  # reading it would wait for the device
-        elif isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{name} must be a number, got {value!r} ({where})")
-        if not valid(float(value)):
-            raise ValueError(f"{name} must be {expected}, got {float(value):g} ({where})")
-    if "betas" in group and not _are_betas(group["betas"]):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {group['betas']!r} ({where})")
+def check_hyperparameters(rule: Rule, group: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError or TypeError, naming the argument, its value and `where`, if one is not valid."""
+    rule.check({**group, "lr": _number(group["lr"], group["capturable"], where)}, where)
+    for weight in LAMBDAS:
+        weight.check(group[weight.name], where)
     check_threshold(group, where)
     _check_execution(group, where)
-    if group.get("nesterov") and not group["momentum"]:
-        raise ValueError(f"nesterov=True needs momentum > 0 ({where})")
+
+
+def _number(lr: Any, capturable: bool, where: str) -> Any:
+    """A learning rate as the host can check it."""
+    if not isinstance(lr, Tensor):
+        return lr
+    if lr.numel() != 1 or lr.is_complex():
+        raise ValueError(f"lr must be one real number, got {lr!r} ({where})")
+    return 0.0 if capturable else float(lr)  # reading it would wait for the device
 
 
 def check_threshold(group: Mapping[str, Any], where: str) -> None:

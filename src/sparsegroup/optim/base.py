@@ -1,16 +1,16 @@
-"""`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds a `Rule` and its arguments."""
+"""`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias, Unpack, overload
+from typing import Any, ClassVar, TypeAlias, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.optim.adapters import adapter_of
-from sparsegroup.optim.arguments import DEFAULTS, Options, check_hyperparameters, known_options, plain_threshold
+from sparsegroup.optim.arguments import check_hyperparameters, known_options, plain_threshold
+from sparsegroup.optim.constructor import bound_arguments, shown_signature
 from sparsegroup.optim.executor import StepExecutor
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.plans import ParameterPlan, ParameterSite
@@ -35,12 +35,14 @@ class GroupOptimizer(Optimizer):
     l1 = l21 = l2 = 0 the update is the base optimizer's. State and arithmetic are float64 for float64 parameters and
     float32 for all others. Sparse (COO) gradients update the rows they hold and nothing else.
 
-    Subclasses set `rule` and pass their own hyperparameters to `__init__`; see "How to add an optimizer".
+    Subclasses set `rule`, which declares the hyperparameters; see "How to add an optimizer".
 
     Args:
         params: Parameters, `(name, parameter)` pairs or param groups, as for any torch optimizer: float64, float32,
             bfloat16 or float16, dense, of any shape.
-        defaults: The base optimizer's hyperparameters; every one can be set per param group.
+        *hyperparameters: The rule's, in the order in which it declares them, or by name. These and all that follow can
+            be set per param group.
+        weight_decay: Added to the gradient as `weight_decay * x` (default 0); not with sparse gradients.
         l1: λ1 ≥ 0 (default 0), the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
         l21: λ21 ≥ 0 (default 0), the weight of √d ‖x‖₂ of each group.
         l2: λ2 ≥ 0 (default 0), the weight of ‖x‖₂² (not of half of it).
@@ -70,19 +72,31 @@ class GroupOptimizer(Optimizer):
 
     rule: ClassVar[Rule]
 
-    def __init__(self, params: ParamsT, defaults: Mapping[str, Any], **options: Unpack[Options]) -> None:
-        super().__init__(params, {**DEFAULTS, **defaults, **known_options(options, DEFAULTS, type(self).__name__)})
+    def __init__(self, params: ParamsT, *hyperparameters: Any, **options: Any) -> None:
+        super().__init__(params, bound_arguments(self.rule, type(self).__name__, hyperparameters, options))
 
     def __init_subclass__(cls) -> None:
-        # `help()` shows the shared arguments with their defaults, which `**options` would hide.
         super().__init_subclass__()
-        own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
-            for name, value in DEFAULTS.items()
-            if name not in {p.name for p in own}
-        ]
-        cls.__signature__ = inspect.Signature(own[1:] + shared)  # type: ignore[attr-defined]
+        if hasattr(cls, "rule"):
+            cls.__signature__ = shown_signature(cls)  # type: ignore[attr-defined]
+
+    @classmethod
+    def checked_arguments(cls, *hyperparameters: Any, **options: Any) -> ParamGroup:
+        """All arguments but `params` by name, those given and the defaults of the others, checked.
+
+        It is what the constructor can check without parameters.
+
+        Raises:
+            ValueError, TypeError: As the constructor.
+
+        Examples:
+            >>> from sparsegroup import GroupAdam
+            >>> GroupAdam.checked_arguments(l21=1e-3)["betas"]
+            (0.9, 0.999)
+        """
+        arguments = bound_arguments(cls.rule, cls.__name__, hyperparameters, options)
+        check_hyperparameters(cls.rule, arguments, cls.__name__)
+        return arguments
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a param group; what it does not set is taken from the defaults.
@@ -102,13 +116,9 @@ class GroupOptimizer(Optimizer):
         self._check_group({**self.defaults, **group}, where)
         super().add_param_group(group)
 
-    def _check_options(self, group: ParamGroup, where: str) -> None:
-        """Raise unless the hyperparameters are in range."""
-        check_hyperparameters(group, where)
-
     def _check_group(self, group: ParamGroup, where: str) -> None:
         """Raise unless the hyperparameters are in range and fit the parameters."""
-        self._check_options(group, where)
+        check_hyperparameters(self.rule, group, where)
         params = group["params"]
         for index, item in enumerate([params] if isinstance(params, Tensor) else params):
             name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)

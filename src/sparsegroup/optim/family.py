@@ -1,6 +1,9 @@
-"""The named optimizers: each is its base optimizer's arguments, with torch's names and defaults, and a rule."""
+"""The named optimizers: each is its rule, which declares the hyperparameters with torch's names and defaults.
 
-from typing import Unpack
+The constructors are for type checkers and editors, which cannot read declarations; tests hold them to these.
+"""
+
+from typing import TYPE_CHECKING, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -26,10 +29,16 @@ class GroupSGD(GroupOptimizer):
 
     rule = SGD
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3, *, weight_decay: float = 0.0, **options: Unpack[Options]
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, **options)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = ...,
+            *,
+            weight_decay: float = ...,
+            **options: Unpack[Options],
+        ) -> None: ...
 
 
 class GroupMomentum(GroupOptimizer):
@@ -49,18 +58,18 @@ class GroupMomentum(GroupOptimizer):
 
     rule = MOMENTUM
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        momentum: float = 0.9,
-        *,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, defaults, **options)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = ...,
+            momentum: float = ...,
+            *,
+            nesterov: bool = ...,
+            weight_decay: float = ...,
+            **options: Unpack[Options],
+        ) -> None: ...
 
 
 class GroupAdagrad(GroupOptimizer):
@@ -81,24 +90,18 @@ class GroupAdagrad(GroupOptimizer):
 
     rule = ADAGRAD
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-        **options: Unpack[Options],
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "eps": eps,
-        }
-        super().__init__(params, defaults, **options)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = ...,
+            lr_decay: float = ...,
+            weight_decay: float = ...,
+            initial_accumulator_value: float = ...,
+            eps: float = ...,
+            **options: Unpack[Options],
+        ) -> None: ...
 
 
 class GroupAdam(GroupOptimizer):
@@ -128,16 +131,17 @@ class GroupAdam(GroupOptimizer):
 
     rule = ADAM
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, **options)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = ...,
+            betas: tuple[float, float] = ...,
+            eps: float = ...,
+            weight_decay: float = ...,
+            **options: Unpack[Options],
+        ) -> None: ...
 
 
 class GroupAMSGrad(GroupAdam):
@@ -168,19 +172,14 @@ class GroupFTRL(GroupOptimizer):
 
     rule = FTRL
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor,
-        beta: float = 0.0,
-        initial_accumulator_value: float = 0.1,
-        weight_decay: float = 0.0,
-        **options: Unpack[Options],
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "beta": beta,
-            "initial_accumulator_value": initial_accumulator_value,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, defaults, **options)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor,
+            beta: float = ...,
+            initial_accumulator_value: float = ...,
+            weight_decay: float = ...,
+            **options: Unpack[Options],
+        ) -> None: ...

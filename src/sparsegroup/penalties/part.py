@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from sparsegroup.rules.ranges import Range
@@ -43,10 +42,7 @@ class ThresholdPart:
     def __post_init__(self) -> None:
         for name, value in self.parameters.items():
             valid = self.__dataclass_fields__[name].metadata["valid"]  # type: ignore[attr-defined]
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name} of the {self.kind} {self.name!r} must be a number, got {value!r}")
-            if float(value) not in valid:
-                raise ValueError(f"{name} of the {self.kind} {self.name!r} must be {valid}, got {float(value):g}")
+            valid.check(f"{name} of the {self.kind} {self.name!r}", value)
 
     @property
     def parameters(self) -> dict[str, float]:

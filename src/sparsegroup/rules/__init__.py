@@ -5,8 +5,32 @@ from sparsegroup.rules.adahessian import ADAHESSIAN
 from sparsegroup.rules.adam import ADAM
 from sparsegroup.rules.amsgrad import AMSGRAD
 from sparsegroup.rules.ftrl import FTRL
+from sparsegroup.rules.hyperparameter import REQUIRED, WEIGHT_DECAY, Hyperparameter, learning_rate
 from sparsegroup.rules.momentum import MOMENTUM
+from sparsegroup.rules.ranges import FLAG, Described, Range, above, at_least, from_to, pair
 from sparsegroup.rules.rule import Rule, bind, xp
 from sparsegroup.rules.sgd import SGD
 
-__all__ = ["ADAGRAD", "ADAHESSIAN", "ADAM", "AMSGRAD", "FTRL", "MOMENTUM", "SGD", "Rule", "bind", "xp"]
+__all__ = [
+    "ADAGRAD",
+    "ADAHESSIAN",
+    "ADAM",
+    "AMSGRAD",
+    "FLAG",
+    "FTRL",
+    "MOMENTUM",
+    "REQUIRED",
+    "SGD",
+    "WEIGHT_DECAY",
+    "Described",
+    "Hyperparameter",
+    "Range",
+    "Rule",
+    "above",
+    "at_least",
+    "bind",
+    "from_to",
+    "learning_rate",
+    "pair",
+    "xp",
+]

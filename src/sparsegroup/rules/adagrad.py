@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
+from sparsegroup.rules.ranges import at_least
 from sparsegroup.rules.rule import Rule, xp
 
 
@@ -15,4 +17,16 @@ def update(g: Any, sum: Any, eps: Any, inverse_lr: Any) -> tuple[Any, ...]:
     return g, (xp.sqrt(sum) + eps) * inverse_lr, sum
 
 
-ADAGRAD = Rule("adagrad", scalars, update, state={"sum": "initial_accumulator_value"})
+ADAGRAD = Rule(
+    "adagrad",
+    scalars,
+    update,
+    state={"sum": "initial_accumulator_value"},
+    hyperparameters=(
+        learning_rate(1e-2),
+        Hyperparameter("lr_decay", 0.0, at_least(0)),
+        WEIGHT_DECAY,
+        Hyperparameter("initial_accumulator_value", 0.0, at_least(0)),
+        Hyperparameter("eps", 1e-10, at_least(0)),
+    ),
+)

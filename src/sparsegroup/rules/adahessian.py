@@ -3,6 +3,8 @@
 from typing import Any
 
 from sparsegroup.rules.adam import scalars
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
+from sparsegroup.rules.ranges import Described, at_least, from_to, pair
 from sparsegroup.rules.rule import Rule, xp
 
 
@@ -27,4 +29,31 @@ def update(
     return exp_avg * correction1, sigma, exp_avg, exp_avg_sq
 
 
-ADAHESSIAN = Rule("adahessian", scalars, update, state={"exp_avg": 0.0, "exp_avg_sq": 0.0}, second_order=True)
+def are_block_sizes(value: Any) -> bool:
+    """Whether these are block sizes of 1-d, 2-d, 3-d and 4-d parameters."""
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 4
+        and all(isinstance(size, int) and (size == -1 or size > 0) for size in value)
+    )
+
+
+ADAHESSIAN = Rule(
+    "adahessian",
+    scalars,
+    update,
+    state={"exp_avg": 0.0, "exp_avg_sq": 0.0},
+    hyperparameters=(
+        learning_rate(0.15),
+        Hyperparameter("betas", (0.9, 0.999), pair(from_to(0, 1))),
+        Hyperparameter("eps", 1e-4, at_least(0)),
+        WEIGHT_DECAY,
+        Hyperparameter(
+            "spatial_average_block_size",
+            (-1, -1, -1, -1),
+            Described("four ints, each -1 or positive", are_block_sizes),
+            keyword_only=True,
+        ),
+    ),
+    second_order=True,
+)

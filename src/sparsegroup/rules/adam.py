@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
+from sparsegroup.rules.ranges import at_least, from_to, pair
 from sparsegroup.rules.rule import Rule, xp
 
 
@@ -30,4 +32,15 @@ def update(
     return exp_avg * correction1, sigma, exp_avg, exp_avg_sq
 
 
-ADAM = Rule("adam", scalars, update, state={"exp_avg": 0.0, "exp_avg_sq": 0.0})
+ADAM = Rule(
+    "adam",
+    scalars,
+    update,
+    state={"exp_avg": 0.0, "exp_avg_sq": 0.0},
+    hyperparameters=(
+        learning_rate(1e-3),
+        Hyperparameter("betas", (0.9, 0.999), pair(from_to(0, 1))),
+        Hyperparameter("eps", 1e-8, at_least(0)),
+        WEIGHT_DECAY,
+    ),
+)

@@ -5,7 +5,7 @@ Table 1 prints one recursion for V_t; the running maximum is kept apart here, as
 
 from typing import Any
 
-from sparsegroup.rules.adam import scalars
+from sparsegroup.rules.adam import ADAM, scalars
 from sparsegroup.rules.rule import Rule, xp
 
 
@@ -31,4 +31,10 @@ def update(
     return exp_avg * correction1, sigma, exp_avg, exp_avg_sq, max_exp_avg_sq
 
 
-AMSGRAD = Rule("amsgrad", scalars, update, state={"exp_avg": 0.0, "exp_avg_sq": 0.0, "max_exp_avg_sq": 0.0})
+AMSGRAD = Rule(
+    "amsgrad",
+    scalars,
+    update,
+    state={"exp_avg": 0.0, "exp_avg_sq": 0.0, "max_exp_avg_sq": 0.0},
+    hyperparameters=ADAM.hyperparameters,
+)

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
+from sparsegroup.rules.ranges import at_least
 from sparsegroup.rules.rule import Rule, xp
 
 
@@ -21,4 +23,16 @@ def sigma_0(lr: float, beta: float, initial_accumulator_value: float) -> float:
     return (math.sqrt(initial_accumulator_value) + beta) * (1 / lr)  # rounded as in `update`: the two must cancel
 
 
-FTRL = Rule("ftrl", scalars, update, state={"sum": "initial_accumulator_value"}, sigma_0=sigma_0)
+FTRL = Rule(
+    "ftrl",
+    scalars,
+    update,
+    state={"sum": "initial_accumulator_value"},
+    hyperparameters=(
+        learning_rate(),
+        Hyperparameter("beta", 0.0, at_least(0)),
+        Hyperparameter("initial_accumulator_value", 0.1, at_least(0)),
+        WEIGHT_DECAY,
+    ),
+    sigma_0=sigma_0,
+)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sparsegroup.rules.hyperparameter import Hyperparameter, learning_rate
+from sparsegroup.rules.ranges import FLAG, at_least
 from sparsegroup.rules.rule import Rule
 
 
@@ -19,4 +21,20 @@ def update(
     return m, g - g + inverse_lr, momentum_buffer
 
 
-MOMENTUM = Rule("momentum", scalars, update, state={"momentum_buffer": 0.0})
+def conflict(momentum: float, nesterov: bool) -> str | None:
+    """Without momentum there is nothing to look ahead by."""
+    return "nesterov=True needs momentum > 0" if nesterov and not momentum else None
+
+
+MOMENTUM = Rule(
+    "momentum",
+    scalars,
+    update,
+    state={"momentum_buffer": 0.0},
+    hyperparameters=(
+        learning_rate(1e-3),
+        Hyperparameter("momentum", 0.9, at_least(0)),
+        Hyperparameter("nesterov", False, FLAG, keyword_only=True),
+    ),
+    conflict=conflict,
+)

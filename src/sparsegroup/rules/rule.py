@@ -1,17 +1,19 @@
-"""What a base optimizer is to this library: two functions and the names of its state.
+"""What a base optimizer is to this library: two functions, the names of its state, and its hyperparameters.
 
 `scalars` runs on the host, in float64, once per step; `update` is element-wise and takes its array
 functions from the global `xp`, so that one source serves every backend (see `bind`).
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +27,7 @@ class Rule:
 
     Args:
         name: Lower-case name, used in messages.
-        scalars: `scalars(*, lr, …) -> tuple[float, …]`. Its keyword names say which hyperparameters the rule
+        scalars: `scalars(*, lr, …) -> tuple[float, …]`. Its keyword names say which of the hyperparameters it
             reads; `t` is the 1-based step. `lr` is never 0 here. With `capturable=True`, `t` is a float64 tensor on the
             GPU, and `lr` may be one: so arithmetic only, and no functions of `math` of these two.
         update: `update(g, *state, *scalars) -> (m, sigma, *state)`, element-wise, with + - × ÷, `xp.sqrt`,
@@ -33,17 +35,39 @@ class Rule:
             `update(g, hessian, *state, *scalars)`.
         state: The element-wise state in the order `update` takes it: name → value before the first
             gradient, or the name of the hyperparameter that holds that value.
+        hyperparameters: Name, default and valid values of each, in the order in which the constructor takes them. "lr"
+            must be among them. `weight_decay` need not: every rule has it (`WEIGHT_DECAY`), as a keyword argument
+            where it has no place here.
         second_order: The rule needs a diagonal of the Hessian beside the gradient.
         sigma_0: `sigma_0(*, lr, …) -> float` where the start x₁ is not charged to z, so that u₀ = σ₀ x₁
             (FTRL), with the learning rate of a group's first update. None, the usual case, is u₀ = 0.
+        conflict: `conflict(*, …) -> str | None` says what is wrong with values that are valid one by one.
+
+    Raises:
+        ValueError: A hyperparameter that is declared twice, or read and not declared.
     """
 
     name: str
     scalars: Callable[..., tuple[float, ...]]
     update: Callable[..., tuple[Any, ...]]
     state: Mapping[str, float | str]
+    hyperparameters: Sequence[Hyperparameter]
     second_order: bool = False
     sigma_0: Callable[..., float] | None = None
+    conflict: Callable[..., str | None] | None = None
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.hyperparameters]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the rule {self.name!r} declares a hyperparameter twice, of {', '.join(names)}")
+        read = {"lr", *(value for value in self.state.values() if isinstance(value, str))}
+        for function in (self.scalars, self.sigma_0, self.conflict):
+            read |= set() if function is None else set(_parameter_names(function))
+        if undeclared := read - {*names, WEIGHT_DECAY.name, "t"}:
+            raise ValueError(f"the rule {self.name!r} reads {min(undeclared)!r}, which it does not declare")
+        if WEIGHT_DECAY.name not in names:
+            complete = (*self.hyperparameters, replace(WEIGHT_DECAY, keyword_only=True))
+            object.__setattr__(self, "hyperparameters", complete)
 
     def host_scalars(self, hyperparameters: Mapping[str, Any], t: Any, lr: Any) -> tuple[Any, ...]:
         """`scalars` for step `t` at learning rate `lr`; float64 tensors of either give tensors."""
@@ -53,6 +77,14 @@ class Rule:
         """`sigma_0` at learning rate `lr`, a number or a tensor."""
         assert self.sigma_0 is not None
         return self.sigma_0(**_pick(self.sigma_0, {**hyperparameters, "lr": lr}))
+
+    def check(self, hyperparameters: Mapping[str, Any], where: str) -> None:
+        """Raise ValueError or TypeError, which ends with `where`, unless the hyperparameters, numbers, are valid."""
+        for one in self.hyperparameters:
+            one.check(hyperparameters[one.name], where)
+        problem = None if self.conflict is None else self.conflict(**_pick(self.conflict, hyperparameters))
+        if problem is not None:
+            raise ValueError(f"{problem} ({where})")
 
     def initial_state(self, hyperparameters: Mapping[str, Any]) -> dict[str, float]:
         """State of an element that no gradient has touched."""

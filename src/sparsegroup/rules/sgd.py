@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sparsegroup.rules.hyperparameter import learning_rate
 from sparsegroup.rules.rule import Rule
 
 
@@ -14,4 +15,4 @@ def update(g: Any, inverse_lr: Any) -> tuple[Any, ...]:
     return g, g - g + inverse_lr
 
 
-SGD = Rule("sgd", scalars, update, state={})
+SGD = Rule("sgd", scalars, update, state={}, hyperparameters=(learning_rate(1e-3),))
