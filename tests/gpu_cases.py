@@ -371,3 +371,8 @@ def vast(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     if torch.cuda.mem_get_info()[0] < size + (1 << 30):
         pytest.skip(f"takes {size >> 30} GiB of the GPU's memory")
     return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+
+def with_float32_state(one: Case) -> Case:
+    parts = one.parts
+    return replace(one, parts=replace(parts, u=parts.u.float(), state=tuple(state.float() for state in parts.state)))

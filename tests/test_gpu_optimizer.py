@@ -2,110 +2,29 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 from gpu_cases import DEVICE
-from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, FIRST_ORDER, make
-from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD, HashEmbedding
+from gpu_optimizer_cases import NoWaiting, assert_same, groups_of, loss_of, net, trained
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, make
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.optim.arguments import check_device
 from sparsegroup.rules import Rule, learning_rate
 
 pytestmark = ALLOW_CREATE_GRAPH
-REGULARIZED = {"l1": 0.002, "l21": 0.03, "l2": 0.01}
 
 
 @pytest.fixture(autouse=True)
 def _on_the_device() -> Iterator[None]:
     with runtime.rehearsal() if DEVICE.type == "cpu" else nullcontext(), np.errstate(all="ignore"):
         yield
-
-
-class NoWaiting(TorchDispatchMode):
-    """Raises where the host would read what the device has computed.
-
-    Args:
-        on_host: Tensors that the host may read.
-    """
-
-    def __init__(self, on_host: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self.on_host = {tensor.data_ptr() for tensor in on_host}
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        name = str(function)
-        if any(word in name for word in ("_local_scalar_dense", "aten.nonzero", "unique", "is_nonzero")):
-            assert arguments[0].data_ptr() in self.on_host, name
-        return function(*arguments, **(keywords or {}))
-
-
-def net(dtype: torch.dtype = torch.float32) -> nn.ParameterDict:
-    torch.manual_seed(0)
-    return nn.ParameterDict(
-        {
-            "table": nn.Parameter(torch.randn(9, 6).to(dtype)),
-            "other": nn.Parameter(torch.randn(7, 6).to(dtype)),
-            "sparse": nn.Parameter(torch.randn(12, 5).to(dtype)),
-            "columns": nn.Parameter(torch.randn(5, 8).to(dtype)),
-            "conv": nn.Parameter(torch.randn(3, 4, 2, 2).to(dtype)),
-            "wide": nn.Parameter(torch.randn(2, 1100).to(dtype)),
-            "all": nn.Parameter(torch.randn(3, 5).to(dtype)),
-            "indexed": nn.Parameter(torch.randn(6, 4).to(dtype)),
-            "bias": nn.Parameter(torch.randn(5).to(dtype)),
-        }
-    ).to(DEVICE)
-
-
-def groups_of(params: nn.ParameterDict) -> list[dict[str, Any]]:
-    return [
-        {"params": [params["table"], params["other"], params["sparse"], params["wide"]], **REGULARIZED},
-        {"params": [params["columns"]], **REGULARIZED, "groups": "columns"},
-        {"params": [params["conv"]], **REGULARIZED, "groups": 1},
-        {"params": [params["all"]], **REGULARIZED, "groups": "all"},
-        {"params": [params["indexed"]], **REGULARIZED, "groups": torch.tensor([0, 1, 0, 2, 2, 9])},
-        {"params": [params["bias"]]},
-    ]
-
-
-def loss_of(params: nn.ParameterDict, t: int) -> Tensor:
-    rows = torch.tensor([0, 4, 0, 11, 4, 0, 7], device=DEVICE)[t:]
-    looked_up = nn.functional.embedding(rows, params["sparse"], sparse=True)
-    total = looked_up.float().square().sum() + (looked_up.float() * 0.3).sum()
-    for name, x in params.items():
-        if name != "sparse":
-            used = x[1:].float()  # the first row has no gradient, ever, where rows are groups
-            total = total + ((0.5 + t) * used * used / 2 + torch.sin(used + t)).sum()
-    return total
-
-
-def trained(cls: type[GroupOptimizer], steps: int = 2, dtype: torch.dtype = torch.float32, **arguments: Any):
-    params = net(dtype)
-    if cls.rule.second_order:
-        arguments["generator"] = torch.Generator(DEVICE).manual_seed(1)
-    optimizer = make(cls, groups_of(params), **arguments)
-    for t in range(steps):
-        optimizer.zero_grad()
-        loss_of(params, t).backward(create_graph=cls.rule.second_order)
-        optimizer.step()
-    return params, optimizer
-
-
-def assert_same(ours: tuple[nn.ParameterDict, GroupOptimizer], theirs: Any, **tolerance: float) -> None:
-    for name, x in ours[0].items():
-        y = theirs[0][name]
-        torch.testing.assert_close(x, y, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
-        assert ((x == 0) == (y == 0)).all()
-        for part, value in ours[1].state[x].items():
-            expected = theirs[1].state[y][part]
-            torch.testing.assert_close(value, expected, check_device=False, **tolerance)
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -154,83 +73,6 @@ def test_a_step_waits_for_nothing():
         finally:
             if DEVICE.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_capturable_is_the_same(cls):
-    assert_same(trained(cls, capturable=True), trained(cls), rtol=1e-6, atol=1e-7)
-
-
-def test_capturable_keeps_step_and_learning_rate_on_the_device():
-    """A learning rate of 0, too, is met there: x and u stay, the moments go on."""
-    x = nn.Parameter(torch.randn(4, 3, device=DEVICE))
-    lr = torch.tensor(0.1, device=DEVICE)
-    optimizer = GroupAdam([x], lr=lr, l21=0.1, capturable=True)
-    for t, rate in enumerate((0.1, 0.0, 0.05)):
-        x.grad = torch.ones_like(x)
-        before, moment = x.detach().clone(), optimizer.state[x].get("exp_avg", torch.zeros(())).clone()
-        lr.fill_(rate)
-        with NoWaiting() if t else nullcontext():
-            optimizer.step()
-        assert optimizer.state[x]["step"].device == x.device
-        assert torch.equal(x, before) == (rate == 0)
-        assert not torch.equal(optimizer.state[x]["exp_avg"], moment.expand_as(x))
-    y = nn.Parameter(x.detach().clone())
-    plain = GroupAdam([y], lr=0.1, l21=0.1)
-    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    plain.param_groups[0]["lr"] = 0.05
-    for p, o in ((x, optimizer), (y, plain)):
-        p.grad = torch.ones_like(p)
-        o.step()
-    assert plain.state[y]["step"].device.type == "cpu"
-    torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
-@pytest.mark.parametrize("cls", FIRST_ORDER)
-def test_a_captured_step_is_the_same(cls):
-    results = []
-    for captured in (False, True):
-        params = net()
-        optimizer = make(cls, groups_of(params), capturable=True)
-        for x in params.values():
-            x.grad = torch.ones_like(x)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                optimizer.step()
-        torch.cuda.current_stream().wait_stream(stream)
-        if captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                optimizer.step()
-        for _ in range(4):
-            graph.replay() if captured else optimizer.step()
-        results.append([x.detach() for x in params.values()])
-    for x, y in zip(*results, strict=True):
-        assert torch.equal(x, y)
-
-
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
-def test_capturing_without_capturable_is_refused():
-    x = nn.Parameter(torch.zeros(3, device=DEVICE))
-    optimizer = GroupAdam([x])
-    x.grad = torch.ones_like(x)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="capturable=True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        optimizer.step()
-
-
-def test_capturable_is_refused_where_it_cannot_be():
-    with pytest.raises(ValueError, match=r"HashEmbedding.*param group 0"):
-        GroupAdam(HashEmbedding(2, device=DEVICE).parameters(), capturable=True)
-    with pytest.raises(TypeError, match="capturable must be True or False"):
-        GroupAdam([nn.Parameter(torch.zeros(2, device=DEVICE))], capturable=1)
-    with pytest.raises(ValueError, match="a number or on meta"):
-        check_device(
-            torch.zeros(1, device="meta"), {"capturable": True, "fused": None, "lr": torch.tensor(0.1)}, "here"
-        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,245 @@
+"""The compiled step on tensors of any shape, grouping, width and layout in memory is `eager_step.advance`."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from compiled_step_cases import (
+    CLASSES,
+    DTYPES,
+    REGULARIZED,
+    SOME_ROWS,
+    assert_step,
+    build,
+    every_dtype,
+    follow,
+    give_gradient,
+    normal,
+    parameter_of,
+)
+from optimizer_cases import assert_identical, make
+from sparsegroup import GroupAdaHessian, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD
+from sparsegroup.groups import GroupSpec
+
+SPECS: tuple[GroupSpec, ...] = ("rows", "columns", "channels", "all", 0, 1, -1, 2, "index")
+SHAPES = ((), (1,), (7,), (300,), (1, 1), (5, 3), (13, 17), (64, 40), (3, 5, 2), (4, 3, 3, 2), (2, 3, 1, 2, 2))
+EMPTY = ((0,), (0, 3), (3, 0), (0, 0, 2), (2, 0, 3))
+
+
+def fits(spec: GroupSpec, shape: Sequence[int]) -> bool:
+    if not shape:
+        return spec != "index"
+    return spec in ("rows", "channels", "all", "index", 0, -1) or len(shape) > (spec if isinstance(spec, int) else 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"), [(shape, spec) for shape in (*SHAPES, *EMPTY) for spec in SPECS if fits(spec, shape)], ids=str
+)
+def test_every_shape_and_grouping(shape: tuple[int, ...], spec: GroupSpec) -> None:
+    for cls in (GroupAdam, GroupSGD, GroupFTRL, GroupAdaHessian):
+        for dtype in (torch.float64, torch.float32):
+            groups = torch.arange(shape[0]) % 3 if spec == "index" else spec
+            follow(build(cls, [parameter_of(*shape, dtype=dtype)], groups=groups, **REGULARIZED), steps=3)
+
+
+WIDTHS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    31,
+    33,
+    63,
+    64,
+    65,
+    127,
+    129,
+    255,
+    256,
+    257,
+    271,
+    272,
+    273,
+    511,
+    513,
+    1025,
+)
+
+
+@pytest.mark.parametrize("norm", ["s", "s_tilde", "metric"])
+@pytest.mark.parametrize("width", [*WIDTHS, 4095, 4096, 4097, 10_001])
+def test_rows_of_any_width(width: int, norm: str) -> None:
+    """Also such as fill a cache or a block exactly, or by one element too few or too many."""
+    for dtype in (torch.float64, torch.float32):
+        for rows in (lambda t: None, lambda t: SOME_ROWS[t]):
+            optimizer = GroupAdam([parameter_of(9, width, dtype=dtype)], lr=0.1, norm=norm, l1=0.02, l21=0.3)
+            follow(optimizer, steps=3, rows=rows)
+
+
+@pytest.mark.parametrize("shape", [(20_011,), (9001, 2), (1, 20_003), (40, 701), (700, 7, 7)], ids=str)
+@pytest.mark.parametrize("spec", ["rows", "all", -1])
+def test_tensors_of_many_blocks(shape: tuple[int, ...], spec: GroupSpec) -> None:
+    for dtype in DTYPES:
+        follow(GroupAdam([parameter_of(*shape, dtype=dtype)], lr=0.1, groups=spec, **REGULARIZED), steps=2)
+
+
+@pytest.mark.parametrize("cls", [GroupSGD, GroupAdam])
+@pytest.mark.parametrize("shape", [(9,), (9, 2, 3), (9, 3, 1, 2)], ids=str)
+def test_sparse_gradients_of_any_dimension(cls: type[GroupOptimizer], shape: tuple[int, ...]) -> None:
+    for dtype in DTYPES:
+        follow(make(cls, [parameter_of(*shape, dtype=dtype)], **REGULARIZED), rows=lambda t: SOME_ROWS[t])
+
+
+def test_a_sparse_gradient_with_rows_that_come_twice_or_not_at_all() -> None:
+    for dtype in DTYPES:
+        x = parameter_of(9, 5, dtype=dtype)
+        optimizer = GroupAdam([x], lr=0.1, **REGULARIZED)
+        for t, rows in enumerate(([3, 1, 3, 3], [], [8, 8], [])):
+            values = normal((len(rows), 5), t).to(dtype)
+            at = torch.tensor([rows], dtype=torch.int64)
+            x.grad = torch.sparse_coo_tensor(at, values, x.shape, check_invariants=True)
+            assert_step(optimizer)
+        assert optimizer.state[x]["step"] == 4
+
+
+def test_a_million_rows_with_a_gradient_for_a_few() -> None:
+    x = parameter_of(1_000_000, 2, dtype=torch.float32)
+    optimizer = GroupAdam([x], lr=0.1, **REGULARIZED)
+    for t in range(2):
+        give_gradient(optimizer, x, t, [0, 17, 999_999, 500_000])
+        assert_step(optimizer)
+
+
+def layouts(dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    """Parameters of shape [6, 4, 3, 5] in memory of different order."""
+    values = (0.3 * normal((6, 4, 3, 5), 0)).to(dtype)
+    spacious = torch.full((12, 5, 3, 10), 9.0, dtype=dtype)
+    spacious[::2, 1:, :, ::2] = values
+    return {
+        "transposed": nn.Parameter(values.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)),
+        "channels last": nn.Parameter(values.contiguous(memory_format=torch.channels_last)),
+        "sliced": nn.Parameter(spacious[::2, 1:, :, ::2]),
+        "rows sliced": nn.Parameter(torch.cat([values, values])[1::2]),
+        "an odd start": nn.Parameter(torch.cat([values.flatten()[:1], values.flatten()])[1:].view_as(values)),
+    }
+
+
+@every_dtype
+@pytest.mark.parametrize("layout", layouts(torch.float64))
+@pytest.mark.parametrize("spec", ["rows", "columns", "all", 2, torch.tensor([1, 0, 1, 4, 0, 1])], ids=str)
+def test_parameters_in_any_memory_layout(layout: str, spec: GroupSpec, dtype: torch.dtype) -> None:
+    for cls in (GroupAdam, GroupSGD):
+        x = layouts(dtype)[layout]
+        stride = x.stride()
+        follow(make(cls, [x], groups=spec, **REGULARIZED), steps=3)
+        assert x.stride() == stride
+
+
+def gradient_layouts(g: Tensor) -> dict[str, Tensor]:
+    wide = torch.full((*g.shape[:-1], 2 * g.shape[-1]), math.nan, dtype=g.dtype)
+    wide[..., ::2] = g
+    return {
+        "transposed": g.t().contiguous().t(),
+        "sliced": wide[..., ::2],
+        "an odd start": torch.cat([g.flatten()[:1], g.flatten()])[1:].view_as(g),
+        "stride 0": g[:1].expand_as(g),
+        "one element": g[:1, :1].expand_as(g),
+    }
+
+
+@every_dtype
+@pytest.mark.parametrize("layout", gradient_layouts(torch.zeros(2, 2)))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_in_any_memory_layout(layout: str, transposed: bool, dtype: torch.dtype) -> None:
+    x = parameter_of(6, 10, dtype=dtype)
+    if transposed:
+        x = nn.Parameter(x.detach().t().contiguous().t())
+    optimizer = GroupAdam([x], lr=0.1, maximize=True, weight_decay=0.1, **REGULARIZED)
+    for t in range(3):
+        x.grad = gradient_layouts(normal((6, 10), t).to(dtype))[layout]
+        before = x.grad.clone()
+        assert_step(optimizer)
+        assert_identical(x.grad, before)
+
+
+def test_memory_that_moves_between_steps() -> None:
+    """Weights, state and gradients may lie elsewhere at each step, and a state may be replaced."""
+    x = parameter_of(7, 7)
+    optimizer = GroupAdam([x], lr=0.1, **REGULARIZED)
+    follow(optimizer, 2)
+    x.data = x.data.t()  # the same address and shape, and other strides
+    follow(optimizer, 1)
+    x.data = x.data.t()
+    follow(optimizer, 1)
+    optimizer.state[x]["u"].data = optimizer.state[x]["u"].data.clone()
+    follow(optimizer, 1)
+    x.data = x.data.clone() + 0.5
+    follow(optimizer, 1)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    follow(optimizer, 1)
+    optimizer.state[x]["exp_avg"] = optimizer.state[x]["exp_avg"] * 2
+    x.data = x.data.t().contiguous().t()
+    follow(optimizer, 2)
+
+
+def test_many_parameters_of_all_kinds_in_one_step() -> None:
+    """Of different dtypes, sizes, groups, rates and λ's, dense and sparse, with and without u."""
+    shapes = [(), (3,), (40, 3), (17,), (5, 5, 2), (1000, 8), (2, 3000), (0, 3), (1,)]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter_of(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)], **options}
+        for dtype in DTYPES
+        for options in (
+            {"lr": 0.2},
+            {"l21": 0.3, "norm": "metric"},
+            {"l1": 0.1, "groups": "all", "lr": 0.0},
+            {"l2": 0.1, "l21": 0.4, "penalty": "mcp", "betas": (0.5, 0.9), "maximize": True},
+        )
+    ]
+    tables = [parameter_of(9, 4, dtype=dtype) for dtype in DTYPES]
+    optimizer = GroupAdam([*groups, {"params": tables, "l21": 0.2}], lr=0.1)
+    for t in range(3):
+        for index, parameter in enumerate(p for group in groups for p in group["params"]):
+            if (index + t) % 5:
+                give_gradient(optimizer, parameter, t + index)
+            else:
+                parameter.grad = None
+        for parameter in tables:
+            give_gradient(optimizer, parameter, t, SOME_ROWS[t])
+        assert_step(optimizer)
+
+
+@given(
+    shape=st.lists(st.integers(0, 6), max_size=4),
+    seed=st.integers(0, 1000),
+    cls=st.sampled_from(CLASSES),
+    dtype=st.sampled_from(DTYPES),
+    l1=st.sampled_from([0.0, 0.1]),
+    l21=st.sampled_from([0.0, 0.3]),
+    order=st.randoms(use_true_random=False),
+)
+@settings(derandomize=True, deadline=None, max_examples=150, database=None)
+def test_any_shape_in_any_order_of_memory(
+    shape: list[int], seed: int, cls: type[GroupOptimizer], dtype: torch.dtype, l1: float, l21: float, order: Any
+) -> None:
+    permutation = list(range(len(shape)))
+    order.shuffle(permutation)
+    inverse = [permutation.index(d) for d in range(len(shape))]
+    values = (0.3 * normal([shape[d] for d in permutation], seed)).to(dtype)
+    x = nn.Parameter(values.permute(inverse))
+    assert list(x.shape) == shape
+    dimension = order.randrange(len(shape)) if shape else "rows"
+    follow(build(cls, [x], groups=order.choice(["rows", "all", dimension]), l1=l1, l21=l21), steps=3)

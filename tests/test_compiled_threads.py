@@ -1,0 +1,63 @@
+"""The compiled step gives the same bits on any number of threads, and in a forked process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiled_step_cases import REGULARIZED, build, every_class, give_gradient, parameter_of, tensors_of
+from optimizer_cases import assert_identical
+from sparsegroup import GroupOptimizer
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@every_class
+@pytest.mark.parametrize("shape", [(9001, 11), (9, 20_000), (100_003,)], ids=str)
+def test_one_and_two_threads_give_the_same_bits(cls: type[GroupOptimizer], shape: tuple[int, ...]) -> None:
+    def run(count: int) -> list[dict[str, Tensor]]:
+        xs = [parameter_of(*shape, dtype=torch.float32), parameter_of(5, 5), parameter_of(*shape, dtype=torch.float32)]
+        optimizer = build(cls, xs, **REGULARIZED)
+        with threads(count):
+            for t in range(2):
+                for x in xs[:2]:
+                    give_gradient(optimizer, x, t)
+                give_gradient(optimizer, xs[2], t, list(range(1, 9)) if len(shape) == 2 else None)
+                optimizer.step()
+        return [tensors_of(optimizer, x) for x in xs]
+
+    assert_identical(run(2), run(1))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_steps_with_threads_of_its_own() -> None:
+    script = """
+import os
+import torch
+from sparsegroup import GroupAdam
+
+torch.set_num_threads(2)
+x = torch.nn.Parameter(torch.ones(1 << 16, 8))
+x.grad = torch.ones_like(x)
+optimizer = GroupAdam([x], lr=0.1, l21=1e-3)
+optimizer.step()
+child = os.fork()
+if child == 0:
+    optimizer.step()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
