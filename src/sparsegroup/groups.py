@@ -67,7 +67,7 @@ class ByIndex:
     Args:
         shape: Shape of the tensor, at least 1-d.
         ids: `[shape[0]]` int64 on the tensor's device, in [0, count).
-        count: Of groups; some may be empty.
+        count: The number of groups; some may be empty.
     """
 
     shape: torch.Size

@@ -55,9 +55,9 @@ class ParameterSparsity:
 
     Attributes:
         name: The parameter's name, or its place in the optimizer where it has none.
-        shape: Of the parameter.
+        shape: The shape of the parameter.
         groups: Number of groups.
-        zero_groups: Of these, all elements exactly 0.
+        zero_groups: How many of these have only elements that are exactly 0.
         zero_elements: Elements exactly 0.
     """
 
@@ -103,7 +103,7 @@ class SparsityReport(tuple[ParameterSparsity, ...]):
 def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
     """How many groups of each parameter of `optimizer` are exactly zero, by the groups it regularizes.
 
-    Of a `HashEmbedding`, the groups are the rows that it has. Give the optimizer named parameters
+    In a `HashEmbedding` the groups are the rows that it has. Give the optimizer named parameters
     (`model.named_parameters()` or `param_groups`) to see their names.
     """
     entries = []

@@ -14,7 +14,7 @@ def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, An
         of: Format of all of them.
 
     Raises:
-        ValueError: Of the format's class: one is missing, its manifest is damaged, or it is another one than the
+        ValueError: It is of the format's class; one is missing, its manifest is damaged, or it is another one than the
             folder after it builds on.
     """
     chain = [(folder, of.read(folder))]
@@ -40,7 +40,7 @@ def verified_chain(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Pa
     """`chain_of` a folder, all of whose files are as they were written.
 
     Raises:
-        ValueError: Of the format's class: as `chain_of`, or a file is missing or damaged.
+        ValueError: It is of the format's class; as `chain_of`, or a file is missing or damaged.
     """
     chain = chain_of(folder, of)
     for path, manifest in chain:

@@ -40,7 +40,7 @@ class Parent:
     """The folder that another one builds on.
 
     Attributes:
-        id: Of its manifest.
+        id: The id in its manifest.
         path: Where it is, as seen from the other one; "/" separates.
     """
 

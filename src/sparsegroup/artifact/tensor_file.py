@@ -58,7 +58,7 @@ class TensorWriter:
     """Writes one file. `with` it ends with a file of the announced size, or with an error and an unfinished file.
 
     Args:
-        path: Of the file, which is made or replaced.
+        path: The file, which is made or replaced.
         tensors: Name → dtype and shape, in the order in which they will be written; wide dtypes first, so that all
             are aligned.
         metadata: Texts.
@@ -97,7 +97,7 @@ class TensorWriter:
 
     @property
     def facts(self) -> FileFacts:
-        """Of what has been written."""
+        """The facts of what has been written."""
         return FileFacts(self._bytes, self._digest.hexdigest())
 
     def __enter__(self) -> Self:

@@ -21,9 +21,9 @@ class CheckpointManifest(Manifest):
     """What a checkpoint holds. Its parent is a neighbour: the checkpoint whose tables' rows this one changes.
 
     Attributes:
-        step: Of the training.
+        step: The training step that it was written at.
         written: Date and time, ISO 8601.
-        versions: Of Python, this package and torch.
+        versions: The versions of Python, this package and torch.
         tables: Name of the file → where its table is in the model, and the table's facts.
         state: All the rest, as `as_plain` makes it.
     """

@@ -84,7 +84,7 @@ class Checkpoints:
         """Write one more, and remove those that are not to be kept.
 
         Args:
-            step: Of the training; later ones are larger.
+            step: The training step; later ones are larger.
             model, optimizer, scheduler, extra: See `save_checkpoint`.
             whole: Write all rows, whatever has changed.
 

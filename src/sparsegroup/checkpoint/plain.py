@@ -24,7 +24,7 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     Args:
         value: Numbers, texts, None, tensors, dtypes, NumPy arrays and numbers, and lists, tuples and mappings of them.
         tensors: Is added to.
-        name: Of the value, for messages and tensors' names.
+        name: The name of the value, for messages and tensors' names.
 
     Raises:
         CheckpointError: Anything else, which only pickling could keep.

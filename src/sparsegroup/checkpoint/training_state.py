@@ -80,8 +80,8 @@ def save_checkpoint(
         folder: New.
         model: Its `HashEmbedding`s may be anywhere in it.
         optimizer: One, several, or none.
-        scheduler: Of the learning rate.
-        step: Of the training.
+        scheduler: The scheduler of the learning rate.
+        step: The training step.
         extra: What else is to be kept: numbers, texts, tensors, lists and mappings of them.
         parent: The last checkpoint of the model, written with `track`, a neighbour of the new one. Only what has
             changed in the tables since is written.

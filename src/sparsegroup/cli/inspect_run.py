@@ -52,7 +52,7 @@ def shown(inspection: Inspection) -> RenderableType:
 
 
 def bar(share: float, width: int = _BAR) -> str:
-    """Of so many characters where the share is 1; what is not 0 is seen."""
+    """A bar of so many characters where the share is 1; what is not 0 is seen."""
     eighths = max(1, round(8 * width * share)) if share > 0 else 0
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 

@@ -18,7 +18,7 @@ def reading_bar(name: str, console: Console = console) -> Iterator[Callable[[int
     """A progress bar that appears when rows of a raw log are counted.
 
     Args:
-        name: Of the log.
+        name: The name of the log.
         console: Where it appears.
 
     Yields:

@@ -21,7 +21,7 @@ class Numbers:
     Attributes:
         scalars: From the rule, on the host, or as 0-d tensors on the device.
         start: σ₀ (0 for a rule without), and 0 where the learning rate is 0, else 1; as `scalars`.
-        seed: Of stochastic rounding: int32, or a 0-d int32 tensor.
+        seed: The seed of stochastic rounding: int32, or a 0-d int32 tensor.
     """
 
     scalars: tuple[Any, ...]
@@ -30,7 +30,7 @@ class Numbers:
 
     @classmethod
     def of_row(cls, row: Tensor, seed: Tensor) -> "Numbers":
-        """Of scalars, σ₀ and whether x moves, in one tensor on the device."""
+        """The numbers from scalars, σ₀ and whether x moves, in one tensor on the device."""
         *scalars, sigma_0, moves = row.unbind(0)
         return cls(tuple(scalars), (sigma_0, moves), seed)
 

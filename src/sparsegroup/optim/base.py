@@ -130,8 +130,8 @@ class GroupOptimizer(Optimizer):
     def state_dict(self) -> StateDict:
         """The state, as any torch optimizer gives it.
 
-        Of a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's state,
-        `[n, dim]` each, beside "step".
+        For a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's
+        state, `[n, dim]` each, beside "step".
         """
         state_dict = super().state_dict()
         state_dict["param_groups"] = [plain_threshold(group) for group in state_dict["param_groups"]]

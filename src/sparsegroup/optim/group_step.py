@@ -43,7 +43,7 @@ class GroupStep:
         self._numbers: dict[float, Numbers] = {}
 
     def numbers(self, t: float) -> Numbers:
-        """Of step `t`, on the host."""
+        """The numbers of step `t`, on the host."""
         known = self._numbers.get(t)
         if known is None:
             scalars = self.rule.host_scalars(self.group, int(t), self._rate)
@@ -70,7 +70,7 @@ def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[tor
     """Count a step of parameters, and give the numbers of each, without the host knowing any of them.
 
     Args:
-        step: Of the param group.
+        step: The step of the param group.
         steps: 0-d float32, on the parameters' devices; changed.
         dtypes: In which each computes.
     """

@@ -93,7 +93,7 @@ def block_average(diagonal: Tensor, block_sizes: Sequence[int], parameter_ndim: 
     """Mean of |D| over blocks (AdaHessian, "spatial averaging"), shaped as `diagonal`.
 
     Args:
-        diagonal: Of the whole parameter or of some of its rows.
+        diagonal: The diagonal for the whole parameter, or for some of its rows.
         block_sizes: For parameters of 1, 2, 3 and 4 dimensions: so many consecutive elements form a block, or, with
             -1, nothing is averaged (0-d and 1-d), each row (2-d), or all but the first two dimensions (3-d and more).
         parameter_ndim: Dimensions of the parameter.

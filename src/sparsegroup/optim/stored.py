@@ -33,7 +33,7 @@ class RowStep:
         rule: The base optimizer.
         claim: The optimizer's; another's state in the rows ends with the step.
         initial: The rule's state of a row that no gradient has touched: name → value.
-        state_dtype: Of u and the rule's state; None for the store's own.
+        state_dtype: The dtype of u and the rule's state; None for the store's own.
         wants_u: Whether there is a regularizer to carry u for.
         numbers: What depends on the step.
         settings: λ and what else the kernels need.

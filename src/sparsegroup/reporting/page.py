@@ -63,5 +63,5 @@ def _share(part: int, whole: int) -> float:
 
 
 def width(share: float) -> str:
-    """Of a bar, in CSS; what is not 0 is seen."""
+    """The width of a bar, in CSS; what is not 0 is seen."""
     return f"max(1px, {100 * share:.2f}%)" if share > 0 else "0px"

@@ -78,11 +78,11 @@ class Chart:
     Attributes:
         name: Unique on a page; letters and hyphens.
         title: What is shown.
-        unit: Of the values; "" for plain numbers, "%" for shares of 1.
-        samples: Of each point, rising.
+        unit: The unit of the values; "" for plain numbers, "%" for shares of 1.
+        samples: The number of samples before each point, rising.
         lines: One or two.
         reference: Label and height of a dashed line across, or None.
-        scale: Of the vertical axis: "fit" to the values, from "zero", or "log".
+        scale: The scale of the vertical axis: "fit" to the values, from "zero", or "log".
     """
 
     name: str

@@ -8,7 +8,7 @@ from sparsegroup.table import FieldCount
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of predicted probabilities against labels.
+    """Measures of predicted probabilities against labels.
 
     Attributes:
         auc: Area under the ROC curve; NaN where only one class is present.
@@ -34,11 +34,11 @@ class HistoryPoint:
         samples: Samples trained on so far, earlier passes included.
         auc: Progressive (test-then-train) AUC over the samples since the last point: each is predicted before the
             model learns from it.
-        log_loss, normalized_entropy, calibration: Likewise; see `Metrics`.
+        log_loss, normalized_entropy, calibration: The same samples' other measures; see `Metrics`.
         feature_rate: Live features over features seen so far.
         live_rows: Live features.
         features_seen: Features seen so far.
-        table_bytes: Of the table, index and optimizer's state included.
+        table_bytes: Bytes of the table, index and optimizer's state included.
         seconds: That training has taken so far, evaluation left out.
         samples_per_s: Since the last point.
     """
@@ -65,14 +65,14 @@ class Summary:
         test_rows: Rows of the test set; 0 if there was none.
         test: Metrics on them, or None.
         samples: Trained on, in all passes.
-        seconds: Of the training.
+        seconds: How long the training took.
         feature_rate: Live features over features seen.
         live_rows: Live features.
         features_seen: Distinct features seen in training.
-        table_bytes: Of the table, index and optimizer's state included.
+        table_bytes: Bytes of the table, index and optimizer's state included.
         fields: Field → its rows.
         started: Date and time, ISO 8601.
-        versions: Of Python, this package and those it computes with.
+        versions: The versions of Python, this package and those it computes with.
         continued_from: The run that this one went on with, or None.
         bad_rows: Reason → rows of the log that were left out.
     """

@@ -19,7 +19,7 @@ class Embeddings:
 
     Attributes:
         keys: `[n]` int64, ascending and distinct.
-        vectors: Of the keys; none is all zeros.
+        vectors: The vectors of the keys; none is all zeros.
     """
 
     keys: Tensor

@@ -50,8 +50,8 @@ class SizesBefore(StrictSettings):
     """Sizes before the export, in bytes.
 
     Attributes:
-        dense: Of a float32 vector for each feature seen.
-        table: Of the table in training: index, vectors, optimizer's state.
+        dense: Bytes of a float32 vector for each feature seen.
+        table: Bytes of the table in training: index, vectors, optimizer's state.
     """
 
     dense: int
@@ -59,12 +59,12 @@ class SizesBefore(StrictSettings):
 
 
 class PathScores(StrictSettings):
-    """Of one way to compute the probabilities of the test rows.
+    """Scores of one way to compute the probabilities of the test rows.
 
     Attributes:
         auc: NaN (null) where only one class is present.
         log_loss: In nats.
-        max_abs_difference: Of a probability to the export's in PyTorch.
+        max_abs_difference: The largest difference of a probability to the export's in PyTorch.
     """
 
     auc: Number
@@ -115,7 +115,7 @@ class ExportManifest(Manifest):
         before: Sizes before.
         content: See `ExportContent`.
         test: If there was a test log.
-        changes: Of a delta.
+        changes: What a delta changes.
     """
 
     kind: Literal["export", "delta"]

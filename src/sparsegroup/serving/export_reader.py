@@ -31,7 +31,7 @@ class Export:
 
     Attributes:
         folder: Where it lies.
-        manifest: Of the folder.
+        manifest: The manifest of the folder.
         embeddings: The live rows.
         network: The network's `state_dict`.
         vocabularies: Files of key, field and value, where they were kept; of a chain, the newest last.

@@ -30,7 +30,7 @@ class FrozenTable(nn.Module):
 
     Args:
         keys: `[n]` int64, ascending and distinct.
-        vectors: Of the keys.
+        vectors: The vectors of the keys.
 
     Raises:
         ExportError: More keys than an int32 can count.
@@ -73,7 +73,7 @@ class FrozenTable(nn.Module):
 
     @property
     def steps(self) -> int:
-        """Of the bisection."""
+        """The number of steps of the bisection."""
         return len(self.halves)
 
     def forward(self, keys: Tensor) -> Tensor:

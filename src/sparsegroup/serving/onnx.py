@@ -50,7 +50,7 @@ def save_onnx(
         program: The model, traced.
         path: The file.
         metadata: For its `metadata_props`, beside those that say what it takes.
-        external_bytes: Of the weights, from which on they lie in the file beside it.
+        external_bytes: The bytes of weights from which on they lie in the file beside it.
 
     Raises:
         ExportError: The packages are missing.

@@ -68,5 +68,5 @@ def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
 
 
 def bytes_per_vector(dim: int, dtype: Dtype) -> int:
-    """Of a vector in a file, the scale of int8 included."""
+    """Bytes of a vector in a file, the scale of int8 included."""
     return dim * TORCH_DTYPES[dtype].itemsize + (4 if dtype == "int8" else 0)

@@ -30,8 +30,8 @@ class TrainedModel:
         model: The model, in evaluation mode. In a run or checkpoint the rows of its table hold the optimizer's state.
         vocabulary: Parquet file of key, field and value, where one was kept.
         samples: Trained on, in all; None where that is not known.
-        steps: Of the table's optimizer; None likewise.
-        manifest: Of an export: its table knows the live rows alone, the manifest what training has seen.
+        steps: The step count of the table's optimizer; None where there is none.
+        manifest: The manifest of an export: its table knows the live rows alone, the manifest what training has seen.
     """
 
     path: Path

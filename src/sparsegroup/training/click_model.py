@@ -26,7 +26,7 @@ class ClickModel(nn.Module):
         name: "mlp", "opnn" or "dcn".
         fields: Number of categorical fields of the log, those of several values included.
         dim: Embedding dimension; by default the paper's for this model.
-        seed: Of the embeddings' start.
+        seed: The seed of the embeddings' start.
         numbers: Number of numeric fields.
         hidden: Sizes of the hidden layers; by default the paper's.
         dropout: After each hidden layer; by default the network's.

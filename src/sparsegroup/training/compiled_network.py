@@ -28,7 +28,7 @@ class CompiledNetwork:
         compile: Whether to compile it.
 
     Attributes:
-        size: Of the first batch; None before there was one.
+        size: The size of the first batch; None before there was one.
     """
 
     def __init__(self, network: nn.Module, compile: bool) -> None:

@@ -55,7 +55,7 @@ class DataConfig(StrictSettings):
         test: A raw log of its own for the test set.
         dataset: Format of a raw log.
         schema_file: YAML file that says what its columns are. In files it is called `schema`.
-        label, exclude, test_fraction: Of a raw log with a header: its label column, columns that are no features, and
+        label, exclude, test_fraction: For a raw log with a header: its label column, columns that are no features, and
             the share of the rows, the last ones, for the test set.
         criteo_numbers, avazu_hour: See `sparsegroup.data.formats.log_format`.
         on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
@@ -121,7 +121,7 @@ class OptimizerConfig(StrictSettings):
     """The Group optimizer; with all λ = 0 it is the base optimizer.
 
     Attributes:
-        name: Of the base optimizer.
+        name: The name of the base optimizer.
         lr: Learning rate; None is the optimizer's default.
         l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
             its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
@@ -173,7 +173,7 @@ class TrainingConfig(StrictSettings):
 
     Attributes:
         batch_size: Samples per step.
-        seed: Of initialization and dropout.
+        seed: The seed of initialization and dropout.
         windows: Points of the history along a pass.
         compile: Whether to compile the network; "auto" where there is a C++ compiler and the pass is long enough.
     """
@@ -290,7 +290,7 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
     Args:
         path: YAML; None for the defaults.
         values: Dotted key → value.
-        source: Of the values, for messages.
+        source: Where the values come from, for messages.
 
     Raises:
         SettingsError: An unknown key, with the one that may be meant, or a value out of range; with file and key.

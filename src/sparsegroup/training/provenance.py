@@ -15,10 +15,10 @@ class Provenance:
 
     Attributes:
         started: Date and time, ISO 8601.
-        rows, train_rows: Of its log.
+        rows, train_rows: The rows of its log, and of its training part.
         source: Sizes of the log's files and a hash of its format, where it has any.
         continued_from: The run that it goes on with, or None.
-        continued_id: Of the checkpoint that it goes on from.
+        continued_id: The id of the checkpoint that it goes on from.
     """
 
     started: str
@@ -30,7 +30,7 @@ class Provenance:
 
     @classmethod
     def now(cls, log: Log, continued_from: str | None = None, continued_id: str | None = None) -> "Provenance":
-        """Of a run on `log`, which may go on with another."""
+        """The provenance of a run on `log`, which may go on with another."""
         return cls(
             datetime.now(UTC).isoformat(timespec="seconds"),
             len(log),

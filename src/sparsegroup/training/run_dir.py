@@ -144,7 +144,7 @@ def replace_run(unfinished: Path, folder: Path) -> None:
     Args:
         unfinished: The folder `UNFINISHED` in `folder`, or `FINISHED`, to which it is renamed when the old run's files
             are gone. What was cut off in either is gone on with.
-        folder: Of the old run.
+        folder: The folder of the old run.
     """
     if unfinished.name == UNFINISHED:
         for name in (SUMMARY, CONFIG, *_FILES):
@@ -229,7 +229,7 @@ def load_model(folder: str | Path) -> ClickModel:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Of a complete run, the one that it ended with.
+    """The checkpoint that a complete run ended with.
 
     Raises:
         RunError: There is none.

@@ -26,7 +26,7 @@ _ROW_GROUP = 1 << 17
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of some rows.
+    """What a model says of some rows.
 
     Attributes:
         rows: `[n]` int64: the place of each in its log, from 0. Bad rows and blank lines of a raw log, which are left
@@ -92,7 +92,7 @@ class Tally:
         return bool(labels.any()) and not bool(labels.all())
 
     def metrics(self) -> Metrics:
-        """Of the rows so far."""
+        """The measures of the rows so far."""
         weights = None if self._weights is None else self._weights[: self.rows]
         return evaluate(self._labels[: self.rows], self._probabilities[: self.rows], weights)
 

@@ -93,7 +93,7 @@ class Session:
         """Go on with the run in `folder` from its last good checkpoint, or from its start.
 
         Args:
-            folder: Of a run that has been cut off at any moment.
+            folder: The folder of a run that was cut off, at whatever moment.
             log: The one that it was begun on.
 
         Raises:

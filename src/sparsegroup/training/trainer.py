@@ -32,9 +32,9 @@ class Trainer:
     Args:
         model: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
             `[n]`: a network of `sparsegroup.models`, or another.
-        table: Of the keys' vectors. With a table on a GPU, `model` belongs there too; batches are sent there.
-        optimizer: Of the parameters of both; or several optimizers, which are stepped one after the other.
-        scheduler: Of the learning rate; stepped after each batch.
+        table: Gives the keys' vectors. With a table on a GPU, `model` belongs there too; batches are sent there.
+        optimizer: Steps the parameters of both; or several optimizers, which are stepped one after the other.
+        scheduler: Sets the learning rate; stepped after each batch.
         window: Samples between two points of the history, at least a batch.
         history: Points of earlier passes, to go on from.
         compile: Compile the model by torch.compile, which takes a C++ compiler and some ten seconds when it is done
@@ -291,7 +291,7 @@ class _Window:
         return result
 
     def metrics(self) -> Metrics:
-        """Of the predictions."""
+        """The measures of the predictions."""
         labels = _joined(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
         weights = _joined(self._weights).numpy() if self._weights else None
         return evaluate(labels, self.probabilities(), weights)

@@ -193,7 +193,7 @@ class RawLog(Log):
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; threads read ahead.
 
-        Of an uncompressed text log, what is before the chunk of row `start` is not read.
+        In an uncompressed text log nothing before the chunk of row `start` is read.
 
         Raises:
             ClickLogError: A bad row (FILE:LINE: why), or a log that has changed since its rows were counted.

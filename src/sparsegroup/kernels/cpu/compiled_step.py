@@ -43,7 +43,7 @@ class RowLayout:
 
 
 def row_layout(stride: int, offsets: Sequence[int], part_bytes: int) -> RowLayout:
-    """Of rows whose parts of `part_bytes` lie at `offsets`; see `RowLayout`."""
+    """The layout of rows whose parts of `part_bytes` lie at `offsets`; see `RowLayout`."""
     starts = sorted(offsets)
     lines = [start + at for start in starts for at in (*range(0, part_bytes, _LINE), part_bytes - 1)]
     apart = [line for line, before in zip(lines, [-_LINE, *lines], strict=False) if line // _LINE != before // _LINE]
@@ -205,11 +205,11 @@ def advance_tensors(
     Args:
         rule: The base optimizer.
         carries_u: Whether the tensors carry u.
-        dtype: Of all memory: float32 or float64.
+        dtype: The dtype of all memory: float32 or float64.
         tensors: Where x, u if carried, and each state lie.
         gradients: `[tensors, 2]`, address of the gradient and of the Hessian's diagonal, or 0.
         scalars: `[tensors, s]` of `dtype`, from `rule.host_scalars`.
-        settings: The rest.
+        settings: λ, and what else the groups share.
     """
     widths, work = tensors.widths, tensors.work
     alone = len(work) == 1 or int(widths @ tensors.counts) < 2 * GRAIN
@@ -235,14 +235,14 @@ def advance_rows(
     Args:
         rule: The base optimizer.
         carries_u: Whether the rows carry u.
-        dtype: Of all memory: float32 or float64.
+        dtype: The dtype of all memory: float32 or float64.
         rows: `[n]`, distinct.
         pages: Where the rows lie.
         layout: Where x, u if carried, and each state lie in a row.
         gradients: `[1, 2]`, address of the gradient `[n, width]` and of the Hessian's diagonal, or 0.
         width: Elements of a row.
         scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
-        settings: The rest.
+        settings: λ, and what else the groups share.
 
     Returns:
         How many more of the rows are non-zero than before.

@@ -65,7 +65,7 @@ def kernel(
         function: The source, from a module of this package.
         name: What it is called in messages.
         bindings: Global name → what it stands for.
-        digest: Of whatever the bindings hold that is not part of this package.
+        digest: A digest of whatever the bindings hold that is not part of this package.
     """
     bound = _bound_for_cache(function, bindings or {}, digest)
     try:
@@ -84,7 +84,7 @@ def address_of(
         function: The source, from a module of this package.
         signature: Numba's: numbers in, nothing out.
         bindings: Global name → what it stands for.
-        digest: Of whatever the bindings hold that is not part of this package.
+        digest: A digest of whatever the bindings hold that is not part of this package.
         name: What it is called in messages.
     """
     bound = _bound_for_cache(function, bindings, digest)
@@ -162,7 +162,7 @@ def _noticed(name: str) -> Iterator[None]:
 
 @cache
 def _package_digest() -> str:
-    """Of every source that a kernel can be made of."""
+    """A digest of every source that a kernel can be made of."""
     package = Path(__file__).parents[2]
     rooms = ("kernels", "kernels/cpu", "table", "rules", "penalties")
     files = [package / "prox.py", *(file for room in rooms for file in sorted((package / room).glob("*.py")))]
@@ -173,7 +173,7 @@ def _package_digest() -> str:
 
 
 def code_digest(function: Callable[..., Any]) -> str:
-    """Of what a function does, wherever it was defined."""
+    """A digest of what a function does, wherever it was defined."""
     assert isinstance(function, FunctionType)
     code = function.__code__
     return hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names, code.co_varnames)).encode()).hexdigest()

@@ -58,8 +58,8 @@ def step_kernels(
     Args:
         rule: The base optimizer.
         carries_u: Whether the weights carry u.
-        weigh: Of the norm; None where λ21 = 0.
-        shrinkage: Of the penalty.
+        weigh: The `weigh` of the norm; None where λ21 = 0.
+        shrinkage: The `shrinkage` of the penalty.
 
     Raises:
         OSError: The source of the rule or the penalty cannot be found, as of a function typed into a prompt.

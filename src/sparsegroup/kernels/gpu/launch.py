@@ -141,8 +141,8 @@ class Together:
     Attributes:
         lines: The content of `table`.
         table: See `tensors.dense_many`.
-        firsts: Likewise.
-        programs: Of the launch.
+        firsts: See `tensors.dense_many`.
+        programs: The number of programs of the launch.
     """
 
     lines: list[list[int]]
@@ -230,10 +230,10 @@ def measure(
     Args:
         rule: The base optimizer.
         parts: Carry u.
-        geometry: Of the groups.
+        geometry: Where the groups lie.
         updated: `[groups]` int8, whether a group was ever updated, for a rule with σ₀.
-        settings: The rest.
-        numbers: Likewise.
+        settings: λ, and what else the groups share.
+        numbers: What depends on the step.
 
     Returns:
         Of each group `[groups]`: the sum of squares, float32, and how many chunks were touched, int64.
@@ -272,13 +272,13 @@ def apply(
     Args:
         rule: The base optimizer.
         parts: Carry u.
-        geometry: Of the groups.
+        geometry: Where the groups lie.
         updated: As of `measure`.
         totals: `[groups]` float32, sums of squares.
         touched: `[groups]`, not 0 where a gradient has ever touched the group.
         taus: √d λ21, scaled to the norm; a number, or `[groups]` float32.
-        settings: The rest.
-        numbers: Likewise.
+        settings: λ, and what else the groups share.
+        numbers: What depends on the step.
     """
     with on_device_of(parts.x):
         kernels_of(rule, True, settings).apply[_tiles(geometry)](

@@ -114,8 +114,8 @@ def advance_rows(
         parts: x, u and the states whole, `[height, …]`; the gradient one line per entry of `runs.rows`.
         runs: The lines' rows.
         counters: See `rows.tensor_rows`.
-        settings: The rest.
-        numbers: Likewise.
+        settings: λ, and what else the rows share.
+        numbers: What depends on the step.
     """
     height = parts.x.shape[0]
     width = parts.x.numel() // height
@@ -145,8 +145,8 @@ class Layout:
         row_bytes: From row to row.
         first_part: Bytes from where a row begins to what follows x.
         part_bytes: From there to the next part.
-        dtype: Of x.
-        state_dtype: Of u and the states.
+        dtype: The dtype of x.
+        state_dtype: The dtype of u and the states.
         dim: Elements of a part.
     """
 
@@ -182,14 +182,14 @@ def advance_table(
     Args:
         rule: The base optimizer.
         carries_u: Whether the rows carry u.
-        layout: Of the rows.
+        layout: Where the rows lie.
         height: Rows that there are.
         g: `[lines, dim]`, the gradient.
         hessian: The Hessian's diagonal likewise; then each row comes once.
         runs: The lines' rows.
         counters: See `rows.table_rows`.
-        settings: The rest.
-        numbers: Likewise.
+        settings: λ, and what else the rows share.
+        numbers: What depends on the step.
     """
     parts = Parts(g, g, (), g, hessian)
     with on_device_of(g):
@@ -217,9 +217,9 @@ def gather(layout: Layout, rows: Tensor, dtype: torch.dtype, offset: int) -> Ten
     """A part of some rows.
 
     Args:
-        layout: Of the rows.
+        layout: Where the rows lie.
         rows: `[n]` int64; zeros come where it is negative.
-        dtype: Of the part.
+        dtype: The dtype of the part.
         offset: Bytes from where a row begins to the part.
 
     Returns:

@@ -40,7 +40,7 @@ def dense_many(
     Args:
         table: `[tensors, 5 + states]` int64: groups, then the addresses of x, u, g, the Hessian's diagonal, the states.
         firsts: `[TENSORS]` int64, the first program of each tensor; beyond the last tensor, more than there are.
-        scalars: As the rest, see `tile.step_whole`.
+        scalars: See `tile.step_whole`, as for the arguments that follow.
     """
     program = tl.program_id(0).to(tl.int64)
     begun = tl.load(firsts + tl.arange(0, TENSORS)) <= program

@@ -152,7 +152,7 @@ def step_whole(
         lambdas: λ1, 2 λ2, keep, -0.
         penalty: Tuple, the penalty's scalars.
         tau: √d λ21, scaled to the norm.
-        seed: Of stochastic rounding.
+        seed: The seed of stochastic rounding.
         ON_DEVICE: Whether scalars, start and seed lie in the device's memory.
     """
     beginning, seed = numbers_of(start, ON_DEVICE), one_number(seed, ON_DEVICE)

@@ -45,11 +45,11 @@ class Sizes:
     """Bytes.
 
     Attributes:
-        table: Of the table in memory.
-        network: Of the network's parameters.
+        table: Bytes of the table in memory.
+        network: Bytes of the network's parameters.
         network_parameters: So many numbers.
-        live_vectors: Of the vectors of live rows alone.
-        dense_table: Of a table with a vector for each feature seen.
+        live_vectors: Bytes of the vectors of live rows alone.
+        dense_table: Bytes of a table with a vector for each feature seen.
         files: Name of each file or folder beside the model → its size.
     """
 
@@ -86,7 +86,7 @@ class Distances:
         rows: That could be measured.
         quantiles: Share of the rows → measure, to within 0.001 (of live rows: of 1 / measure).
         near: Rows whose measure is within 10 % of the threshold, 1.
-        histogram: Of the measure; of live rows, of 1 / measure.
+        histogram: How often the measure has which value; for live rows, 1 / measure.
     """
 
     rows: int
@@ -123,7 +123,7 @@ class Inspection:
     """What `inspect` finds.
 
     Attributes:
-        path: Of the model.
+        path: The path of the model.
         kind: What it lies in.
         model: Name of the network.
         dim: Length of a vector.

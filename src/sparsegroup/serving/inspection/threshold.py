@@ -30,14 +30,14 @@ class Sigma:
 
     Attributes:
         rule: The base optimizer.
-        scalars: Of its next step.
+        scalars: The scalars of its next step.
     """
 
     rule: Rule
     scalars: tuple[float, ...]
 
     def __call__(self, state: Sequence[Float64s], shape: tuple[int, ...]) -> Float64s:
-        """Of rows `[n, dim]` whose state is `state`, in the order of the rule's."""
+        """σ of rows `[n, dim]` whose state is `state`, in the order of the rule's."""
         nothing = np.zeros(shape)
         gradients = [nothing, nothing] if self.rule.second_order else [nothing]
         _, sigma, *_ = bind(self.rule.update, np)(*gradients, *state, *self.scalars)
@@ -48,7 +48,7 @@ def sigma_of(optimizer: GroupOptimizer, steps: int | None) -> Sigma | None:
     """σ of a table's rows after so many steps of its optimizer; None where it cannot be told.
 
     Args:
-        optimizer: Of the table; only its rule and settings matter.
+        optimizer: The optimizer of the table; only its rule and settings matter.
         steps: None if they are not known, which matters to rules that count them.
     """
     group = table_group(optimizer)
@@ -75,8 +75,8 @@ class Threshold:
     A zero row's z is u, which needs no σ.
 
     Attributes:
-        regularizer: Of the table; λ1 or λ21 is positive, the norm "s" unless λ21 = 0.
-        sigma: Of rows that are not zero, or None.
+        regularizer: The table's regularizer; λ1 or λ21 is positive, the norm "s" unless λ21 = 0.
+        sigma: σ of rows that are not zero, or None.
     """
 
     regularizer: Regularizer
