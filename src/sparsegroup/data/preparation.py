@@ -23,7 +23,7 @@ from sparsegroup.data.prepared_log import (
     PreparedLog,
     count_features,
 )
-from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
+from sparsegroup.data.raw.encoding import EncodedRows, encoded_chunks
 from sparsegroup.data.raw.raw_file import Chunk, raw_file, source_of
 from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
@@ -148,7 +148,7 @@ def prepare(
             line=state.line,
             keep_raw=vocabulary,
         )
-        held: list[Encoded] = []
+        held: list[EncodedRows] = []
         for chunk, encoded in chunks:
             state.note(encoded, log, file.path)
             state.pass_chunk(chunk, before + bad.reasons)
@@ -225,7 +225,7 @@ def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int
 def _write_part(
     folder: Path,
     log: LogFormat,
-    held: list[Encoded],
+    held: list[EncodedRows],
     state: _State,
     files: dict[str, int],
     source: dict[str, Any],
@@ -246,7 +246,7 @@ def _write_part(
     files[name] = sum(encoded.batch.num_rows for encoded in held)
 
 
-def _write_vocabulary(path: Path, log: LogFormat, held: list[Encoded]) -> None:
+def _write_vocabulary(path: Path, log: LogFormat, held: list[EncodedRows]) -> None:
     pieces = []
     for encoded in held:
         assert encoded.raw is not None

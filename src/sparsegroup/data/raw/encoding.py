@@ -20,7 +20,7 @@ from sparsegroup.names import OnBadRow
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedRows:
     """What a chunk holds.
 
     Attributes:
@@ -47,7 +47,7 @@ def encoded_chunks(
     offset: int = 0,
     line: int = 1,
     keep_raw: bool = False,
-) -> Generator[tuple[Chunk, Encoded]]:
+) -> Generator[tuple[Chunk, EncodedRows]]:
     """The chunks of a file in order, and what each holds.
 
     Args:
@@ -65,9 +65,9 @@ def encoded_chunks(
     """
     columns = file.columns(log)
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[tuple[Chunk, Future[Encoded]]] = deque()
+        pending: deque[tuple[Chunk, Future[EncodedRows]]] = deque()
 
-        def first() -> tuple[Chunk, Encoded]:
+        def first() -> tuple[Chunk, EncodedRows]:
             chunk, job = pending.popleft()
             encoded = job.result()
             for number, reason, text in encoded.bad:
@@ -88,7 +88,7 @@ def encoded_chunks(
                 job.cancel()
 
 
-def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw: bool = False) -> Encoded:
+def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw: bool = False) -> EncodedRows:
     """Parse and hash rows.
 
     Args:
@@ -99,7 +99,7 @@ def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw:
     """
     bad: list[BadRow] = []
     batch, raw, is_test = _encode_frame(chunk.frame(log, columns, bad), log, bad, keep_raw)
-    return Encoded(batch, raw, is_test, sorted(bad))
+    return EncodedRows(batch, raw, is_test, sorted(bad))
 
 
 def _encode_frame(

@@ -16,7 +16,7 @@ from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError
-from sparsegroup.data.raw.encoding import Encoded, encoded_chunks
+from sparsegroup.data.raw.encoding import EncodedRows, encoded_chunks
 from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import OnBadRow
@@ -40,7 +40,7 @@ class RowCount:
     last_time: int = 0
     boundary: int = -1
 
-    def note(self, encoded: Encoded, log: LogFormat, path: Path) -> None:
+    def note(self, encoded: EncodedRows, log: LogFormat, path: Path) -> None:
         """Count the next rows.
 
         Raises:
