@@ -45,7 +45,7 @@ class GroupAdaHessian(GroupOptimizer):
         >>> x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
         >>> optimizer = GroupAdaHessian([x], lr=1.0)
         >>> loss = (torch.tensor([1.0, 100.0]) * x**2 / 2).sum()  # its Hessian is diagonal, and so known exactly
-        >>> loss.backward(create_graph=True)
+        >>> (x.grad,) = torch.autograd.grad(loss, [x], create_graph=True)  # as backward(), which warns of the graph
         >>> optimizer.step()  # a Newton step, however ill-conditioned
         >>> x.detach().round(decimals=3).tolist()
         [0.0, -0.0]

@@ -25,6 +25,17 @@ class GroupSGD(GroupOptimizer):
         lr: Learning rate α ≥ 0 at step 1.
         weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
         **options: The regularizer's arguments, see `GroupOptimizer`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupSGD
+        >>> x = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = GroupSGD([x], lr=0.5)
+        >>> for _ in range(2):
+        ...     x.grad = torch.ones(1)
+        ...     optimizer.step()  # by lr / √t
+        >>> round(x.item(), 4) == round(1 - 0.5 - 0.5 / 2**0.5, 4)
+        True
     """
 
     rule = SGD
@@ -52,8 +63,19 @@ class GroupMomentum(GroupOptimizer):
         lr: Learning rate α ≥ 0.
         momentum: γ ≥ 0.
         weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
-        nesterov: Nesterov's momentum, m_t = g_t + γ b_t.
+        nesterov: Nesterov's momentum, m_t = g_t + γ b_t; needs γ > 0.
         **options: The regularizer's arguments, see `GroupOptimizer`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupMomentum
+        >>> x = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = GroupMomentum([x], lr=1.0, momentum=0.5)
+        >>> for _ in range(3):
+        ...     x.grad = torch.ones(1)
+        ...     optimizer.step()  # by 1, 1.5 and 1.75
+        >>> x.item()
+        -4.25
     """
 
     rule = MOMENTUM
@@ -86,6 +108,16 @@ class GroupAdagrad(GroupOptimizer):
         initial_accumulator_value: a₀ ≥ 0, where Σ g² starts.
         eps: ε ≥ 0, added to √(a₀ + Σ g²).
         **options: The regularizer's arguments, see `GroupOptimizer`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdagrad
+        >>> x = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = GroupAdagrad([x], lr=0.25)
+        >>> x.grad = torch.tensor([100.0, -0.01])
+        >>> optimizer.step()  # the first step has the length lr, whatever the gradient's
+        >>> x.tolist()
+        [0.75, 1.25]
     """
 
     rule = ADAGRAD
@@ -148,6 +180,17 @@ class GroupAMSGrad(GroupAdam):
     """AMSGrad with sparse group lasso. With all λ = 0 it is `torch.optim.Adam(amsgrad=True)`.
 
     The arguments are those of `GroupAdam`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAMSGrad
+        >>> x = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = GroupAMSGrad([x], lr=0.1, betas=(0.0, 0.5))
+        >>> for gradient in (8.0, 0.0, 0.0):
+        ...     x.grad = torch.full_like(x, gradient)
+        ...     optimizer.step()
+        >>> optimizer.state[x]["exp_avg_sq"].tolist(), optimizer.state[x]["max_exp_avg_sq"].tolist()
+        ([8.0], [32.0])
     """
 
     rule = AMSGRAD
@@ -168,6 +211,16 @@ class GroupFTRL(GroupOptimizer):
         initial_accumulator_value: a₀ ≥ 0, where Σ g² starts.
         weight_decay: Added to the gradient as `weight_decay * x`; not with sparse gradients.
         **options: The regularizer's arguments, see `GroupOptimizer`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupFTRL
+        >>> x = torch.nn.Parameter(torch.zeros(3))
+        >>> optimizer = GroupFTRL([x], lr=1.0, l1=0.5, initial_accumulator_value=0.0)
+        >>> x.grad = torch.tensor([0.4, 1.0, -4.0])
+        >>> optimizer.step()  # gradients that sum up to less than l1 leave a weight at zero
+        >>> x.abs().tolist(), x.sign().tolist()
+        ([0.0, 0.5, 0.875], [0.0, -1.0, 1.0])
     """
 
     rule = FTRL
