@@ -12,7 +12,7 @@ NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
 }
-"""Of what the compiled step computes with."""
+"""The dtypes that the compiled step computes with."""
 TORCH_DTYPES = {theirs: ours for ours, theirs in NUMPY_DTYPES.items()}
 
 

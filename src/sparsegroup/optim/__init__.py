@@ -1,8 +1,8 @@
 """Drop-in `torch.optim` optimizers with sparse group lasso."""
 
-from sparsegroup.optim.adahessian import GroupAdaHessian
 from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
+from sparsegroup.optim.group_adahessian import GroupAdaHessian
 from sparsegroup.optim.param_groups import param_groups
 
 __all__ = [

@@ -26,7 +26,7 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 """Without fused multiply-add the numbers are those of the CPU; the kernels wait for memory in any case."""
 
 MOST_TENSORS = 256
-"""Of one launch."""
+"""How many tensors one launch steps at most."""
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
