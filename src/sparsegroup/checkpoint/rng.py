@@ -28,7 +28,7 @@ def check_rng_state(state: dict[str, Any]) -> None:
     name, words, *rest = state["numpy"]
     np.random.RandomState().set_state((name, np.array(words, np.uint32), *rest))
     random.Random().setstate(state["python"])
-    if not all(isinstance(one, torch.Tensor) for one in state["cuda"]):
+    if not isinstance(state["cuda"], list) or not all(isinstance(one, torch.Tensor) for one in state["cuda"]):
         raise TypeError("states of other generators")
 
 

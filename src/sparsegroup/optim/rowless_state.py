@@ -49,8 +49,14 @@ def load_state_without_rows(
     stores = {number: store for number in state if (store := store_of(parameters[number])) is not None}
     dense = {number: entry for number, entry in state.items() if number not in stores}
     optimizer.load_state_dict({"param_groups": content["param_groups"], "state": dense})
-    for number, store in stores.items():
-        optimizer.state[parameters[number]] = {"step": state[number]["step"].clone(), "claim": claims[store]}
+    loaded = dict(optimizer.state)
+    optimizer.state.clear()
+    for number in state:  # in this order, so that a resumed run writes what one writes that was not cut off
+        parameter = parameters[number]
+        if number in stores:
+            optimizer.state[parameter] = {"step": state[number]["step"].clone(), "claim": claims[stores[number]]}
+        elif parameter in loaded:
+            optimizer.state[parameter] = loaded[parameter]
     return set(stores.values())
 
 
