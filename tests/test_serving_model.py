@@ -115,7 +115,7 @@ def test_large_weights_lie_beside_the_onnx_file(tmp_path: Path) -> None:
     model, batch = serving(opened), batch_of(opened, 4)
     save_onnx(model, trace(model), tmp_path / "model.onnx", {}, external_bytes=1)
     data = tmp_path / "model.onnx.data"
-    assert data.stat().st_size > model.lookup.vectors.nbytes
+    assert data.stat().st_size > model.model.embedding.vectors.nbytes
     moved = tmp_path / "moved"
     moved.mkdir()
     for path in (tmp_path / "model.onnx", data):

@@ -8,7 +8,7 @@ import polars as pl
 
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
-from sparsegroup.training.click_model import keys_to_look_up
+from sparsegroup.training.lookup_model import keys_to_look_up
 from sparsegroup_paper.runs import Survivors
 
 ROWS = 1 << 16

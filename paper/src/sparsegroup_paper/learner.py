@@ -11,7 +11,7 @@ import torch
 
 from sparsegroup.data.log import Log
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.log_pass import EVALUATED
+from sparsegroup.training.evaluation import EVALUATED
 
 
 @dataclass(frozen=True)

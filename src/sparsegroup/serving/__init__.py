@@ -11,6 +11,7 @@ from sparsegroup.serving.export_manifest import ExportManifest, read_manifest
 from sparsegroup.serving.export_reader import Export, read_export
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import export
+from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.trained_model import TrainedModel, open_trained
 
@@ -19,6 +20,7 @@ __all__ = [
     "ExportError",
     "ExportManifest",
     "ExportRequest",
+    "FrozenModel",
     "ServingModel",
     "TestRows",
     "TrainedModel",

@@ -15,8 +15,8 @@ from sparsegroup.data.log_opening import open_log
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import PathScores, TestResult
 from sparsegroup.training import Config
+from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.log_pass import EVALUATED
 from sparsegroup.training.metrics import evaluate
 
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]

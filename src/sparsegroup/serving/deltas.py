@@ -114,7 +114,7 @@ def apply_deltas(
     for delta in deltas:
         result = apply(result, Path(delta))
     draft = replace(result.manifest, kind="export", parent=None, changes=None)
-    parts = ExportDraft(draft, result.embeddings, result.click_model().network, result.vocabularies)
+    parts = ExportDraft(draft, result.embeddings, result.load_network(), result.vocabularies)
     wanted.check(draft.columns_and_config()[0])
     return write_export(parts, Path(out), wanted, overwrite=overwrite)
 

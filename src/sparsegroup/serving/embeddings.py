@@ -9,6 +9,7 @@ from torch import Tensor
 from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
+from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.quantize import TORCH_DTYPES, QuantizedVectors, encode
 from sparsegroup.table import HashEmbedding
 
@@ -46,8 +47,8 @@ class Embeddings:
         write_tensors(path, self.tensors())
 
 
-def live_rows(table: HashEmbedding, dtype: Dtype) -> Embeddings:
-    """The live rows of a table; those that are all zeros in the format are left out, for so are absent keys.
+def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
+    """The live rows of a table or an export; those all zeros in the format are left out, for so are absent keys.
 
     Raises:
         ExportError: A vector that the format cannot hold.

@@ -14,8 +14,7 @@ from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows
 from sparsegroup.serving.export_manifest import ExportContent, ExportManifest, FieldRows, SizesBefore
 from sparsegroup.serving.trained_model import TrainedModel
-from sparsegroup.table import FieldCount
-from sparsegroup.training import ClickModel
+from sparsegroup.training.lookup_model import LookupModel
 
 _NO_FILE = FileFacts(0, "")
 
@@ -36,7 +35,7 @@ class ExportDraft:
     embeddings: Embeddings
     network: nn.Module
     vocabularies: Sequence[Path]
-    trained: ClickModel | None = None
+    trained: LookupModel | None = None
 
 
 def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
@@ -47,7 +46,7 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
     """
     embeddings = live_rows(trained.model.embedding, dtype)
     earlier = trained.manifest
-    seen = _seen_by_field(trained)
+    counts = trained.field_counts()
     table = trained.model.embedding
     features_seen = table.num_seen if earlier is None else earlier.features_seen
     live = _live_by_field(embeddings, trained.columns.fields)
@@ -62,7 +61,7 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
         features_seen=features_seen,
         feature_rate=len(embeddings) / features_seen if features_seen else 0.0,
         zero_rows=table.num_live - len(embeddings),
-        fields={name: FieldRows(live=live[name], seen=seen[name]) for name in trained.columns.fields},
+        fields={name: FieldRows(live=live[name], seen=counts[name].seen) for name in trained.columns.fields},
         before=(
             SizesBefore(dense=features_seen * embeddings.dim * 4, table=table.memory().total)
             if earlier is None
@@ -72,14 +71,6 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
     return ExportDraft(draft, embeddings, trained.model.network, vocabularies, trained.model)
-
-
-def _seen_by_field(trained: TrainedModel) -> Mapping[str, int]:
-    if trained.manifest is not None:
-        return {name: rows.seen for name, rows in trained.manifest.fields.items()}
-    counts = trained.model.embedding.field_counts()
-    nothing = FieldCount(0, 0, 0)
-    return {name: counts.get(number, nothing).seen for number, name in enumerate(trained.columns.fields)}
 
 
 def _live_by_field(embeddings: Embeddings, fields: tuple[str, ...]) -> Mapping[str, int]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsegroup.artifact.chain import chain_of
 from sparsegroup.artifact.tensor_file import read_tensors
@@ -20,8 +20,8 @@ from sparsegroup.serving.export_manifest import (
     ExportManifest,
     read_manifest,
 )
+from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.serving_model import ServingModel
-from sparsegroup.training import ClickModel
 from sparsegroup.training.run_dir import VOCABULARY
 
 
@@ -43,29 +43,29 @@ class Export:
     network: dict[str, Tensor]
     vocabularies: tuple[Path, ...] = ()
 
-    def click_model(self) -> ClickModel:
-        """A model whose table holds the decoded vectors, in evaluation mode."""
+    def load_network(self) -> nn.Module:
+        """The network, with its weights, in evaluation mode.
+
+        Raises:
+            ExportError: The weights do not fit the settings.
+        """
         columns, config = self.manifest.columns_and_config()
-        model = ClickModel(
-            config.model.name,
-            len(columns.fields),
-            self.manifest.dim,
-            config.training.seed,
-            len(columns.numbers),
-            hidden=config.model.hidden,
-            dropout=config.model.dropout,
-        )
+        with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
+            network = config.model.network(len(columns.fields), len(columns.numbers))
         try:
-            model.network.load_state_dict(self.network)
+            network.load_state_dict(self.network)
         except RuntimeError as error:
             raise ExportError(f"{self.folder / NETWORK}: does not fit the settings ({error})") from error
-        model.embedding.assign(self.embeddings.keys, self.embeddings.vectors.decode())
-        return model.eval()
+        return network.eval()
+
+    def model(self) -> FrozenModel:
+        """The model that it serves."""
+        return FrozenModel(self.embeddings, self.load_network())
 
     def serving_model(self) -> ServingModel:
         """The model that the files `model.onnx` and `model.pt2` are made of."""
         columns, _ = self.manifest.columns_and_config()
-        return ServingModel(self.embeddings, self.click_model().network, columns)
+        return ServingModel(self.embeddings, self.load_network(), columns)
 
 
 def read_export(folder: str | Path) -> Export:

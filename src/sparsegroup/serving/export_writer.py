@@ -34,7 +34,7 @@ from sparsegroup.serving.program import load_program, save_program, trace
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
-from sparsegroup.training import ClickModel
+from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.run_dir import VOCABULARY
 
 
@@ -116,7 +116,7 @@ def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> Te
     return None if wanted.test is None else as_test(wanted.test, scores)
 
 
-def _trained_scorer(model: ClickModel) -> Scorer:
+def _trained_scorer(model: LookupModel) -> Scorer:
     """Probabilities by the model as it was trained."""
 
     @torch.no_grad()

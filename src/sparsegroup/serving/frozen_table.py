@@ -1,12 +1,19 @@
 """The lookup of keys as a module of standard operators, for PyTorch, torch.export and ONNX alike."""
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.quantize import QuantizedVectors
+from sparsegroup.table import FieldCount, TableMemory
+from sparsegroup.table.row_storage import WEIGHT
 
 BLOCK = 16
 """Keys that are compared at once. Reading 16 that lie side by side costs little more than reading one."""
@@ -28,13 +35,22 @@ class FrozenTable(nn.Module):
     keys may crowd into few, which costs time but never an answer: there are as many steps of bisection as the fullest
     bucket needs. A key that is not in the table ends in some block, whichever; the comparison tells.
 
+    To its readers it is what a `HashEmbedding` is that holds these rows and nothing else.
+
     Args:
         keys: `[n]` int64, ascending and distinct.
         vectors: The vectors of the keys.
 
     Raises:
         ExportError: More keys than an int32 can count.
+
+    Attributes:
+        dim: Length of a vector.
+        num_live: Keys in it.
+        state_names: Parts of a row beside its weights: none.
     """
+
+    state_names: tuple[str, ...] = ()
 
     scale: Tensor
     offset: Tensor
@@ -47,7 +63,8 @@ class FrozenTable(nn.Module):
 
     def __init__(self, keys: Tensor, vectors: QuantizedVectors) -> None:
         super().__init__()
-        rows, limit = len(keys), torch.iinfo(torch.int32).max - 2 * BLOCK
+        self.num_live, self.dim = len(keys), vectors.vectors.shape[1]
+        rows, limit = self.num_live, torch.iinfo(torch.int32).max - 2 * BLOCK
         if rows > limit:
             raise ExportError(f"{rows:,} live rows are more than a lookup can hold, {limit:,}")
         if not rows:  # an empty table is one of a key whose vector is zero
@@ -73,11 +90,49 @@ class FrozenTable(nn.Module):
 
     @property
     def steps(self) -> int:
-        """The number of steps of the bisection."""
+        """Steps of the bisection."""
         return len(self.halves)
 
+    @property
+    def num_rows(self) -> int:
+        """Keys in it, all of them live."""
+        return self.num_live
+
+    @property
+    def num_seen(self) -> int:
+        """Keys that it knows of: those in it."""
+        return self.num_live
+
+    def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys `[n]` int64, ascending, and vectors `[n, dim]` float32, n ≤ `batch_size` at a time."""
+        keys = self.blocks.flatten()
+        for begin in range(0, self.num_live, batch_size):
+            part = slice(begin, min(begin + batch_size, self.num_live))
+            yield keys[part], self._decoded(part)
+
+    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
+        """`items` as a table gives its rows to be read: `parts` can be the weights alone."""
+        if unknown := [part for part in parts if part != WEIGHT]:
+            raise KeyError(f"an export's rows have no {unknown[0]}")
+        for keys, vectors in self.items(batch_size):
+            yield keys.numpy(), [vectors.numpy()] * len(parts)
+
+    def field_counts(self) -> dict[int, FieldCount]:
+        """Rows of each field, by the number in a key's top bits."""
+        counts = np.bincount(fields_of(self.blocks.flatten()[: self.num_live].numpy()))
+        return {field: FieldCount(*[int(counts[field])] * 3) for field in np.flatnonzero(counts).tolist()}
+
+    def memory(self) -> TableMemory:
+        """Bytes that it takes."""
+        index = (self.scale, self.offset, self.start, self.first, self.blocks, self.places)
+        parts = {WEIGHT: self.vectors.nbytes} | ({"scale": self.scales.nbytes} if self.is_scaled else {})
+        return TableMemory(sum(tensor.nbytes for tensor in index), sum(parts.values()), 0, parts)
+
     def forward(self, keys: Tensor) -> Tensor:
-        """Vectors `[n, dim]` float32 of keys `[n]` int64."""
+        """Vectors `[*keys.shape, dim]` float32 of int64 keys of any shape."""
+        return self._find(keys.flatten()).view(*keys.shape, self.dim)
+
+    def _find(self, keys: Tensor) -> Tensor:
         approximate = keys.to(torch.float64)
         field = _field(approximate)
         scale, offset = self.scale.index_select(0, field), self.offset.index_select(0, field)
@@ -92,6 +147,10 @@ class FrozenTable(nn.Module):
         row = torch.where(place > 0, block * self.width + (place - 1), self.missing)
         vectors = self.vectors.index_select(0, row).to(torch.float32)
         return vectors * self.scales.index_select(0, row) if self.is_scaled else vectors
+
+    def _decoded(self, part: slice) -> Tensor:
+        vectors = self.vectors[part].to(torch.float32)
+        return vectors * self.scales[part] if self.is_scaled else vectors
 
 
 def _filled_up(rows: Tensor, size: int) -> Tensor:

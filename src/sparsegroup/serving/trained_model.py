@@ -9,6 +9,8 @@ from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
 from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_export
+from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.table import FieldCount
 from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
@@ -27,7 +29,8 @@ class TrainedModel:
         kind: What it lies in.
         config: Settings it was trained with.
         columns: What it expects of its logs.
-        model: The model, in evaluation mode. In a run or checkpoint the rows of its table hold the optimizer's state.
+        model: The model, in evaluation mode: an export's as it is served, else as it was trained, with the optimizer's
+            state in its table's rows.
         vocabulary: Parquet file of key, field and value, where one was kept.
         samples: Trained on, in all; None where that is not known.
         steps: The step count of the table's optimizer; None where there is none.
@@ -38,11 +41,21 @@ class TrainedModel:
     kind: Kind
     config: Config
     columns: Columns
-    model: ClickModel
+    model: ClickModel | FrozenModel
     vocabulary: Path | None
     samples: int | None = None
     steps: int | None = None
     manifest: ExportManifest | None = None
+
+    def field_counts(self) -> dict[str, FieldCount]:
+        """Field → its rows, and the features of it that training has seen."""
+        found = self.model.embedding.field_counts()
+        nothing = FieldCount(0, 0, 0)
+        counts = {name: found.get(number, nothing) for number, name in enumerate(self.columns.fields)}
+        if self.manifest is None:
+            return counts
+        seen = self.manifest.fields
+        return {name: FieldCount(seen[name].seen, rows.rows, rows.live) for name, rows in counts.items()}
 
 
 def open_trained(path: str | Path) -> TrainedModel:
@@ -56,7 +69,7 @@ def open_trained(path: str | Path) -> TrainedModel:
         export = read_export(path)
         columns, config = export.manifest.columns_and_config()
         names = export.vocabularies[0] if len(export.vocabularies) == 1 else None
-        return TrainedModel(path, "export", config, columns, export.click_model(), names, manifest=export.manifest)
+        return TrainedModel(path, "export", config, columns, export.model(), names, manifest=export.manifest)
     if (path / CHECKPOINT).is_file():
         return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY)
     config_of(path)

@@ -1,10 +1,11 @@
 """`HashEmbeddingBag`: the table followed by sums or means over bags of keys."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.table.hash_embedding import HashEmbedding
 
 
@@ -25,7 +26,7 @@ class HashEmbeddingBag(HashEmbedding):
         self,
         dim: int,
         *,
-        mode: Literal["mean", "sum"] = "mean",
+        mode: BagMode = "mean",
         include_last_offset: bool = False,
         **arguments: Any,
     ) -> None:
@@ -62,23 +63,20 @@ class HashEmbeddingBag(HashEmbedding):
         if keys.ndim == 2:
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
-            sizes = None
+            ends = None
         elif keys.ndim == 1:
-            sizes = self._bag_sizes(len(keys), None if offsets is None else offsets.cpu())
+            ends = self._bag_ends(len(keys), None if offsets is None else offsets.cpu())
         else:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         rows = super().forward(keys.reshape(-1))
         if per_sample_weights is not None:
             rows = rows * per_sample_weights.reshape(-1, 1).to(rows)
-        if sizes is None:
-            total = rows.view(*keys.shape, self.dim).sum(1)
-            return total if self.mode == "sum" else total / max(keys.shape[1], 1)
-        else:
-            bags = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(rows.device)
-            total = rows.new_zeros(len(sizes), self.dim).index_add(0, bags, rows)
-        return total if self.mode == "sum" else total / sizes.clamp(min=1).unsqueeze(1).to(total.device)
+        if ends is None:
+            return pool(rows.view(*keys.shape, self.dim), self.mode)
+        return pool_ragged(rows, ends, len(ends) - 1, self.mode)
 
-    def _bag_sizes(self, count: int, offsets: Tensor | None) -> Tensor:
+    def _bag_ends(self, count: int, offsets: Tensor | None) -> Tensor:
+        """Where the bags begin and, last, end: `[bags + 1]`."""
         if offsets is None:
             raise ValueError("1-d keys need offsets")
         if offsets.dtype != torch.int64 or offsets.ndim != 1:
@@ -91,4 +89,4 @@ class HashEmbeddingBag(HashEmbedding):
             )
         if not len(ends) or (count and not len(sizes)):
             raise ValueError(f"{count} keys need at least one bag")
-        return sizes
+        return ends

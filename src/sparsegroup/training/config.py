@@ -1,12 +1,13 @@
 """What a training run is made of, as people write it down: data, model, optimizer and training."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
+from torch import nn
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
@@ -31,7 +32,7 @@ from sparsegroup.optim import (
     param_groups,
 )
 from sparsegroup.penalties import Lasso, Penalty
-from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
@@ -103,6 +104,17 @@ class ModelConfig(StrictSettings):
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
 
+    @property
+    def vector_dim(self) -> int:
+        """Length of an embedding: `dim`, or the paper's for the model."""
+        return NETWORKS[self.name].default_dim if self.dim is None else self.dim
+
+    def network(self, fields: int, numbers: int) -> nn.Module:
+        """A freshly initialized network over so many fields and numbers. Draws from torch's generator."""
+        options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
+        given = {name: value for name, value in options.items() if value is not None}
+        return NETWORKS[self.name](fields, self.vector_dim, numbers, **given)
+
 
 def _penalty(given: object) -> Penalty:
     try:
@@ -151,21 +163,29 @@ class OptimizerConfig(StrictSettings):
         if self.name == "ftrl" and self.lr is None:
             raise ValueError("the optimizer ftrl has no default learning rate: give lr")
         try:
-            self.make(ClickModel("mlp", fields=1, dim=1))
+            self.without_model()
         except TypeError as error:
             raise ValueError(str(error)) from error
         return self
 
-    def make(self, model: ClickModel) -> GroupOptimizer:
+    def make(self, model: nn.Module) -> GroupOptimizer:
         """The optimizer of a model's parameters."""
-        names = ("l1", "l21", "l2", "norm", "penalty")
-        regularizer: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return self._optimizer(param_groups(model, **self._regularizer()))
+
+    def without_model(self) -> GroupOptimizer:
+        """The optimizer over one empty parameter, with the embeddings' arguments: for its rule and values."""
+        return self._optimizer([{"params": [nn.Parameter(torch.empty(0))], **self._regularizer()}])
+
+    def _regularizer(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("l1", "l21", "l2", "norm", "penalty")}
+
+    def _optimizer(self, groups: Iterable[dict[str, Any]]) -> GroupOptimizer:
         options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()
         }
         if self.lr is not None:
             options["lr"] = self.lr
-        return OPTIMIZERS[self.name](param_groups(model, **regularizer), **options)
+        return OPTIMIZERS[self.name](groups, **options)
 
 
 class TrainingConfig(StrictSettings):
@@ -255,15 +275,8 @@ class Config(StrictSettings):
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""
         torch.manual_seed(self.training.seed)
-        model = ClickModel(
-            self.model.name,
-            fields,
-            self.model.dim,
-            self.training.seed,
-            numbers,
-            hidden=self.model.hidden,
-            dropout=self.model.dropout,
-        )
+        table = new_table(self.model.vector_dim, self.training.seed)
+        model = ClickModel(table, self.model.network(fields, numbers))
         return model, self.optimizer.make(model)
 
 

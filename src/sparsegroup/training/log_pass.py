@@ -11,10 +11,9 @@ from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.evaluation import EVALUATED, predictions_over
+from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.trainer import Trainer
-
-EVALUATED = 4096
-"""Samples of a batch in evaluation."""
 
 WINDOWS = 50
 """Number of points along the pass at which progress is recorded."""
@@ -81,17 +80,13 @@ def window_of(rows: int, batch_size: int, windows: int) -> int:
     return max(1, math.ceil(rows / batch_size / windows)) * batch_size
 
 
-def score(model: ClickModel, log: Log, start: int | None = None, stop: int | None = None) -> Metrics:
+def score(model: LookupModel, log: Log, start: int | None = None, stop: int | None = None) -> Metrics:
     """Metrics of `model` on rows `start` to `stop` of the log, by default its test rows."""
     start = log.train_rows if start is None else start
     stop = len(log) if stop is None else stop
-    return _evaluator(model).evaluate(log.batches(start, stop, EVALUATED))
+    return predictions_over(model, log.batches(start, stop, EVALUATED)).metrics()
 
 
-def predict(model: ClickModel, log: Log, start: int, stop: int) -> npt.NDArray[np.float64]:
+def predict(model: LookupModel, log: Log, start: int, stop: int) -> npt.NDArray[np.float64]:
     """Probabilities `[stop - start]` of rows `start` to `stop`. The model is left in evaluation mode."""
-    return _evaluator(model).predict(log.batches(start, stop, EVALUATED))
-
-
-def _evaluator(model: ClickModel) -> Trainer:
-    return Trainer(model.network, model.embedding, ())
+    return predictions_over(model, log.batches(start, stop, EVALUATED)).probabilities()

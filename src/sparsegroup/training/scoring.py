@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import Metrics
-from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.log_pass import EVALUATED
+from sparsegroup.training.evaluation import EVALUATED, predictions_over
+from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.trainer import Trainer
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _ROW_GROUP = 1 << 17
@@ -42,21 +41,20 @@ class Predictions:
     weights: npt.NDArray[np.float32] | None
 
 
-def predictions(model: ClickModel, log: Log) -> Iterator[Predictions]:
+def predictions(model: LookupModel, log: Log) -> Iterator[Predictions]:
     """Predictions of all rows in order, bit for bit those of `predict`; the model is left in evaluation mode.
 
     Raises:
         ClickLogError: As `Log.batches`.
     """
-    trainer = Trainer(model.network, model.embedding, ())
     done = 0
     for batch in log.batches(0, len(log), EVALUATED):
         rows = log.places(done, batch)
         done += len(batch)
         labels = batch.labels.numpy().astype(np.uint8) if log.labelled else None
-        yield Predictions(
-            rows, trainer.predict([batch]), labels, None if batch.weights is None else batch.weights.numpy()
-        )
+        probabilities = predictions_over(model, [batch]).probabilities()
+        weights = None if batch.weights is None else batch.weights.numpy()
+        yield Predictions(rows, probabilities, labels, weights)
 
 
 class Tally:

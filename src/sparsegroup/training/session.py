@@ -14,8 +14,9 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, read_config
+from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.log_pass import EVALUATED, window_of
+from sparsegroup.training.log_pass import window_of
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,

@@ -1,7 +1,7 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from time import perf_counter
@@ -16,12 +16,9 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import HashEmbedding
-from sparsegroup.training.click_model import by_field, keys_to_look_up
 from sparsegroup.training.compiled_network import CompiledNetwork
-from sparsegroup.training.metrics import evaluate
-
-Sample = Batch | Sequence[Tensor]
-"""A batch, or tensors (keys, labels) or (keys, numbers, labels), as a torch DataLoader gives them."""
+from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
+from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logits_of
 
 
 class Trainer:
@@ -77,9 +74,10 @@ class Trainer:
         self.scheduler = scheduler
         self.go_on_after(history)
         self._begun: float | None = None
-        self._window = _Window(0.0)
+        self._window = PredictionWindow(0.0)
         self._measured: Future[HistoryPoint] | None = None
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
+        self._model = LookupModel(table, model)
         self._dense = CompiledNetwork(
             model, compile and not self._second_order
         )  # what is compiled has no second derivatives
@@ -113,8 +111,7 @@ class Trainer:
         begin = len(self.history)
         self._begun = perf_counter()
         self._window.begin = self._begun - self._window.seconds
-        self.model.train()
-        self.table.train()
+        self._model.train()
 
         def note() -> None:
             point = self._settle()
@@ -141,7 +138,7 @@ class Trainer:
                     note()
                 if ends:
                     self._measured = metrics.submit(self._point(window))
-                    self._window = _Window(perf_counter())
+                    self._window = PredictionWindow(perf_counter())
                 if after_batch is not None:
                     after_batch()
                 batch, keys = following, next_keys
@@ -183,7 +180,7 @@ class Trainer:
         """
         self.samples, self._seconds = state["samples"], state["seconds"]
         self.history = [HistoryPoint(**point) for point in state["history"]]
-        self._window = _Window.of(state["window"])
+        self._window = PredictionWindow.from_state(state["window"])
         self._dense.size = state["compiled_for"]
 
     def _step(self, batch: Batch, keys: Tensor, next_keys: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -193,7 +190,7 @@ class Trainer:
         if next_keys is not None:
             self.table.prefetch(next_keys)
         batch = batch.for_device(vectors.device)
-        logits = self._dense(by_field(vectors, batch.keys, batch.bags), _numbers(batch))
+        logits = logits_of(self._dense, vectors, batch.keys, batch.numbers, batch.bags)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
         if self._second_order:
             _backward_twice(loss)
@@ -205,7 +202,7 @@ class Trainer:
             self.scheduler.step()
         return logits.detach(), loss.detach()
 
-    def _point(self, window: "_Window") -> Callable[[], HistoryPoint]:
+    def _point(self, window: PredictionWindow) -> Callable[[], HistoryPoint]:
         """What is known at the end of a window, to be completed with its metrics."""
         table = self.table
         seconds = self.seconds
@@ -222,103 +219,11 @@ class Trainer:
 
     def evaluate(self, stream: Iterable[Sample]) -> Metrics:
         """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode."""
-        window = _Window(perf_counter())
-        for batch, logits in self._predictions(stream):
-            window.add(batch, logits)
-        return window.metrics()
+        return predictions_over(self._model, stream).metrics()
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
-        window = _Window(perf_counter())
-        for batch, logits in self._predictions(stream):
-            window.add(batch, logits)
-        return window.probabilities()
-
-    @torch.no_grad()
-    def _predictions(self, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
-        self.model.eval()
-        self.table.eval()
-        for batch in map(as_batch, stream):
-            vectors = self.table(keys_to_look_up(batch.keys, batch.bags))
-            numbers = _numbers(batch.for_device(vectors.device))
-            yield batch, self.model(by_field(vectors, batch.keys, batch.bags), numbers)
-
-
-class _Window:
-    """Predictions for some samples, and their labels.
-
-    Args:
-        begin: When it began, as `perf_counter` says.
-    """
-
-    def __init__(self, begin: float) -> None:
-        self.begin = begin
-        self.seconds = 0.0
-        self.samples = 0
-        self._logits: list[Tensor] = []
-        self._labels: list[Tensor] = []
-        self._weights: list[Tensor] = []
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "_Window":
-        """One that `state_dict` described."""
-        window = cls(0.0)
-        window.seconds = state["seconds"]
-        window.samples = len(state["labels"])
-        for part, values in (("logits", window._logits), ("labels", window._labels), ("weights", window._weights)):
-            if len(state[part]):
-                values.append(state[part])
-        return window
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it holds."""
-        parts = {"logits": self._logits, "labels": self._labels, "weights": self._weights}
-        tensors = {name: _joined(values) if values else torch.zeros(0) for name, values in parts.items()}
-        return {**tensors, "seconds": perf_counter() - self.begin}
-
-    def add(self, batch: Batch, logits: Tensor) -> None:
-        self.samples += len(batch)
-        self._logits.append(logits)
-        self._labels.append(batch.labels)
-        if batch.weights is not None:
-            self._weights.append(batch.weights)
-
-    def probabilities(self) -> npt.NDArray[np.float64]:
-        """`[samples]`."""
-        if not self._logits:
-            return np.zeros(0)
-        result: npt.NDArray[np.float64] = torch.sigmoid(_joined(self._logits).double()).numpy()
-        return result
-
-    def metrics(self) -> Metrics:
-        """The measures of the predictions."""
-        labels = _joined(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
-        weights = _joined(self._weights).numpy() if self._weights else None
-        return evaluate(labels, self.probabilities(), weights)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """All of them on the host, wherever they are."""
-    return torch.cat([part.cpu() for part in parts])
-
-
-def as_batch(sample: Sample) -> Batch:
-    """A batch of what a stream gives.
-
-    Raises:
-        TypeError: It is neither a `Batch` nor two or three tensors.
-    """
-    if isinstance(sample, Batch):
-        return sample
-    if not 2 <= len(sample) <= 3:
-        raise TypeError(f"a batch is a Batch, (keys, labels) or (keys, numbers, labels), got {len(sample)} parts")
-    keys, *numbers, labels = sample
-    given = numbers[0] if numbers else torch.empty(len(labels), 0)
-    return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
-
-
-def _numbers(batch: Batch) -> Tensor | None:
-    return batch.numbers if batch.numbers.shape[1] else None
+        return predictions_over(self._model, stream).probabilities()
 
 
 def _backward_twice(loss: Tensor) -> None:

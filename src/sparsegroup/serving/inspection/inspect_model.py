@@ -14,7 +14,7 @@ from sparsegroup.data.keys import fields_of
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
 from sparsegroup.serving.inspection.row_scan import Largest, RowStatistics, read_rows
-from sparsegroup.serving.inspection.threshold import Threshold, sigma_of, table_group
+from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
 from sparsegroup.serving.trained_model import Kind, TrainedModel
 from sparsegroup.table import FieldCount
 from sparsegroup.table.table_report import TableMemory
@@ -178,23 +178,23 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     """
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
-    settings, table = trained.config.optimizer, trained.model.embedding.table
-    optimizer = settings.make(trained.model)  # for the defaults of what the settings leave open
-    threshold = Threshold.of(Regularizer.of(table_group(optimizer)), sigma_of(optimizer, trained.steps))
-    found = read_rows(table, top, threshold)
-    fields = _fields(trained)
-    features_seen = sum(rows.seen for rows in fields.values())
-    vector = table.dim * table.config.dtype.itemsize
+    settings, rows = trained.config.optimizer, trained.model.rows
+    optimizer = settings.without_model()  # for the defaults of what the settings leave open
+    threshold = Threshold.of(Regularizer.of(optimizer.param_groups[0]), sigma_of(optimizer, trained.steps))
+    found = read_rows(rows, top, threshold)
+    fields = trained.field_counts()
+    features_seen = sum(field.seen for field in fields.values())
+    vector = trained.model.vector_bytes
     network = list(trained.model.network.parameters())
     return Inspection(
         path=str(trained.path),
         kind=trained.kind,
         model=trained.config.model.name,
-        dim=table.dim,
+        dim=rows.dim,
         samples=trained.samples,
         optimizer=OptimizerSummary(
             settings.name,
-            float(table_group(optimizer)["lr"]),
+            float(optimizer.param_groups[0]["lr"]),
             settings.l1,
             settings.l21,
             settings.l2,
@@ -202,7 +202,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             str(settings.penalty),
         ),
         sizes=Sizes(
-            table.memory(),
+            rows.memory(),
             sum(parameter.numel() * parameter.element_size() for parameter in network),
             sum(parameter.numel() for parameter in network),
             found.live * vector,
@@ -215,7 +215,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
         norms=as_shown(found.norms),
         norm_quantiles={share: found.norms.quantile(share) for share in QUANTILES},
         top=_features(found.largest, trained),
-        regularized=_regularized(found, table.dim, threshold),
+        regularized=_regularized(found, rows.dim, threshold),
     )
 
 
@@ -242,15 +242,6 @@ def _of_inverse(bins: Bins) -> dict[float, float]:
     """Quantiles of what these are the inverse of."""
     inverse = {share: bins.quantile(1 - share) for share in QUANTILES}
     return {share: 1 / value if value else math.inf for share, value in inverse.items()}
-
-
-def _fields(trained: TrainedModel) -> dict[str, FieldCount]:
-    found = trained.model.embedding.field_counts()
-    counts = {name: found.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(trained.columns.fields)}
-    if trained.manifest is None:
-        return counts
-    seen = {name: rows.seen for name, rows in trained.manifest.fields.items()}
-    return {name: FieldCount(seen[name], rows.rows, rows.live) for name, rows in counts.items()}
 
 
 def _features(largest: Largest, trained: TrainedModel) -> tuple[Feature, ...]:

@@ -1,6 +1,8 @@
 """One pass over the rows of a table, in bounded memory: their norms, the largest, and what λ did to them."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,6 @@ import numpy.typing as npt
 from sparsegroup.serving.inspection.histogram import Bins, magnitudes, shares
 from sparsegroup.serving.inspection.threshold import Threshold, ever_updated
 from sparsegroup.table.row_storage import WEIGHT
-from sparsegroup.table.table import Table
 
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
@@ -17,6 +18,17 @@ NEAR = 0.1
 """Rows whose measure is so close to 1 are near the threshold."""
 
 _BATCH = 1 << 16
+
+
+class RowSource(Protocol):
+    """What rows can be read of: a table, or an export's."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The parts of a row beside its weights."""
+
+    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
+        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""
 
 
 class Largest:
@@ -68,7 +80,7 @@ class RowStatistics:
     near_live: int = 0
 
 
-def read_rows(table: Table, top: int, threshold: Threshold | None) -> RowStatistics:
+def read_rows(table: RowSource, top: int, threshold: Threshold | None) -> RowStatistics:
     """Go over all rows once.
 
     Rows that were never updated, such as one that was set by hand, have no measure.

@@ -13,7 +13,6 @@ from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.kernels.update_mark import array_was_updated
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import VANISHING_LR
-from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule, bind
 
@@ -48,23 +47,14 @@ def sigma_of(optimizer: GroupOptimizer, steps: int | None) -> Sigma | None:
     """σ of a table's rows after so many steps of its optimizer; None where it cannot be told.
 
     Args:
-        optimizer: The optimizer of the table; only its rule and settings matter.
+        optimizer: Its rule and the values of its first param group are the table's.
         steps: None if they are not known, which matters to rules that count them.
     """
-    group = table_group(optimizer)
+    group = optimizer.param_groups[0]
     lr = float(group["lr"])
     if lr < VANISHING_LR or (steps is None and optimizer.rule.counts_steps):
         return None
     return Sigma(optimizer.rule, optimizer.rule.host_scalars(group, (steps or 0) + 1, lr))
-
-
-def table_group(optimizer: GroupOptimizer) -> dict[str, Any]:
-    """The param group of the table."""
-    for group in optimizer.param_groups:
-        if any(store_of(parameter) is not None for parameter in group["params"]):
-            found: dict[str, Any] = group
-            return found
-    raise ValueError("the optimizer has no table")
 
 
 @dataclass(frozen=True)

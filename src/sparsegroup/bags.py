@@ -1,0 +1,53 @@
+"""Sums and means over bags of vectors: one vector for a field of several values."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+BagMode = Literal["sum", "mean"]
+
+
+def pool(vectors: Tensor, mode: BagMode = "mean") -> Tensor:
+    """The sum or mean of each bag, where all are of one size.
+
+    Args:
+        vectors: `[bags, size, dim]`.
+        mode: "sum" or "mean".
+
+    Returns:
+        `[bags, dim]`; zeros where the size is 0.
+    """
+    sums = vectors.sum(1)
+    return sums if mode == "sum" else sums / max(vectors.shape[1], 1)
+
+
+def pool_ragged(vectors: Tensor, offsets: Tensor, bags: int, mode: BagMode = "mean") -> Tensor:
+    """The sum or mean of each bag, of any sizes; vectors are added up in their order.
+
+    It is made of operators whose shapes depend on `bags` and the number of vectors alone, so that `torch.export` and
+    ONNX take it for batches of any size.
+
+    Args:
+        vectors: `[n, dim]`, those of the first bag first.
+        offsets: `[bags + 1]` int64: bag i is `vectors[offsets[i] : offsets[i + 1]]`; from 0 to n.
+        bags: How many there are.
+        mode: "sum" or "mean".
+
+    Returns:
+        `[bags, dim]`; zeros for an empty bag.
+
+    Examples:
+        >>> import torch
+        >>> pool_ragged(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 2, 2, 3]), 3)
+        tensor([[2.],
+                [0.],
+                [5.]])
+    """
+    # `narrow`, as a slice's size would be a condition on the program that torch.export makes.
+    first, end = offsets.narrow(0, 0, bags), offsets.narrow(0, 1, bags)
+    count = vectors.shape[0]
+    ends = offsets.new_zeros(count + 1).index_add(0, end, torch.ones_like(end))
+    bag = ends.cumsum(0).narrow(0, 0, count).to(vectors.device)  # of each vector: the bags that end before it
+    sums = vectors.new_zeros(bags, vectors.shape[1]).index_add(0, bag, vectors)
+    return sums if mode == "sum" else sums / (end - first).clamp(min=1).unsqueeze(1).to(vectors.device)
