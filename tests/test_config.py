@@ -21,3 +21,28 @@ def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypa
     with pytest.raises(SettingsError):
         Config.of(options={"betas": [2.0, 0.9]})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"betas": 3}}, r"betas must be two numbers in \[0, 1\), got 3 \(GroupAdam\)"),
+        ({"options": {"momentum": 0.9}}, "GroupAdam got an unexpected argument 'momentum'"),
+        ({"optimizer": "momentum", "options": {"momentum": -1}}, r"momentum must be >= 0, got -1 \(GroupMomentum\)"),
+        ({"optimizer": "momentum", "options": {"momentum": 0, "nesterov": True}}, "nesterov=True needs momentum > 0"),
+        ({"optimizer": "adahessian", "options": {"spatial_average_block_size": [0, 1, 1, 1]}}, "four ints"),
+        ({"options": {"weight_decay": "x"}}, "weight_decay must be a number, got 'x'"),
+        ({"options": {"amsgrad": True}}, "use GroupAMSGrad"),
+        ({"options": {"groups": "columns"}}, "embeddings need groups='rows', got 'columns'"),
+        ({"options": {"capturable": True}}, "cannot have capturable=True"),
+        ({"lr": float("inf")}, "lr must be finite and >= 0, got inf"),
+    ],
+)
+def test_the_optimizers_options_are_checked_by_its_rules_declaration(settings, message):
+    with pytest.raises(SettingsError, match=message):
+        Config.of(**settings)
+
+
+def test_what_the_settings_leave_open_has_the_declared_default():
+    arguments = Config.of(l21=0.5, options={"betas": [0.5, 0.6]}).optimizer.arguments
+    assert (arguments["lr"], arguments["betas"], arguments["eps"], arguments["l21"]) == (1e-3, (0.5, 0.6), 1e-8, 0.5)

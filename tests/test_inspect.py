@@ -55,7 +55,7 @@ def trained(
 
 def threshold_of(optimizer: GroupOptimizer, steps: int | None = 12) -> Threshold | None:
     group = optimizer.param_groups[0]
-    return Threshold.of(Regularizer.of(group), sigma_of(optimizer, steps))
+    return Threshold.of(Regularizer.of(group), sigma_of(optimizer.rule, group, steps))
 
 
 # Bins
@@ -158,14 +158,14 @@ def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str)
 def test_sigma_of_adam_is_that_of_its_next_step_without_a_gradient() -> None:
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
     content = table.table.snapshot().arrays()
-    sigma = sigma_of(optimizer, 12)
+    sigma = sigma_of(optimizer.rule, optimizer.param_groups[0], 12)
     assert sigma is not None
     found = sigma([content["exp_avg"], content["exp_avg_sq"]], content["weight"].shape)
     expected = (np.sqrt(0.999 * content["exp_avg_sq"] / (1 - 0.999**13)) + 1e-8) / 0.05
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert sigma_of(optimizer, None) is None
+    assert sigma_of(optimizer.rule, optimizer.param_groups[0], None) is None
     optimizer.param_groups[0]["lr"] = 0.0
-    assert sigma_of(optimizer, 12) is None
+    assert sigma_of(optimizer.rule, optimizer.param_groups[0], 12) is None
 
 
 def test_live_rows_of_the_lasso_are_never_below_the_threshold() -> None:

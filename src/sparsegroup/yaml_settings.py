@@ -90,12 +90,14 @@ def _explain(kind: type[StrictSettings], error: Any, source: str) -> str:
         return f"{source}: {key} has settings of its own, as in {key}.{_first_key(kind, key)}; got {error['input']!r}"
     if error["type"] == "missing":
         return f"{source}: {key} is missing"
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"]
+    ours = message.startswith("Value error, ")
+    message = message.removeprefix("Value error, ") if ours else message[0].lower() + message[1:]
     given = error["input"]
     shown = (
         f", got {given!r}" if not isinstance(given, dict | list | StrictSettings) and repr(given) not in message else ""
     )
-    return f"{source}: {key}: {message[0].lower()}{message[1:]}{shown}"
+    return f"{source}: {key}: {message}{shown}"
 
 
 def _first_key(kind: type[StrictSettings], section: str) -> str:

@@ -1,6 +1,6 @@
 """What a training run is made of, as people write it down: data, model, optimizer and training."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
+from sparsegroup.groups import is_rows
 from sparsegroup.names import (
     AvazuHour,
     CriteoNumbers,
@@ -32,6 +33,7 @@ from sparsegroup.optim import (
     param_groups,
 )
 from sparsegroup.penalties import Lasso, Penalty
+from sparsegroup.rules import REQUIRED, Rule
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
@@ -137,7 +139,7 @@ class OptimizerConfig(StrictSettings):
         lr: Learning rate; None is the optimizer's default.
         l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
             its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
-        options: Further arguments of the optimizer, such as `betas`.
+        options: Further arguments of the optimizer, such as `betas`, as its rule declares them.
     """
 
     name: OptimizerName = "adam"
@@ -159,33 +161,46 @@ class OptimizerConfig(StrictSettings):
         return {**{name: value for name, value in content.items() if name != "mcp_gamma"}, **gamma}
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        if self.name == "ftrl" and self.lr is None:
-            raise ValueError("the optimizer ftrl has no default learning rate: give lr")
+    def _is_valid(self) -> Self:
+        needs_lr = any(one.name == "lr" and one.default is REQUIRED for one in self.rule.hyperparameters)
+        if needs_lr and self.lr is None and "lr" not in self.options:
+            raise ValueError(f"the optimizer {self.name} has no default learning rate: give lr")
         try:
-            self.without_model()
+            arguments = self.arguments
         except TypeError as error:
             raise ValueError(str(error)) from error
+        if not is_rows(arguments["groups"]):
+            raise ValueError(f"embeddings need groups='rows', got {arguments['groups']!r}")
+        if arguments["capturable"]:
+            raise ValueError("embeddings, whose rows differ from step to step, cannot have capturable=True")
         return self
 
     def make(self, model: nn.Module) -> GroupOptimizer:
         """The optimizer of a model's parameters."""
-        return self._optimizer(param_groups(model, **self._regularizer()))
+        return OPTIMIZERS[self.name](param_groups(model, **self._regularizer()), **self._given())
 
-    def without_model(self) -> GroupOptimizer:
-        """The optimizer over one empty parameter, with the embeddings' arguments: for its rule and values."""
-        return self._optimizer([{"params": [nn.Parameter(torch.empty(0))], **self._regularizer()}])
+    @property
+    def rule(self) -> Rule:
+        """The base optimizer, which declares what `options` may have."""
+        return OPTIMIZERS[self.name].rule
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the embeddings' param group: those given, and the defaults of the others.
+
+        Raises:
+            ValueError, TypeError: As the optimizer.
+        """
+        return OPTIMIZERS[self.name].checked_arguments(**{**self._given(), **self._regularizer()})
 
     def _regularizer(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("l1", "l21", "l2", "norm", "penalty")}
 
-    def _optimizer(self, groups: Iterable[dict[str, Any]]) -> GroupOptimizer:
+    def _given(self) -> dict[str, Any]:
         options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()
         }
-        if self.lr is not None:
-            options["lr"] = self.lr
-        return OPTIMIZERS[self.name](groups, **options)
+        return options if self.lr is None else {**options, "lr": self.lr}
 
 
 class TrainingConfig(StrictSettings):

@@ -179,8 +179,8 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
     settings, rows = trained.config.optimizer, trained.model.rows
-    optimizer = settings.without_model()  # for the defaults of what the settings leave open
-    threshold = Threshold.of(Regularizer.of(optimizer.param_groups[0]), sigma_of(optimizer, trained.steps))
+    arguments = settings.arguments
+    threshold = Threshold.of(Regularizer.of(arguments), sigma_of(settings.rule, arguments, trained.steps))
     found = read_rows(rows, top, threshold)
     fields = trained.field_counts()
     features_seen = sum(field.seen for field in fields.values())
@@ -194,7 +194,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
         samples=trained.samples,
         optimizer=OptimizerSummary(
             settings.name,
-            float(optimizer.param_groups[0]["lr"]),
+            float(arguments["lr"]),
             settings.l1,
             settings.l21,
             settings.l2,

@@ -1,7 +1,7 @@
 """How far a table's rows are from the threshold of λ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from sparsegroup import prox
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.kernels.update_mark import array_was_updated
-from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule, bind
@@ -43,18 +42,18 @@ class Sigma:
         return np.broadcast_to(np.asarray(sigma, np.float64), shape)
 
 
-def sigma_of(optimizer: GroupOptimizer, steps: int | None) -> Sigma | None:
+def sigma_of(rule: Rule, hyperparameters: Mapping[str, Any], steps: int | None) -> Sigma | None:
     """σ of a table's rows after so many steps of its optimizer; None where it cannot be told.
 
     Args:
-        optimizer: Its rule and the values of its first param group are the table's.
+        rule: The base optimizer.
+        hyperparameters: The values in the table's param group.
         steps: None if they are not known, which matters to rules that count them.
     """
-    group = optimizer.param_groups[0]
-    lr = float(group["lr"])
-    if lr < VANISHING_LR or (steps is None and optimizer.rule.counts_steps):
+    lr = float(hyperparameters["lr"])
+    if lr < VANISHING_LR or (steps is None and rule.counts_steps):
         return None
-    return Sigma(optimizer.rule, optimizer.rule.host_scalars(group, (steps or 0) + 1, lr))
+    return Sigma(rule, rule.host_scalars(hyperparameters, (steps or 0) + 1, lr))
 
 
 @dataclass(frozen=True)
