@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
 from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
 from sparsegroup_paper.datasets import Dataset
-from sparsegroup_paper.runs import Outcome
+from sparsegroup_paper.execution import Worker
+from sparsegroup_paper.runs import Outcome, Run
 from sparsegroup_paper.section import Cell, SectionTable
 
 BASE = Config.of(model="dcn", dim=4, hidden=[8], batch_size=135, lr=1e-2, l21=0.0)
@@ -138,3 +139,15 @@ def records(table: SectionTable) -> list[dict[str, Any]]:
     cells: list[tuple[Cell, ...]] = [row for row in table.rows if len(row) == len(names)]
     assert len(cells) == len(table.rows)
     return [dict(zip(names, row, strict=True)) for row in cells]
+
+
+def result_of(worker: Worker, run: Run) -> Outcome:
+    ((same, result),) = worker.carry_out([run])
+    assert same == run
+    return result
+
+
+def assert_same(ours: Outcome, theirs: Outcome) -> None:
+    """Equal but for the time it took."""
+    for name, value in vars(replace(theirs, seconds=ours.seconds)).items():
+        np.testing.assert_array_equal(getattr(ours, name), value, err_msg=name)

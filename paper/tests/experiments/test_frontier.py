@@ -1,0 +1,191 @@
+"""The frontier on a tiny log: its points as trained by hand, its comparisons and its recovery as they say."""
+
+import re
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from by_hand import (
+    BASE,
+    L2S,
+    LEARNING_RATES,
+    LOWEST,
+    RATES,
+    SHARES,
+    SPARSITIES,
+    TRAIN_ROWS,
+    Ran,
+    best_rate,
+    between,
+    check_words,
+    counts,
+    prune_twice,
+    table,
+    train_twice,
+)
+from experiment_cases import counted, live_keys, trained
+from sparsegroup.data import MemoryLog
+from sparsegroup.training import Config
+from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, PRUNED
+from sparsegroup_paper.runs import Plain, Pruned
+from sparsegroup_paper.section import Section
+
+REGULARIZED = [f"Group {base}, {penalty}" for base in ("Adam", "Adagrad") for penalty in ("lasso", "mcp", "hard")]
+CONTENDERS = [*REGULARIZED, PRUNED, "Adam, element-wise l1", CUT_OFF, "DeepLight"]
+
+
+def points_of(section: Section) -> dict[str, list[dict[str, Any]]]:
+    rows = table(section, "points")
+    return {name: [row for row in rows if row["method"] == name] for name in dict.fromkeys(r["method"] for r in rows)}
+
+
+def chosen_config(row: dict[str, Any], config: Config = BASE) -> Config:
+    """With the learning rate and the λ2 that the row says."""
+    found = re.fullmatch(r"lr = ([^,]+), λ2 = (.+)", row["chosen"])
+    assert found is not None
+    return config.replace(lr=float(found[1]), l2=float(found[2]))
+
+
+def strength(row: dict[str, Any]) -> float:
+    return float(
+        re.findall(r"[\d.,]+(?:e-?\d+)?", row["strength"].replace("λ21", "").replace("λ1", ""))[0].replace(",", "")
+    )
+
+
+def test_the_frontiers_points_are_as_trained_by_hand(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
+    points = points_of(ran("frontier")[0])
+    assert list(points) == CONTENDERS
+    for name in REGULARIZED:
+        optimizer, penalty = name.removeprefix("Group ").lower().split(", ")
+        row = points[name][len(points[name]) // 2]
+        config = chosen_config(row).replace(optimizer=optimizer, penalty=penalty, l21=strength(row))
+        expected = train_twice(log, config)
+        assert (row["feature rate"], row["test AUC"], row["± sd"]) == (expected.rate, expected.auc, expected.deviation)
+    row = points["Adam, element-wise l1"][1]
+    expected = train_twice(log, chosen_config(row).replace(l1=strength(row)))
+    assert (row["feature rate"], row["test AUC"]) == (expected.rate, expected.auc)
+    assert row["non-zero weights"] < row["feature rate"]
+    # Pruning goes to the feature rates of Group Adam.
+    rates = [row["feature rate"] for row in points[GROUP_ADAM] if row["feature rate"] > 0]
+    assert [row["feature rate"] for row in points[PRUNED]] == pytest.approx(rates, abs=2e-3)
+    row = points[PRUNED][1]
+    found = re.fullmatch(r"lr = (.+), fine-tuned on (\d+)%", row["chosen"])
+    assert found is not None
+    assert float(found[1]) == best_rate(log, "adam")
+    keep = round(rates[1], 6)
+    pruned = prune_twice(log, BASE.replace(lr=float(found[1])), [keep, keep], int(found[2]) / 100)
+    assert row["test AUC"] == pruned
+
+
+def test_a_frontiers_cut_off_and_deeplight_have_the_share_that_they_are_asked_for(
+    log: MemoryLog, ran: Callable[[str], Ran]
+) -> None:
+    points = points_of(ran("frontier")[0])
+    seen = counted(log, TRAIN_ROWS)
+    leasts = []
+    for row in points[CUT_OFF]:
+        least = int(strength(row))
+        kept = [key for key, count in seen.items() if count >= least]
+        assert row["feature rate"] == pytest.approx((len(kept) + 3) / len(seen), abs=3 / len(seen))
+        leasts.append((least, len(kept) / len(seen)))
+    assert [least for least, _ in leasts] == sorted({least for least, _ in leasts})
+    assert leasts[0][0] == 2
+    assert leasts[-1][1] <= LOWEST < leasts[-2][1]
+    assert [strength(row) for row in points["DeepLight"]] == list(SPARSITIES)
+    for row, sparsity in zip(points["DeepLight"], SPARSITIES, strict=True):
+        assert row["non-zero weights"] == pytest.approx(1 - sparsity, abs=1 / len(seen))
+        assert row["feature rate"] >= row["non-zero weights"]
+
+
+def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
+    _, calls = ran("frontier")
+    trials = {name: [c for c in calls if c.validate and c.name.endswith(f": {name}")] for name in CONTENDERS}
+    for name in CONTENDERS:
+        rates = [c for c in calls if c.validate and c.name == "learning rate of adam, dcn"][:1]
+        of = trials[name] if name != PRUNED else [*rates, *trials[name]]
+        assert [len(call.wanted) for call in of] == [len(LEARNING_RATES), len(L2S)], name
+        assert [call.seeds for call in of] == [2, 2]
+        assert sorted(config.optimizer.lr for config, _ in of[0].wanted) == list(LEARNING_RATES)
+        if name in REGULARIZED:
+            # They are at one strength of the method, which is not 0.
+            values = {config.optimizer.l21 for call in of for config, _ in call.wanted}
+            assert len(values) == 1
+            assert values != {0.0}
+            assert [config.optimizer.l2 for config, _ in of[1].wanted] == list(L2S)
+            assert {config.optimizer.penalty.name for call in of for config, _ in call.wanted} == {name.split(", ")[1]}
+    # Nothing but that is measured on the validation rows, except learning rates at λ = 0.
+    known = [call for of in trials.values() for call in of]
+    others = [call for call in calls if call.validate and call not in known]
+    assert all(config.optimizer.l21 == config.optimizer.l1 == 0 for call in others for config, _ in call.wanted)
+    assert all(method == Plain() for call in others for _, method in call.wanted)
+    assert {m for c in trials[PRUNED] for _, m in c.wanted} == {Pruned(0.1, share) for share in SHARES}
+
+
+def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], Ran]) -> None:
+    section, _ = ran("frontier")
+    points, compared = points_of(section), table(section, "compared")
+    expected = [
+        (rate, name, pytest.approx(auc))
+        for rate in RATES
+        for name in CONTENDERS
+        if (auc := between(points[name], rate)) is not None
+    ]
+    assert [tuple(row.values())[:3] for row in compared] == expected
+    leaders, words = [], {}
+    for rate in RATES:
+        at = {row["method"]: row for row in compared if row["feature rate"] == rate}
+        if at:
+            top = max(at, key=lambda name: at[name]["test AUC"])
+            leaders.append(f"{top} at {rate:g} ({at[top]['test AUC']:.4f})")
+        for name, row in at.items():
+            if name == PRUNED or PRUNED not in at:
+                assert row["verdict"] is None
+            else:
+                check_words([row | {"baseline": at[PRUNED]["test AUC"]}], "test AUC", "baseline")
+                words.setdefault(name, []).append(row["verdict"])
+    assert section.findings[0] == f"Highest mean AUC: {', '.join(leaders)}."
+    assert words
+    assert set(section.findings[1:-1]) == {f"{name} against {PRUNED}: {counts(of)}." for name, of in words.items()}
+    assert [series.label for series in section.figures[0].series] == CONTENDERS
+
+
+def test_recovery_is_what_the_truth_says_of_the_survivors(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
+    section, _ = ran("frontier")
+    points = points_of(section)
+    *parts, total = table(section, "recovery")
+    seen = counted(log, TRAIN_ROWS)
+    assert log.informative is not None
+    informative = set(seen) & set(log.informative.tolist())
+    assert total["seen"] == "all"
+    assert total["features"] == sum(row["features"] for row in parts) == len(seen)
+    assert total["informative"] == len(informative) / len(seen)
+    for name in ("Group Adam: kept", "cut-off: kept"):
+        assert total[name] == pytest.approx(sum(row[name] for row in parts))
+
+    row = min(points[GROUP_ADAM], key=lambda row: abs(row["feature rate"] - 0.1))
+    config = chosen_config(row).replace(l21=strength(row))
+    live = [live_keys(trained(log, config, seed)[1]) for seed in (0, 1)]
+    hits = sum(len(keys & informative) for keys in live)
+    assert total["Group Adam: kept"] == statistics.mean(map(len, live))
+    assert total["precision"] == hits / sum(map(len, live))
+    assert total["recall"] == hits / (2 * len(informative))
+    for part in parts:
+        ends = [int(end.replace(",", "")) for end in part["seen"].split("–")]
+        here = {key for key, count in seen.items() if ends[0] <= count <= ends[-1]}
+        assert part["features"] == len(here)
+        assert part["Group Adam: kept"] == statistics.mean(len(keys & here) for keys in live)
+
+    cut = min(points[CUT_OFF], key=lambda one: abs(np.log(one["feature rate"] / row["feature rate"])))
+    kept = {key for key, count in seen.items() if count >= strength(cut)}
+    assert total["cut-off: kept"] == len(kept)
+    assert total["precision "] == len(kept & informative) / len(kept)
+    assert total["recall "] == len(kept & informative) / len(informative)
+    assert f"{total['precision']:.1%} of the features that Group Adam keeps are informative" in section.findings[-1]
+    assert f"keeps {total['recall']:.1%} of the informative ones" in section.findings[-1]
+    figure = section.figures[1]
+    assert figure.name == "precision"
+    at = next(series for series in figure.series if series.label == GROUP_ADAM)
+    assert at.y[at.x.index(row["feature rate"])] == total["precision"]

@@ -1,0 +1,109 @@
+"""`sparsegroup-paper run`: its report, its runs on disk, and one line for what cannot be done."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from by_hand import LEARNING_RATES
+from experiment_cases import click_log, dataset_of, tiny_log, trained
+from paper_command import Run
+from sparsegroup.data import PreparedLog, prepare
+from sparsegroup.training import read_config
+from sparsegroup_paper.lab import Lab
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    """Settings for a tiny log, beside it."""
+    content = {"model": {"name": "mlp", "dim": 2, "hidden": [4]}, "training": {"batch_size": 100}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
+    click_log(tmp_path / "tiny.csv")
+    return tmp_path / "tiny.yaml"
+
+
+def test_the_command_makes_a_report_and_makes_no_run_twice(settings: Path, run: Run) -> None:
+    command = ["run", "learning-rate", "--dataset", settings, "--data", "tiny.csv"]
+    command += ["--runs", 1, "--workers", 1, "--out", "out"]
+    done = run(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = settings.parent / "out"
+    files = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    assert len(files) == 2 * 2 * len(LEARNING_RATES)
+
+    header, *lines = (out / "learning-rate" / "learning-rates.csv").read_text().splitlines()
+    assert header == "optimizer,learning rate,validation AUC,± sd,mark"
+    assert len(lines) == 2 * len(LEARNING_RATES)
+    pages = [(out / name).read_text() for name in ("report.html", "report.md")]
+    pages.append((out / "learning-rate" / "learning-rate.md").read_text())
+    log, config = PreparedLog(out / "log"), read_config(settings, {})
+    size = config.training.batch_size
+    for line in lines:
+        name, lr, auc, deviation, _ = line.split(",", 4)
+        one = config.replace(optimizer=name.lower(), lr=float(lr), l21=0.0)
+        assert one.training.batch_size == size == 100
+        assert float(auc) == pytest.approx(trained(log, one, train_rows=1_620)[0].test.auc, rel=1e-12)
+        assert deviation == ""
+        for page in pages:
+            assert f"{float(auc):.4f}" in page
+    assert "sparsegroup-paper run learning-rate --dataset" in pages[1]
+    assert "1,800 for training, 200 for testing" in pages[0]
+    assert (out / "learning-rate" / "auc.png").read_bytes().startswith(b"\x89PNG")
+
+    (out / "report.html").unlink()
+    again = run(*command, "--report", "shown")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == files
+    assert not (out / "report.html").exists()
+    csv = Path("learning-rate", "learning-rates.csv")
+    assert (settings.parent / "shown" / csv).read_text() == (out / csv).read_text()
+    assert pages[2] in (settings.parent / "shown" / "learning-rate" / "learning-rate.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["learning-rat", "--dataset", "tiny.yaml"], "no experiment 'learning-rat'; did you mean 'learning-rate'?"),
+        (["colour"], "no experiment 'colour'; there are learning-rate, sparsity-vs-auc, "),
+        (["learning-rate"], "learning-rate wants a data set: give --dataset, one of avazu, criteo, "),
+        (["regret", "--data", "tiny.csv"], "--data and --test are for a --dataset"),
+        (["learning-rate", "--dataset", "criteo"], "--dataset criteo wants its log: give --data"),
+        (["learning-rate", "--dataset", "tiny.yaml"], "--dataset tiny wants its log: give --data"),
+        (["learning-rate", "--dataset", "cifar"], "--dataset is one of avazu, criteo, ipinyou, "),
+        (["learning-rate", "--dataset", "no.yaml"], "no.yaml: No such file"),
+        (["learning-rate", "--dataset", "tiny.yaml", "--data", "no.csv"], "no.csv: no such file"),
+        (["learning-rate", "--dataset", "synthetic", "--test", "tiny.csv"], "--test is for raw logs"),
+        (
+            ["learning-rate", "--dataset", "tiny.yaml", "--data", "prepared", "--test", "tiny.csv"],
+            "--test is for raw logs; prepared is a folder, prepared already",
+        ),
+        (
+            ["learning-rate", "--dataset", "untested.yaml", "--data", "tiny.csv"],
+            "tiny.csv: it has no test rows, and experiments need them",
+        ),
+        (
+            ["learning-rate", "--dataset", "weighted.yaml", "--data", "tiny.csv"],
+            "tiny.csv: its rows have weights, which the experiments' resampling of test rows cannot count",
+        ),
+        (
+            ["learning-rate", "--dataset", "tiny.yaml", "--data", "prepared"],
+            "out: holds results on another log, or on another part of it (fields [",
+        ),
+        (["learning-rate", "--dataset", "tiny.yaml", "--data", "empty"], "empty: no such log"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(settings: Path, run: Run, arguments: list[str], message: str) -> None:
+    folder = settings.parent
+    (folder / "empty").mkdir()
+    (folder / "untested.yaml").write_text("data: {test_fraction: 0}\n")
+    (folder / "weighted.yaml").write_text("data: {schema: schema.yaml}\n")
+    (folder / "schema.yaml").write_text("label: label\nweight: size\ncategorical: [color]\n")
+    prepare([click_log(folder / "other.csv", 500)], folder / "prepared")
+    if "prepared" in arguments and "--test" not in arguments:
+        Lab(dataset_of(tiny_log(200)), folder / "out", workers=1)
+    done = run("run", *arguments, "--runs", 1, "--workers", 1, "--out", "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list((folder / "out").glob("runs/*"))

@@ -1,0 +1,293 @@
+"""Runs of the experiments: what they measure, when they are made, and their results on disk."""
+
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiment_cases import (
+    BASE,
+    InMemory,
+    assert_same,
+    counted,
+    dataset_of,
+    live_keys,
+    outcome,
+    result_of,
+    tiny_log,
+    trained,
+)
+from sparsegroup.data import ClickLogError, MemoryLog
+from sparsegroup.data.batches import Batch
+from sparsegroup.training import Config, predict
+from sparsegroup_paper.choices import best
+from sparsegroup_paper.datasets import open_dataset
+from sparsegroup_paper.execution import Worker, jobs_of
+from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.resampling import resampled_aucs
+from sparsegroup_paper.results import Results
+from sparsegroup_paper.runs import CutOff, DeepLight, Method, Plain, Pruned, Run, Survivors
+
+# Runs
+
+
+ALIKE = [
+    (BASE.replace(dim=None), BASE.replace(dim=8)),
+    (BASE.replace(model="opnn", dim=None), BASE.replace(model="opnn", dim=10)),
+    (BASE, BASE.replace(norm="s_tilde")),
+    (BASE, BASE.replace(penalty={"name": "mcp", "gamma": 5.0})),
+    (BASE.replace(l1=1e-3, l2=1e-3), BASE.replace(l1=1e-3, l2=1e-3, norm="metric", penalty="hard")),
+    (BASE, BASE.replace(log="log.csv", on_bad_row="skip")),
+    (BASE, BASE.replace(windows=3)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_runs_of_one_key_have_one_result(worker: Worker, one: Config, other: Config) -> None:
+    assert Run(one).key == Run(other).key
+    assert_same(result_of(worker, Run(one)), result_of(worker, Run(other)))
+
+
+def test_runs_that_differ_have_keys_that_differ() -> None:
+    changes: list[dict[str, Any]] = [
+        *({"seed": seed} for seed in range(1, 4)),
+        *({name: value} for name in ("l1", "l21", "l2") for value in (1e-5, 1e-4)),
+        *({"l21": 1e-3, "norm": norm} for norm in ("s", "s_tilde", "metric")),
+        *({"l21": 1e-3, "penalty": penalty} for penalty in ("mcp", "hard")),
+        {"l21": 1e-3, "penalty": {"name": "mcp", "gamma": 4.0}},
+        *({"model": model} for model in ("mlp", "opnn")),
+        *({"optimizer": name} for name in ("adagrad", "amsgrad", "sgd")),
+        *({"lr": lr} for lr in (1e-3, 1e-1)),
+        {"dim": 5},
+        {"hidden": [8, 8]},
+        {"dropout": 0.5},
+        {"batch_size": 100},
+        {"options": {"betas": [0.8, 0.9]}},
+    ]
+    methods: list[Method] = [
+        Pruned(0.1),
+        Pruned(0.2),
+        Pruned(0.1, 0.1),
+        CutOff(2),
+        CutOff(3),
+        DeepLight(0.1),
+        DeepLight(0.2),
+    ]
+    runs = [Run(BASE), *(Run(BASE.replace(**change)) for change in changes), *(Run(BASE, m) for m in methods)]
+    runs += [replace(run, validate=True) for run in runs]
+    assert len({run.key for run in runs}) == len(runs)
+
+
+def test_runs_that_share_their_training_are_one_job() -> None:
+    other = BASE.replace(seed=1)
+    runs = [
+        Run(BASE, Pruned(0.1)),
+        Run(BASE),
+        Run(BASE, Pruned(0.2, 0.1)),
+        Run(other, Pruned(0.1)),
+        Run(BASE, Pruned(0.1), validate=True),
+        Run(BASE, CutOff(2)),
+    ]
+    assert jobs_of(runs) == [[runs[0], runs[2]], [runs[1]], [runs[3]], [runs[4]], [runs[5]]]
+
+
+# Results
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs")
+    tables = (Survivors(1, 1, 50, 5, 3, 2), Survivors(2, 9, 40, 4, 40, 4))
+    exact = outcome(0.1 + 0.2, 1 / 3, survivors=tables, resampled=np.random.default_rng(0).random(99, np.float32))
+    diverged = outcome(math.nan, resampled=np.full(3, np.nan, np.float32))
+    results[Run(BASE)] = exact
+    results[Run(BASE, Pruned(0.1))] = diverged
+    assert_same(Results(tmp_path / "runs")[Run(BASE)], exact)
+    assert results[Run(BASE)].seconds == exact.seconds
+    assert results[Run(BASE)].resampled.dtype == np.float32
+    assert_same(results[Run(BASE, Pruned(0.1))], diverged)
+    assert (len(results), results.seconds()) == (2, 2.0)
+    with pytest.raises(KeyError):
+        results[Run(BASE, CutOff(2))]
+
+
+@dataclass
+class Reported:
+    """What a lab says that it runs."""
+
+    totals: list[tuple[str, int]] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, name: str, total: int) -> Iterator[Any]:
+        self.totals.append((name, total))
+        yield self.done.append
+
+
+def test_what_was_run_is_not_run_again(log: MemoryLog, tmp_path: Path) -> None:
+    def lab() -> tuple[Lab, Reported]:
+        reported = Reported()
+        return Lab(dataset_of(log), tmp_path, runs=2, workers=1, reporting=reported), reported
+
+    first, reported = lab()
+    wanted: list[tuple[Config, Method]] = [(BASE, Plain()), (BASE, Pruned(0.2)), (BASE, Pruned(0.1, 0.1))]
+    samples = first.samples(wanted, name="all")
+    assert (reported.totals, reported.done) == ([("all", 6)], [1, 2, 4, 6])  # two methods share a job
+    assert first.samples(wanted, name="again")[1].aucs.tolist() == samples[1].aucs.tolist()
+    assert len(reported.totals) == 1
+
+    second, reported = lab()
+    [plain] = second.samples(wanted[:1], name="other process")
+    assert reported.totals == []
+    for ours, theirs in zip(plain.outcomes, samples[0].outcomes, strict=True):
+        assert_same(ours, theirs)
+
+    # A write cut off between the two files is none.
+    run = Run(BASE.replace(seed=1), Pruned(0.2))
+    (tmp_path / "runs" / f"{run.key}.json").unlink()
+    assert (tmp_path / "runs" / f"{run.key}.npy").exists()
+    assert run not in second.results
+    again = second.samples(wanted, name="one is missing")
+    assert reported.totals == [("one is missing", 1)]
+    assert_same(again[1].outcomes[1], samples[1].outcomes[1])
+
+
+def test_a_run_that_is_wanted_twice_is_run_once(log: MemoryLog, tmp_path: Path) -> None:
+    reported = Reported()
+    lab = Lab(dataset_of(log), tmp_path, runs=1, workers=1, reporting=reported)
+    one, same = lab.samples([(BASE, Plain()), (BASE.replace(norm="metric"), Plain())], name="two")
+    assert reported.totals == [("two", 1)]
+    assert_same(one.outcomes[0], same.outcomes[0])
+
+
+def test_a_lab_takes_a_method_for_each_seed(log: MemoryLog, worker: Worker, tmp_path: Path) -> None:
+    lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1)
+    sample = lab.sample(BASE, [Pruned(0.3), Pruned(0.1)], name="pruned")
+    assert_same(sample.outcomes[0], result_of(worker, Run(BASE, Pruned(0.3))))
+    assert_same(sample.outcomes[1], result_of(worker, Run(BASE.replace(seed=1), Pruned(0.1))))
+
+
+def test_a_folder_of_another_log_is_refused(log: MemoryLog, tmp_path: Path) -> None:
+    Lab(dataset_of(log), tmp_path, workers=1)
+    Lab(dataset_of(log), tmp_path, workers=1, runs=3)
+    with pytest.raises(ClickLogError, match=r"holds results on another log.*\(rows 3000 there, 2000 here\).*--out"):
+        Lab(dataset_of(tiny_log(2_000)), tmp_path, workers=1)
+    with pytest.raises(ClickLogError, match=r"train_rows 2700 there, 2600 here"):
+        Lab(dataset_of(replace(log, train_rows=2_600)), tmp_path, workers=1)
+
+
+# What a run measures
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_a_plain_run_is_plain_training(log: MemoryLog, worker: Worker, validate: bool) -> None:
+    config = BASE.replace(l21=1e-3, seed=3)
+    result = result_of(worker, Run(config, validate=validate))
+    expected, model = trained(log, config, seed=3, train_rows=2_430 if validate else None)
+    assert (result.auc, result.log_loss) == (expected.test.auc, expected.test.log_loss)
+    assert (result.feature_rate, result.live) == (expected.feature_rate, expected.live_rows)
+    assert 0 < result.live < result.seen == len(counted(log, 2_430 if validate else 2_700))
+    values = np.concatenate([vectors.numpy().ravel() for _, vectors in model.embedding.items()])
+    assert result.parameter_rate == np.count_nonzero(values) / (4 * result.seen)
+    # Which features matter is known, and so which of the survivors do.
+    keys, live = set(counted(log, 2_430 if validate else 2_700)), live_keys(model)
+    assert log.informative is not None
+    informative = keys & set(log.informative.tolist())
+    sums = [sum(getattr(part, name) for part in result.survivors) for name in ("features", "informative", "live")]
+    assert sums == [len(keys), len(informative), len(live)]
+    assert sum(part.live_informative for part in result.survivors) == len(live & informative)
+
+
+def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions(
+    log: MemoryLog, worker: Worker
+) -> None:
+    result = result_of(worker, Run(BASE))
+    assert result.resampled.shape == (1_000,)
+    assert result.resampled.mean() == pytest.approx(
+        result.auc, abs=4 * float(result.resampled.std()) / math.sqrt(1_000)
+    )
+    assert 0.005 < result.resampled.std() < 0.1
+    _, model = trained(log, BASE)
+    again = resampled_aucs(log.labels[2_700:], predict(model, log, 2_700, 3_000))
+    np.testing.assert_array_equal(result.resampled, again.astype(np.float32))
+    # Rounding apart, a monotone function of the predictions has the same AUC in each resampling.
+    np.testing.assert_array_equal(again, resampled_aucs(log.labels[2_700:], 2 * predict(model, log, 2_700, 3_000)))
+
+
+class Guarded(MemoryLog):
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        assert stop <= self.train_rows
+        return super().batches(start, stop, size)
+
+
+@pytest.mark.parametrize("method", [Plain(), Pruned(0.2), Pruned(0.2, 0.2), CutOff(3), DeepLight(0.8)])
+def test_a_choice_never_reads_test_rows(log: MemoryLog, method: Method) -> None:
+    labels = log.labels.copy()
+    labels[log.train_rows :] = np.nan
+    guarded = Guarded("x", log.fields, log.keys, labels, log.train_rows, log.informative)
+    result = result_of(Worker(guarded), Run(BASE, method, validate=True))
+    assert_same(result, result_of(Worker(log), Run(BASE, method, validate=True)))
+    with pytest.raises(AssertionError):
+        result_of(Worker(guarded), Run(BASE, method))
+
+
+@pytest.mark.parametrize("method", [Plain(), Pruned(0.2, 0.2), CutOff(2), DeepLight(0.5)])
+def test_a_run_that_diverges_has_no_auc_and_the_others_go_on(log: MemoryLog, tmp_path: Path, method: Method) -> None:
+    lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1)
+    wild = BASE.replace(optimizer="momentum", lr=1e30)
+    diverged, well = lab.samples([(wild, method), (BASE, method)], name="both")
+    assert np.isnan(diverged.aucs).all()
+    assert np.isnan(diverged.resampled).all()
+    assert diverged.resampled.shape == well.resampled.shape == (2, 1_000)
+    assert np.isfinite(well.aucs).all()
+    assert best([(1e30, diverged), (1e-2, well)]) == 1e-2
+
+
+# Data sets and processes
+
+
+def test_a_data_set_in_memory_is_a_data_set(log: MemoryLog) -> None:
+    assert isinstance(dataset_of(log), InMemory)
+    assert dataset_of(log).whole_rows() == len(log)
+
+
+def test_several_processes_give_the_same_and_end_with_an_interruption(log: MemoryLog, tmp_path: Path) -> None:
+    wanted = [(BASE, Plain()), (BASE, Pruned(0.3, 0.2)), (BASE.replace(l21=1e-3), Plain())]
+    with Lab(dataset_of(log), tmp_path / "one", runs=2, workers=1) as alone:
+        expected = alone.samples(wanted, name="alone")
+
+    @contextmanager
+    def interrupt(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        def report(done: int) -> None:
+            raise KeyboardInterrupt
+
+        yield report
+
+    begun = Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2, reporting=interrupt)
+    with pytest.raises(KeyboardInterrupt), begun:
+        begun.samples(wanted, name="cut off")
+    assert not multiprocessing.active_children()
+    assert 0 < len(begun.results) <= 6
+    with Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2) as again:
+        found = again.samples(wanted, name="to the end")
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours.outcomes, theirs.outcomes, strict=True):
+            assert_same(one, other)
+
+
+def test_a_file_of_settings_gives_the_model_and_not_the_regularizer(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("label,a,b\n" + "".join(f"{i % 2},{i % 3},{i % 5}\n" for i in range(40)))
+    settings = tmp_path / "mine.yaml"
+    settings.write_text(
+        f"data: {{log: {log}}}\nmodel: {{name: mlp, dim: 3}}\noptimizer: {{name: adagrad, l1: 0.1, penalty: hard}}\n"
+        "training: {batch_size: 8}\n"
+    )
+    config = open_dataset(str(settings), None, None, "full", tmp_path / "out").config
+    assert (config.model.name, config.model.dim, config.training.batch_size) == ("mlp", 3, 8)
+    assert config.optimizer == Config.of(l21=0.0).optimizer
