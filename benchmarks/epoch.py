@@ -31,7 +31,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_views import LogView
+from sparsegroup.data.log_view import LogView
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
-from sparsegroup.data.batches import Batch
-from sparsegroup.data.log import Log
+from sparsegroup.data import Batch, Log, MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
 from sparsegroup_paper.datasets import Dataset
 from sparsegroup_paper.execution import Worker

@@ -17,10 +17,10 @@ from experiment_cases import (
     result_of,
 )
 from sparsegroup.data import MemoryLog
-from sparsegroup.data.log_views import Excerpt, excerpt
 from sparsegroup.training import Config
 from sparsegroup_paper.choices import TOLERANCE, best, choose_l21, grid
 from sparsegroup_paper.contenders import L2S, Contender
+from sparsegroup_paper.excerpt import Excerpt, excerpt
 from sparsegroup_paper.execution import Worker
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import published

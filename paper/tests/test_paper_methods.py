@@ -22,8 +22,7 @@ from experiment_cases import (
     trained,
 )
 from sparsegroup import HashEmbedding
-from sparsegroup.data import MemoryLog
-from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data import Bags, Batch, MemoryLog
 from sparsegroup.training import Config, prune_rows, score
 from sparsegroup_paper import deeplight as deeplight_module
 from sparsegroup_paper import frequency

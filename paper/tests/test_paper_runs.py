@@ -23,8 +23,7 @@ from experiment_cases import (
     tiny_log,
     trained,
 )
-from sparsegroup.data import ClickLogError, MemoryLog
-from sparsegroup.data.batches import Batch
+from sparsegroup.data import Batch, ClickLogError, MemoryLog
 from sparsegroup.training import Config, predict
 from sparsegroup_paper.choices import best
 from sparsegroup_paper.datasets import open_dataset
@@ -175,7 +174,7 @@ def test_a_lab_takes_a_method_for_each_seed(log: MemoryLog, worker: Worker, tmp_
 def test_a_folder_of_another_log_is_refused(log: MemoryLog, tmp_path: Path) -> None:
     Lab(dataset_of(log), tmp_path, workers=1)
     Lab(dataset_of(log), tmp_path, workers=1, runs=3)
-    with pytest.raises(ClickLogError, match=r"holds results on another log.*\(rows 3000 there, 2000 here\).*give another `out`"):
+    with pytest.raises(ClickLogError, match=r"holds results on another log.*\(rows 3000 there, 2000 here\).*`out`"):
         Lab(dataset_of(tiny_log(2_000)), tmp_path, workers=1)
     with pytest.raises(ClickLogError, match=r"train_rows 2700 there, 2600 here"):
         Lab(dataset_of(replace(log, train_rows=2_600)), tmp_path, workers=1)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-from sparsegroup.data.log import Log
+from sparsegroup.data import Log
 from sparsegroup.user_error import UserError
 from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
 from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.data.keys import VALUE_BITS, Int64s
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_views import LogView
+from sparsegroup.data import VALUE_BITS, Bags, Batch, Log, LogView
 
 RARE = (1 << VALUE_BITS) - 1
 """Value part of the key that rare features get."""
@@ -24,7 +22,7 @@ class WithoutRare(LogView):
         kept: Keys of the features that stay as they are, ascending.
     """
 
-    def __init__(self, log: Log, kept: Int64s) -> None:
+    def __init__(self, log: Log, kept: npt.NDArray[np.int64]) -> None:
         super().__init__(log)
         self.kept = kept
 

@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.data import ClickLogError, LogOptionError, PreparedLog, SyntheticConfig, prepare, synthetic_log
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_opening import is_prepared
-from sparsegroup.data.log_views import excerpt
-from sparsegroup.data.preparation import PreparationProgress
+from sparsegroup.artifact import write_atomically
+from sparsegroup.data import (
+    ClickLogError,
+    Log,
+    LogOptionError,
+    PreparationProgress,
+    PreparedLog,
+    SyntheticConfig,
+    is_prepared,
+    prepare,
+    synthetic_log,
+)
 from sparsegroup.names import ModelName
-from sparsegroup.training import Config, read_config
-from sparsegroup.training.config import OptimizerConfig
+from sparsegroup.training import Config, OptimizerConfig, read_config
+from sparsegroup_paper.excerpt import excerpt
 
 Scale = Literal["small", "full"]
 

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from sparsegroup.data.log import Log
+from sparsegroup.data import Log
 from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight

@@ -21,8 +21,7 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from sparsegroup.reporting.formatting import trim_exponent
-from sparsegroup.reporting.plots import COLOURS, INK, STYLE, svg_element
+from sparsegroup.reporting import COLOURS, INK, STYLE, svg_element, trim_exponent
 from sparsegroup_paper.section import Figure, Series
 
 _COLOURS = (*COLOURS.values(), INK)

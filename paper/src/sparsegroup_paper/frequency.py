@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
-from sparsegroup.data.keys import Int64s
-from sparsegroup.data.log import Log
-from sparsegroup.training.lookup_model import keys_to_look_up
+from sparsegroup.data import Log
 from sparsegroup_paper.runs import Survivors
+
+Int64s = npt.NDArray[np.int64]
 
 ROWS = 1 << 16
 """That are counted at a time."""
@@ -45,7 +46,7 @@ def count_keys(log: Log, rows: int) -> Counts:
     parts: list[pl.DataFrame] = []
     merged = 0
     for batch in log.batches(0, rows, ROWS):
-        keys = keys_to_look_up(batch.keys, batch.bags).flatten().numpy()
+        keys = torch.cat([batch.keys.flatten(), *(bag.keys for bag in batch.bags)]).numpy()
         parts.append(pl.DataFrame({"key": keys}).group_by("key").agg(pl.len().cast(pl.Int64)))
         if sum(map(len, parts[1:])) > max(merged, MERGED):  # so that each key is merged a few times only
             parts = [_merged(parts)]

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.data.log import Log
-from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.data import Log
 from sparsegroup.training import Config
 from sparsegroup_paper.datasets import Dataset, claim
 from sparsegroup_paper.execution import Worker, jobs_of
@@ -248,8 +247,7 @@ def _begin(dataset: Dataset) -> None:
 
 def _open(dataset: Dataset) -> None:
     global _worker
-    torch.set_num_threads(1)
-    set_num_threads(1)  # so that the same figures come out on any number of cores, and processes do not wait in line
+    torch.set_num_threads(1)  # so that the same figures come out on any number of cores, and no process waits in line
     _worker = Worker(dataset.open())
 
 
@@ -260,7 +258,6 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        set_num_threads(None)
 
 
 def _carry_out(job: list[Run], folder: Path) -> int:

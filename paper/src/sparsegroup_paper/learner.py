@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.data.log import Log
+from sparsegroup.data import Log
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.evaluation import EVALUATED
+
+EVALUATED = 4096
+"""Rows that are predicted at once."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact import write_atomically
 from sparsegroup_paper.markdown import section_markdown
 from sparsegroup_paper.published import published
 from sparsegroup_paper.report import FACTS, as_csv, read_facts, read_section, sections_in

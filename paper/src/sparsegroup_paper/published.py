@@ -2,9 +2,10 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from sparsegroup.yaml_settings import StrictSettings, checked, read_yaml
+import yaml
+from pydantic import BaseModel, ConfigDict
 
 Network = Literal["mlp", "opnn", "dcn"]
 """MLP on Avazu, OPNN on iPinYou, DCN on Criteo."""
@@ -13,14 +14,20 @@ Base = Literal["adam", "adagrad"]
 """An optimizer, and its group version."""
 
 
-class TableInfo(StrictSettings):
+class Figures(BaseModel):
+    """Numbers with names; other names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableInfo(Figures):
     """A table of the paper: its number, and what it shows."""
 
     number: int
     caption: str
 
 
-class Setup(StrictSettings):
+class Setup(Figures):
     """What holds in all of the paper's experiments.
 
     Attributes:
@@ -40,7 +47,7 @@ class Setup(StrictSettings):
     default_l2: float
 
 
-class NetworkInfo(StrictSettings):
+class NetworkInfo(Figures):
     """A network and its data set; counts are rounded, and None where the paper gives none.
 
     Attributes:
@@ -67,7 +74,7 @@ class NetworkInfo(StrictSettings):
     train_features: float
 
 
-class Claims(StrictSettings):
+class Claims(Figures):
     """What the text says of Table 2.
 
     Attributes:
@@ -83,7 +90,7 @@ class Claims(StrictSettings):
     share_significant_at_low_rate: float
 
 
-class SparsityPoint(StrictSettings):
+class SparsityPoint(Figures):
     """A cell of Table 2: Group Adam at a strength of l21, and Adam pruned to the same feature rate."""
 
     l21: float
@@ -93,7 +100,7 @@ class SparsityPoint(StrictSettings):
     p_value: float
 
 
-class BestAuc(StrictSettings):
+class BestAuc(Figures):
     """A cell of Table 3.
 
     Attributes:
@@ -112,7 +119,7 @@ class BestAuc(StrictSettings):
     feature_rate_p_value_is_bound: bool = False
 
 
-class DimensionPoint(StrictSettings):
+class DimensionPoint(Figures):
     """A row of Table 4."""
 
     dimension: int
@@ -120,7 +127,7 @@ class DimensionPoint(StrictSettings):
     auc: float
 
 
-class Lambdas(StrictSettings):
+class Lambdas(Figures):
     """A row of Table 6 or 7: strengths of the penalties."""
 
     l1: float
@@ -128,7 +135,7 @@ class Lambdas(StrictSettings):
     l2: float
 
 
-class FineTune(StrictSettings):
+class FineTune(Figures):
     """A cell of Table 8.
 
     Attributes:
@@ -147,14 +154,14 @@ class FineTune(StrictSettings):
         return self.aucs[self.best_share]
 
 
-class NormGrids(StrictSettings):
+class NormGrids(Figures):
     """Table 9: strengths of l21 tried with s and with s̃ inside the norm."""
 
     s: tuple[float, ...]
     s_tilde: tuple[float, ...]
 
 
-class Published(StrictSettings):
+class Published(Figures):
     """All of it.
 
     Attributes:
@@ -187,6 +194,12 @@ class Published(StrictSettings):
     notes: tuple[str, ...]
 
 
+def read_published() -> dict[str, Any]:
+    """The content of `published.yaml`."""
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    return content
+
+
 @cache
 def published() -> Published:
     """What the paper reports, read once.
@@ -197,5 +210,4 @@ def published() -> Published:
         >>> published().learning_rates["dcn"]["adam"], published().lambdas["dcn"]["adam"].l21
         (0.001, 0.0005)
     """
-    path = Path(__file__).with_name("published.yaml")
-    return checked(Published, read_yaml(path), str(path))
+    return Published.model_validate(read_published())

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
-from sparsegroup.kernels.cpu.jit import jitted, kernel
+_CALLED: dict[str, Any] = {"error_model": "numpy", "nogil": True, "cache": True}
+_INLINED: dict[str, Any] = {"error_model": "numpy", "nogil": True, "forceinline": True}
 
 BLOCK = 2048
 """Rows whose weights are drawn at once, in buffers that stay in the first-level cache."""
@@ -35,7 +37,7 @@ def _poisson_thresholds() -> tuple[np.uint32, ...]:
 _T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8, _T9, _T10, _T11 = _poisson_thresholds()
 
 
-@jitted
+@njit(**_INLINED)
 def _mixed(state: Any) -> Any:
     """The output function of splitmix64 (Steele, Lea and Flood, 2014), uint64 → uint64."""
     state = (state ^ (state >> _30)) * _FIRST
@@ -43,13 +45,13 @@ def _mixed(state: Any) -> Any:
     return state ^ (state >> _31)
 
 
-@jitted
+@njit(**_INLINED)
 def _stream(seed: Any, pair: Any) -> Any:
     """Where the random numbers of a pair of replicates start."""
     return _mixed(_mixed(np.uint64(seed) + _GOLDEN) + np.uint64(pair) * _GOLDEN)
 
 
-@jitted
+@njit(**_INLINED)
 def _poisson(uniform: Any) -> Any:
     """A uint32 as a count, by the inverse of Poisson(1)'s distribution function."""
     return (
@@ -68,7 +70,7 @@ def _poisson(uniform: Any) -> Any:
     )
 
 
-@jitted
+@njit(**_INLINED)
 def _draw(stream: Any, steps: Any, start: Any, count: Any, even: Any, odd: Any) -> None:
     """Weights of `count` rows from `start` on, in both replicates of a pair: a hash has 32 bits for each."""
     for at in range(count):
@@ -77,10 +79,12 @@ def _draw(stream: Any, steps: Any, start: Any, count: Any, even: Any, odd: Any) 
         odd[at] = _poisson(np.uint32(bits >> _32))
 
 
+@njit(**_CALLED)
 def _fill_weights(seed: Any, pair: Any, steps: Any, even: Any, odd: Any) -> None:
     _draw(_stream(seed, pair), steps, 0, len(steps), even, odd)
 
 
+@njit(**_CALLED)
 def _fill_aucs(seed: Any, steps: Any, positive: Any, last: Any, aucs: Any) -> None:
     """Write the AUC of every replicate; rows are in the order of their scores.
 
@@ -119,14 +123,10 @@ def _fill_aucs(seed: Any, steps: Any, positive: Any, last: Any, aucs: Any) -> No
             aucs[2 * pair + 1] = _share(area_1, negative_1, all_1)
 
 
-@jitted
+@njit(**_INLINED)
 def _share(area: Any, negatives: Any, everything: Any) -> Any:
     pairs = np.float64(negatives) * np.float64(everything - negatives)
     return np.float64(area) / (2.0 * pairs) if pairs > 0 else np.nan
-
-
-_weights_kernel = kernel(_fill_weights, "the resampling of test rows")
-_aucs_kernel = kernel(_fill_aucs, "the resampling of test rows")
 
 
 def _steps(rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
@@ -149,7 +149,7 @@ def weights(rows: int, replicate: int, seed: int = 0) -> npt.NDArray[np.int64]:
         True
     """
     pair = np.empty((2, rows), np.uint8)
-    _weights_kernel(seed, replicate // 2, _steps(np.arange(rows)), pair[0], pair[1])
+    _fill_weights(seed, replicate // 2, _steps(np.arange(rows)), pair[0], pair[1])
     counts: npt.NDArray[np.int64] = pair[replicate % 2].astype(np.int64)
     return counts
 
@@ -190,5 +190,5 @@ def resampled_aucs(
     last = np.ones(len(ordered), np.uint8)
     last[:-1] = ordered[1:] != ordered[:-1]
     aucs = np.empty(replicates, np.float64)
-    _aucs_kernel(seed, _steps(order), positive[order].astype(np.uint8), last, aucs)
+    _fill_aucs(seed, _steps(order), positive[order].astype(np.uint8), last, aucs)
     return aucs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact import write_atomically
 from sparsegroup_paper.runs import Outcome, Run, Survivors
 
 

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.training import Config
-from sparsegroup.training.click_model import NETWORKS
-from sparsegroup.training.config import OptimizerConfig
+from sparsegroup.training import NETWORKS, Config, OptimizerConfig
 
 
 @dataclass(frozen=True)

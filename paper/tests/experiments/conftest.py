@@ -1,4 +1,3 @@
-import copy
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -30,14 +29,14 @@ from sparsegroup_paper.published import published
 @pytest.fixture(scope="module", autouse=True)
 def few_points() -> Iterator[None]:
     """Fewer points than the paper has, so that each experiment takes seconds."""
-    content = copy.deepcopy(published_module.read_yaml(Path(published_module.__file__).with_name("published.yaml")))
+    content = published_module.read_published()
     content["setup"] |= {"learning_rate_grid": list(LEARNING_RATES), "fine_tune_shares": list(SHARES)}
     for name in ("sparsity", "fine_tune"):
         content[name]["dcn"] = content[name]["dcn"][2:]
     content["embedding_dim"] = content["embedding_dim"][:3]
     content["norm_grids"] = NORM_GRIDS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published_module, "read_yaml", lambda path: content)
+        patch.setattr(published_module, "read_published", lambda: content)
         for name, value in {
             "choices.HIGHEST_RATE": HIGHEST,
             "choices.LOWEST_RATE": LOWEST,

@@ -3,3 +3,7 @@
 from sparsegroup.extras import require
 
 require("checkpoint", __name__)
+
+from sparsegroup.artifact.disk import write_atomically
+
+__all__ = ["write_atomically"]

@@ -4,24 +4,33 @@ from sparsegroup.extras import require
 
 require("cli", __name__)
 
+from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
-from sparsegroup.data.log_opening import open_log
+from sparsegroup.data.log_opening import is_prepared, open_log
+from sparsegroup.data.log_view import LogView
 from sparsegroup.data.memory_log import MemoryLog
-from sparsegroup.data.preparation import prepare
+from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.synthetic.zipf_log import SyntheticConfig, synthetic_log
 
 __all__ = [
+    "VALUE_BITS",
     "BadRows",
+    "Bags",
+    "Batch",
     "ClickLogError",
     "Log",
     "LogOptionError",
+    "LogView",
     "MemoryLog",
+    "PreparationProgress",
     "PreparedLog",
     "RawLog",
     "SyntheticConfig",
+    "is_prepared",
     "open_log",
     "prepare",
     "synthetic_log",

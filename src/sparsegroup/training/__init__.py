@@ -5,8 +5,8 @@ from sparsegroup.extras import require
 require("cli", __name__)
 
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
-from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config, read_config
+from sparsegroup.training.click_model import NETWORKS, ClickModel
+from sparsegroup.training.config import Config, OptimizerConfig, read_config
 from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.pruning import prune_rows
@@ -16,10 +16,12 @@ from sparsegroup.training.session import Session
 from sparsegroup.training.trainer import Trainer
 
 __all__ = [
+    "NETWORKS",
     "ClickModel",
     "Config",
     "HistoryPoint",
     "Metrics",
+    "OptimizerConfig",
     "PassResult",
     "RunError",
     "Session",

@@ -1,28 +1,8 @@
-"""Logs made of another log."""
+"""A part of a log, around the place where its test set begins."""
 
 from collections.abc import Iterator
 
-from sparsegroup.data.batches import Batch
-from sparsegroup.data.log import Log
-
-
-class LogView(Log):
-    """A log with the rows of another one, which it gives in its own way: a subclass defines `batches`.
-
-    Args:
-        log: The one it is made of.
-    """
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.name, self.fields, self.lists, self.numbers = log.name, log.fields, log.lists, log.numbers
-        self.train_rows, self.hash = log.train_rows, log.hash
-        self.labelled, self.weighted = log.labelled, log.weighted
-        self.bad_rows, self.notes = log.bad_rows, log.notes
-        self.identity, self.vocabulary, self.truth = log.identity, log.vocabulary, log.truth
-
-    def __len__(self) -> int:
-        return len(self.log)
+from sparsegroup.data import Batch, Log, LogView
 
 
 class Excerpt(LogView):

@@ -1,0 +1,22 @@
+"""Logs made of another log, for who writes one of their own."""
+
+from sparsegroup.data.log import Log
+
+
+class LogView(Log):
+    """A log with the rows of another one, which it gives in its own way: a subclass defines `batches`.
+
+    Args:
+        log: The one it is made of.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.name, self.fields, self.lists, self.numbers = log.name, log.fields, log.lists, log.numbers
+        self.train_rows, self.hash = log.train_rows, log.hash
+        self.labelled, self.weighted = log.labelled, log.weighted
+        self.bad_rows, self.notes = log.bad_rows, log.notes
+        self.identity, self.vocabulary, self.truth = log.identity, log.vocabulary, log.truth
+
+    def __len__(self) -> int:
+        return len(self.log)
