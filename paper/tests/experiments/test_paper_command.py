@@ -26,9 +26,7 @@ def test_the_command_makes_a_report_and_makes_no_run_twice(settings: Path, run: 
     command = ["run", "learning-rate", "--dataset", settings, "--data", "tiny.csv"]
     command += ["--runs", 1, "--workers", 1, "--out", "out"]
     done = run(*command)
-    notices = [
-        line for line in done.stderr.splitlines() if not line.startswith("sparsegroup: compil")
-    ]  # in a fresh clone
+    notices = [line for line in done.stderr.splitlines() if not line.startswith("sparsegroup: compil")]
     assert (done.returncode, notices) == (0, [])
     out = settings.parent / "out"
     files = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
