@@ -1,0 +1,184 @@
+"""The house's rules, read off the source: one way of dependencies, names that are unique, files that are small."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "src" / "sparsegroup", ROOT / "paper" / "src" / "sparsegroup_paper")
+SOURCES = sorted(file for package in PACKAGES for file in package.rglob("*.py"))
+OTHERS = sorted(
+    file for room in ("tests", "paper/tests", "benchmarks", "examples") for file in (ROOT / room).rglob("*.py")
+)
+
+FLOORS = (
+    ("names", "extras", "user_error", "bags"),
+    ("rules", "penalties", "prox"),
+    ("groups",),
+    ("kernels",),
+    ("optim",),
+    ("artifact",),
+    ("table", "sparsity"),
+    ("checkpoint",),
+    ("models", "data", "yaml_settings"),
+    ("training", "reporting"),
+    ("serving",),
+    ("cli",),
+    ("sparsegroup_paper",),
+)
+"""From the ground up: a room imports those beside and below it."""
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+APART = {"models": ("table", "optim", "kernels"), "data": ("training", "table", "optim")}
+"""What a room may not know, though it is below."""
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def room_of(file: Path) -> str:
+    package = next(package for package in PACKAGES if package in file.parents)
+    inside = file.relative_to(package).parts
+    return package.name if package.name != "sparsegroup" else inside[0].removesuffix(".py")
+
+
+def imports(file: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, module and name of what a file imports from the packages."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sparsegroup"):
+            for alias in node.names:
+                yield node.lineno, node.module, alias.name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("sparsegroup"):
+                    yield node.lineno, alias.name, ""
+
+
+def assert_none(found: list[str]) -> None:
+    assert not found, "\n".join(["", *found])
+
+
+def test_module_names_are_unique():
+    places = defaultdict(list)
+    for file in SOURCES:
+        if file.stem not in ("__init__", "__main__"):
+            places[file.name].append(name_of(file))
+    assert_none([f"{name}: {', '.join(files)}" for name, files in places.items() if len(files) > 1])
+
+
+def test_class_names_are_unique():
+    places = defaultdict(list)
+    for file in SOURCES:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name_of(file))
+    assert_none([f"{name}: {', '.join(files)}" for name, files in places.items() if len(files) > 1])
+
+
+@pytest.mark.parametrize("file", [*SOURCES, *OTHERS], ids=name_of)
+def test_a_file_has_at_most_400_lines(file):
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_most_files_have_less_than_250_lines():
+    lengths = sorted(len(file.read_text(encoding="utf-8").splitlines()) for file in SOURCES)
+    assert lengths[int(0.85 * len(lengths))] < 250
+
+
+def test_every_room_has_its_floor():
+    rooms = {room_of(file) for file in SOURCES} - {"__init__", "__main__"}
+    assert rooms <= FLOOR.keys(), sorted(rooms - FLOOR.keys())
+
+
+def test_dependencies_point_one_way():
+    found = []
+    for file in SOURCES:
+        mine = room_of(file)
+        if mine in ("__init__", "__main__"):
+            continue
+        for line, module, _ in imports(file):
+            package, *inside = module.split(".")
+            target = package if package != "sparsegroup" else inside[0] if inside else None
+            if target is not None and (FLOOR[target] > FLOOR[mine] or target in APART.get(mine, ())):
+                found.append(f"{name_of(file)}:{line}: {mine} imports {module}")
+    assert_none(found)
+
+
+def test_nobody_imports_what_is_private():
+    found = []
+    for file in SOURCES:
+        for line, module, name in imports(file):
+            if name.startswith("_") and not name.startswith("__"):
+                found.append(f"{name_of(file)}:{line}: imports {module}.{name}")
+    assert_none(found)
+
+
+def names_defined_in(file: Path) -> set[str]:
+    """Functions, attributes of `self` and slots that a file defines."""
+    names = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            names.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Assign):
+            targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            names |= targets
+            if "__slots__" in targets:
+                names |= {text.value for text in ast.walk(node.value) if isinstance(text, ast.Constant)}
+    return names
+
+
+def _is_self(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("super", "type")
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def test_nobody_reads_what_is_another_modules_own():
+    defined = {file: names_defined_in(file) for file in SOURCES}
+    everywhere = set().union(*defined.values())
+    found = []
+    for file in SOURCES:
+        for node in ast.walk(tree(file)):
+            private = isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr) and not _is_self(node.value)
+            if private and node.attr in everywhere - defined[file] and not _is_torchs(node):
+                found.append(f"{name_of(file)}:{node.lineno}: {ast.unparse(node)}")
+    assert_none(found)
+
+
+def _is_torchs(node: ast.Attribute) -> bool:
+    return node.attr in ("_values", "_indices", "_nnz", "_version", "_parameters", "_is_param")
+
+
+def test_docstrings_say_what_a_thing_is():
+    """Not "Likewise.", nor what it is "Of"."""
+    found = []
+    for file in SOURCES:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module):
+                for line in (ast.get_docstring(node) or "").splitlines():
+                    if re.match(r"(\s*[\w, ]+: )?(Of |Likewise|The rest\b|As the rest)", line):
+                        found.append(f"{name_of(file)}: {getattr(node, 'name', 'module')}: {line.strip()}")
+    assert_none(found)
+
+
+def test_every_optimizer_has_an_example():
+    import sparsegroup
+
+    classes = [value for name in sparsegroup.__all__ if isinstance(value := getattr(sparsegroup, name), type)]
+    optimizers = [cls for cls in classes if issubclass(cls, sparsegroup.GroupOptimizer) and "rule" in vars(cls)]
+    assert len(optimizers) == 7
+    assert [cls.__name__ for cls in optimizers if ">>>" not in (cls.__doc__ or "")] == []
