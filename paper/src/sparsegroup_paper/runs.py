@@ -82,6 +82,7 @@ class Run:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
         if not optimizer["l21"]:  # then these do nothing
             optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}
+        optimizer.setdefault("mcp_gamma", 3.0)  # the default, which the keys of earlier runs spell out
         return {
             "model": model,
             "optimizer": optimizer,
