@@ -111,7 +111,10 @@ WRONG = {
     ),
     "a fraction of all": ([LOG, "out", "--test-fraction", "1"], "test_fraction must be in [0, 1), got 1.0"),
     "another label": ([LOG, "out", "--label", "y"], "log.csv:1: no label column 'y'; name it with --label. The"),
-    "a missing schema": ([LOG, "out", "--schema", "missing.yaml"], "missing.yaml: No such file or directory"),
+    "a missing schema": (
+        [LOG, "out", "--schema", "missing.yaml"],
+        "no schema missing.yaml; say with --schema what the",
+    ),
     "a wrong schema": ([LOG, "out", "--schema", LOG], "log.csv: keys and values are expected, got str"),
     "another data set": ([LOG, "out", "--dataset", "avazu"], "log.csv:1: no column 'click'; the columns are label, "),
     "a bad row": (["bad.csv", "out"], "bad.csv:1002: label 'label' must be 0 or 1: 'label=2'"),

@@ -52,7 +52,7 @@ OTHERS = {
     ),
     "norm": ("t", None, 2, []),
     "penalty": (
-        *("scad", None, 0, {}, {"name": "mcp", "gama": 2.0}, {"name": "lasso", "gamma": 2.0}),
+        *("scud", None, 0, {}, {"name": "mcp", "gama": 2.0}, {"name": "lasso", "gamma": 2.0}),
         *({"name": "mcp", "gamma": gamma} for gamma in (1.0, 0.5, -2.0, NAN, INF, None)),
     ),
     "groups": ("row", "", None, 1.5, True, [0, 1], 2, -3),

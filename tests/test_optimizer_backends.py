@@ -26,7 +26,9 @@ PROX = [
     for name, value in vars(prox).items()
     if inspect.isfunction(value) and value.__module__ == prox.__name__ and not name.startswith("_")
 ]
-PROX += [kind.weigh for kind in Norm.known.values()] + [kind.shrinkage for kind in Penalty.known.values()]
+KINDS = [*Norm.known.values(), *Penalty.known.values()]
+PROX += [vars(kind)[name].__func__ for kind in KINDS for name in ("weigh", "shrinkage") if name in vars(kind)]
+PROX = [function for function in PROX if function.__module__.startswith("sparsegroup.")]  # not those of other tests
 
 
 def same(ours: torch.Tensor, theirs: np.ndarray) -> None:

@@ -12,6 +12,7 @@ import torch
 from family import FAMILY, Member
 from fixed_gradients import Array, Step, relative_error, trajectory
 from reference import Algorithm1, Regularizer
+from sparsegroup import MCP
 from sparsegroup.groups import GroupSpec
 
 TOLERANCE = 1e-11
@@ -42,6 +43,13 @@ def pauses(t: int, steps: int) -> float:
 
 RATES = {"constant": constant, "restarts": restarts, "pauses": pauses}
 REGULARIZERS = ("l21", "all")
+
+
+def arguments_of(regularizer: Regularizer) -> dict[str, Any]:
+    """The oracle's regularizer as the optimizers take it."""
+    arguments = dict(vars(regularizer))
+    gamma = arguments.pop("mcp_gamma")
+    return {**arguments, "penalty": MCP(gamma)} if regularizer.penalty == "mcp" else arguments
 
 
 def weights(
@@ -136,7 +144,7 @@ def assert_agrees(
         groups = np.arange(x.size).reshape(len(x), -1).tolist()
     parameter = torch.nn.Parameter(torch.tensor(x))
     options = {**member.hyperparameters, **hyperparameters}
-    optimizer = member.build(parameter, **{**hyperparameters, **vars(regularizer), "groups": spec})
+    optimizer = member.build(parameter, **{**hyperparameters, **arguments_of(regularizer), "groups": spec})
     ours = trajectory(optimizer, parameter, steps)
     oracle = by_oracle(member, x, groups, steps, regularizer, options)
     assert relative_error(ours, oracle) < TOLERANCE

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sparsegroup.optim.plans import ParameterPlan, ParameterSite
+from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.store_adapter import StoreAdapter
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.optim.tensor_adapter import TensorAdapter
@@ -25,7 +25,12 @@ class ParameterAdapter(Protocol):
         """
 
     def plan(
-        self, parameter: Tensor, rule: Rule, group: Mapping[str, Any], entry: Entry, site: ParameterSite
+        self,
+        parameter: Tensor,
+        rule: Rule,
+        group: Mapping[str, Any],
+        states: Mapping[Tensor, Entry],
+        numbers: tuple[int, int],
     ) -> ParameterPlan:
         """Read the gradient. All that can fail fails here; nothing is changed.
 
@@ -33,8 +38,8 @@ class ParameterAdapter(Protocol):
             parameter: It has a gradient.
             rule: The base optimizer.
             group: The param group.
-            entry: The parameter's state; empty before its first step.
-            site: Names the parameter in messages.
+            states: The optimizer's state; it has no entry for the parameter before its first step.
+            numbers: The number of the param group, and of the parameter in it, for messages.
         """
 
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:

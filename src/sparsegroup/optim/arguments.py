@@ -110,8 +110,9 @@ def check_threshold(group: Mapping[str, Any], where: str) -> None:
 
 
 def plain_threshold(group: Mapping[str, Any]) -> dict[str, Any]:
-    """`group` with norm and penalty as files can hold them: a name, or a mapping of the name and the parameters."""
-    return {**group, "norm": Norm.of(group["norm"]).plain, "penalty": Penalty.of(group["penalty"]).plain}
+    """`group` with norm and penalty, if it has them, as files hold them: a name, or a mapping with parameters."""
+    kinds: tuple[tuple[str, type[Norm] | type[Penalty]], ...] = (("norm", Norm), ("penalty", Penalty))
+    return {**group, **{name: kind.of(group[name]).plain for name, kind in kinds if name in group}}
 
 
 def read_threshold(group: Mapping[str, Any], where: str) -> dict[str, Any]:

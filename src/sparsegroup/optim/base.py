@@ -13,7 +13,7 @@ from sparsegroup.optim.arguments import check_hyperparameters, known_options, pl
 from sparsegroup.optim.constructor import bound_arguments, shown_signature
 from sparsegroup.optim.executor import StepExecutor
 from sparsegroup.optim.group_step import GroupStep
-from sparsegroup.optim.plans import ParameterPlan, ParameterSite
+from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.state_loading import adapt_state_dict
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
@@ -21,7 +21,6 @@ from sparsegroup.rules import Rule
 ParamGroup: TypeAlias = dict[str, Any]
 
 _PLAIN = (bool, int, float, str, tuple, torch.dtype, Norm, Penalty)
-_NO_STATE: dict[str, Any] = {}
 
 
 class GroupOptimizer(Optimizer):
@@ -219,11 +218,8 @@ class GroupOptimizer(Optimizer):
     def _plan(self, number: int, group: ParamGroup) -> list[ParameterPlan]:
         """All of a param group's step that can fail; nothing is changed."""
         self._recheck_group(group, f"param group {number}")
-        names = group.get("param_names")
         return [
-            adapter_of(parameter).plan(
-                parameter, self.rule, group, self.state.get(parameter, _NO_STATE), ParameterSite(number, index, names)
-            )
+            adapter_of(parameter).plan(parameter, self.rule, group, self.state, (number, index))
             for index, parameter in enumerate(group["params"])
             if parameter.grad is not None
         ]

@@ -25,7 +25,7 @@ class StepExecutor:
 
     def __init__(self, rule: Rule) -> None:
         self._backends = backends_of(rule)
-        self._places: dict[Tensor, Place] = {}
+        self._places: dict[int, Place] = {}
         self._executions: dict[int, Execution] = {}
 
     def check(self) -> None:
@@ -51,13 +51,16 @@ class StepExecutor:
             known = self._executions[step.number] = step.execution
         return known
 
-    def place(self, step: GroupStep, execution: Execution, parameter: Tensor, state: State) -> Place:
+    def known_place(self, parameter: Tensor) -> Place | None:
+        """Where the parameter and its state lay in the step before."""
+        place = self._places.get(id(parameter))  # a tensor's own hash takes as long as all the rest
+        return place if place is not None and place.slot.x is parameter else None
+
+    def new_place(self, step: GroupStep, execution: Execution, parameter: Tensor, state: State) -> Place:
         """Where the parameter and its state lie; what the state lacks is added."""
-        place = self._places.get(parameter)
-        if place is None or not place.holds(state, execution, step.wants_u):
-            step.prepare(parameter, state)
-            place = Place(parameter, state, tuple(step.rule.state), execution, self._backends)
-            self._places[parameter] = place
+        step.prepare(parameter, state)
+        place = Place(parameter, state, tuple(step.rule.state), execution, self._backends)
+        self._places[id(parameter)] = place
         return place
 
 
@@ -81,8 +84,11 @@ class StepBatch:
     def add(self, plan: TensorPlan) -> None:
         """Have a tensor stepped when the batch is run."""
         self._plans.append(plan)
-        state = self._states[plan.parameter]
-        self._places.append(self._executor.place(self._step, self._execution, plan.parameter, state))
+        parameter, state = plan.parameter, self._states[plan.parameter]
+        place = self._executor.known_place(parameter)
+        if place is None or not place.holds(state, self._execution, self._step.wants_u):
+            place = self._executor.new_place(self._step, self._execution, parameter, state)
+        self._places.append(place)
 
     def row_step(self, parameter: Tensor) -> RowStep:
         """Count a step of a parameter in a store; gives what the store needs for it."""

@@ -1,8 +1,8 @@
 """What a step will do to one parameter, when all that can fail has been checked and nothing is changed yet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -24,6 +24,11 @@ class ParameterSite(NamedTuple):
     group: int
     number: int
     names: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any], numbers: tuple[int, int]) -> "ParameterSite":
+        """The site of a parameter by the numbers of its param group and in it."""
+        return cls(*numbers, group.get("param_names"))
 
     def __str__(self) -> str:
         return f"param group {self.group}, {self.names[self.number] if self.names else f'parameter {self.number}'}"

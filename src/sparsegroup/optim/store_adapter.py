@@ -28,9 +28,15 @@ class StoreAdapter:
         check_device(parameter, group, where)
 
     def plan(
-        self, parameter: Tensor, rule: Rule, group: Mapping[str, Any], entry: dict[str, Any], site: ParameterSite
+        self,
+        parameter: Tensor,
+        rule: Rule,
+        group: Mapping[str, Any],
+        states: Mapping[Tensor, dict[str, Any]],
+        numbers: tuple[int, int],
     ) -> StorePlan:
         """See `ParameterAdapter.plan`."""
+        site = ParameterSite.of(group, numbers)
         if not is_rows(group["groups"]):
             raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({site})")
         if group.get("weight_decay"):
@@ -41,7 +47,7 @@ class StoreAdapter:
         plan = _store(parameter).plan(
             parameter.grad,
             rule,
-            claim=entry.get("claim"),
+            claim=states.get(parameter, {}).get("claim"),
             maximize=group["maximize"],
             wants_u=rule.sigma_0 is not None or any(group[name] > 0 for name in ("l1", "l21", "l2")),
             where=str(site),

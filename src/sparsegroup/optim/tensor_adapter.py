@@ -34,7 +34,12 @@ class TensorAdapter:
         check_device(parameter, group, where)
 
     def plan(
-        self, parameter: Tensor, rule: Rule, group: Mapping[str, Any], entry: dict[str, Any], site: ParameterSite
+        self,
+        parameter: Tensor,
+        rule: Rule,
+        group: Mapping[str, Any],
+        states: Mapping[Tensor, dict[str, Any]],
+        numbers: tuple[int, int],
     ) -> TensorPlan:
         """See `ParameterAdapter.plan`."""
         gradient = parameter.grad
@@ -43,6 +48,7 @@ class TensorAdapter:
         as_it_is = not group["maximize"] and not group.get("weight_decay")
         if dense and as_it_is and gradient.dtype is parameter.dtype and gradient.shape == parameter.shape:
             return TensorPlan(parameter, gradient)
+        site = ParameterSite.of(group, numbers)
         for_device = _is_for_device(parameter, group)
         if gradient.layout == torch.sparse_coo:
             plan = _read_sparse(parameter, gradient, group, for_device, site)

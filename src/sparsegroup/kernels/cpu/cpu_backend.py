@@ -52,7 +52,8 @@ class CpuBackend:
         for tensor in request.tensors:
             slot = tensor.slot
             if tensor.rows is None:
-                together.setdefault((slot.dtype, slot.carries_u), []).append(tensor.contiguous())
+                contiguous = tensor if tensor.is_contiguous() else tensor.contiguous()
+                together.setdefault((slot.dtype, slot.carries_u), []).append(contiguous)
             else:
                 self._over_rows(tensor.summed().contiguous(), request.settings)
         for kind, tensors in together.items():
