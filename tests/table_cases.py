@@ -2,7 +2,8 @@
 
 import copy
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import backward
-from sparsegroup import GroupOptimizer, HashEmbedding
+from sparsegroup import GroupOptimizer, GroupSGD, HashEmbedding
 
 INT64 = torch.iinfo(torch.int64)
 EDGES = (0, -1, INT64.min, INT64.max, 1, INT64.min + 1, INT64.max - 1, 2**32, -(2**32), 2**62, -(2**62))
@@ -174,3 +175,21 @@ def through_a_file(item: Any, weights_only: bool = True) -> Any:
     torch.save(item, file)
     file.seek(0)
     return torch.load(file, weights_only=weights_only)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def kill(table: HashEmbedding, keys: Tensor) -> None:
+    """Make the rows of `keys` zero."""
+    optimizer = GroupSGD([table.weight], lr=0.1, l21=1e9)
+    learn(table, optimizer, pull(keys, table.weight.shape[1]))
+    optimizer.zero_grad()
+    assert not table.lookup(keys).any()

@@ -1,8 +1,6 @@
 """What a table tells about itself, and where its rows start."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,33 +12,14 @@ from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from sparsegroup import (
     GroupAdam,
     GroupMomentum,
-    GroupSGD,
     HashEmbedding,
     HashEmbeddingBag,
     param_groups,
     sparsity_report,
 )
-from table_cases import EDGES, INT64, as_keys, learn, pull, random_keys
+from table_cases import EDGES, INT64, as_keys, kill, learn, pull, random_keys, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def kill(table: HashEmbedding, keys: Tensor) -> None:
-    """Make the rows of `keys` zero."""
-    optimizer = GroupSGD([table.weight], lr=0.1, l21=1e9)
-    learn(table, optimizer, pull(keys, table.weight.shape[1]))
-    optimizer.zero_grad()
-    assert not table.lookup(keys).any()
 
 
 class TestLookup:

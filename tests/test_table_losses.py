@@ -1,6 +1,5 @@
 """Tables in losses, beside each other and in bags, against `nn.Embedding(sparse=True)`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,77 +12,20 @@ from fixed_gradients import relative_error
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
 from sparsegroup import (
     GroupAdam,
-    GroupOptimizer,
     HashEmbedding,
     HashEmbeddingBag,
     param_groups,
 )
-from table_cases import KeyedEmbedding, Lookup, as_keys, keys_in, learn, optimizer_state, random_keys
+from table_cases import KeyedEmbedding, as_keys, random_keys
+from table_pairs import DTYPES, Pair, every_member, same, table_of
 
 pytestmark = ALLOW_CREATE_GRAPH
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
-
-Change = Callable[[int, GroupOptimizer], None]
 
 
 def regularizer(member: Member, norm: str = "s", penalty: str = "lasso") -> dict[str, Any]:
     """λ's at which some rows live and some are zero; λ21 is compared with sums of m, with x, or with their mean."""
     l21 = {"s": 0.6 * member.gain, "s_tilde": 0.2 if member.lr < 0.1 else 0.6, "metric": 0.5}[norm]
     return {"l1": 0.02 * member.gain, "l21": l21, "l2": 0.05, "norm": norm, "penalty": penalty}
-
-
-class Pair:
-    """A table and its oracle, with an optimizer each.
-
-    Args:
-        table: The table; the oracle takes its starts.
-        build: Makes an optimizer of a parameter.
-    """
-
-    def __init__(self, table: HashEmbedding, build: Callable[[Tensor], GroupOptimizer], capacity: int = 256) -> None:
-        self.table, self.oracle = table, KeyedEmbedding(table, capacity)
-        self.ours, self.theirs = build(table.weight), build(self.oracle.weight)
-
-    @property
-    def both(self) -> tuple[tuple[nn.Module, GroupOptimizer], tuple[nn.Module, GroupOptimizer]]:
-        return (self.table, self.ours), (self.oracle, self.theirs)
-
-    def vectors(self, keys: Tensor) -> Tensor:
-        return torch.stack([self.table.lookup(keys), self.oracle.lookup(keys)])
-
-    def follow(self, steps: list[list[Lookup]], change: Change = lambda t, optimizer: None) -> Tensor:
-        """Trains both; `[2, steps, keys, dim]`: every key's vector after each step, 0 before its first sight."""
-        keys, path = keys_in(steps), []
-        for t, lookups in enumerate(steps):
-            for module, optimizer in self.both:
-                change(t, optimizer)
-                learn(module, optimizer, lookups)
-            path.append(self.vectors(keys))
-        return torch.stack(path, dim=1)
-
-    def assert_same_state(self) -> None:
-        ours, theirs = optimizer_state(self.ours), self.theirs.state[self.oracle.weight]
-        keys = ours.pop("keys")
-        assert ours.keys() == theirs.keys()
-        assert ours.pop("step") == theirs["step"]
-        assert sorted(self.oracle.row_of) == keys.tolist()
-        for name, value in ours.items():
-            expected = theirs[name][self.oracle.rows(keys)]
-            tolerance = TOLERANCE[expected.dtype] * (float(expected.abs().max()) or 1.0)
-            torch.testing.assert_close(value, expected, rtol=0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
-
-
-def same(path: Tensor) -> None:
-    ours, theirs = path
-    assert relative_error(ours, theirs) < TOLERANCE[path.dtype]
-    torch.testing.assert_close((ours == 0).all(-1), (theirs == 0).all(-1), rtol=0, atol=0)
-
-
-def table_of(dtype: torch.dtype, dim: int = 5, **options: Any) -> HashEmbedding:
-    return HashEmbedding(dim, std=0.05, seed=3, dtype=dtype, **options)
 
 
 class TestRealLosses:

@@ -3,43 +3,21 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from family import FAMILY
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make
 from sparsegroup import (
     GroupAdam,
-    GroupSGD,
     HashEmbedding,
     HashEmbeddingBag,
 )
-from table_cases import REGULARIZED, as_keys, crowded, everything, learn, pull, random_keys, stream
+from table_cases import REGULARIZED, as_keys, crowded, everything, kill, learn, pull, random_keys, stream, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def kill(table: HashEmbedding, keys: Tensor) -> None:
-    """Make the rows of `keys` zero."""
-    optimizer = GroupSGD([table.weight], lr=0.1, l21=1e9)
-    learn(table, optimizer, pull(keys, table.weight.shape[1]))
-    optimizer.zero_grad()
-    assert not table.lookup(keys).any()
 
 
 class TestMemory:
