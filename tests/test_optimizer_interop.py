@@ -99,12 +99,16 @@ def test_a_torch_state_keeps_our_regularizer():
     assert ours.state[y]["u"].abs().max() > 0
 
 
+# Older ones keep a state that nothing tells from Adam's.
+ADAMW_SAYS_SO = "decoupled_weight_decay" in torch.optim.AdamW([torch.zeros(1)]).param_groups[0]
+
+
 @pytest.mark.parametrize(
     ("cls", "theirs", "match"),
     [
         (GroupAdam, partial(ADAM, amsgrad=True), "amsgrad.*GroupAMSGrad"),
         (GroupAMSGrad, ADAM, "max_exp_avg_sq"),
-        (GroupAdam, torch.optim.AdamW, "decoupled_weight_decay"),
+        *([(GroupAdam, torch.optim.AdamW, "decoupled_weight_decay")] if ADAMW_SAYS_SO else []),
         (GroupAdam, torch.optim.NAdam, "mu_product"),
         (GroupAdam, ADAGRAD, "sum"),
         (GroupMomentum, partial(SGD, momentum=0.8, dampening=0.5), "dampening"),
