@@ -121,18 +121,20 @@ def test_wrong_arguments_are_named_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
-def test_demo_shows_three_methods_and_prunes_to_the_rate_of_group_adam(run: Run) -> None:
-    done = run("demo", "--rows", 30_000)
+def test_demo_shows_four_methods_and_prunes_to_the_rate_that_was_asked_for(run: Run) -> None:
+    done = run("demo", "--rows", 30_000, "--target-rate", 0.05)
     assert done.returncode == 0, done.stderr
     rows = {
         cells[0]: cells[1:]
         for line in done.stdout.splitlines()
         if line.startswith("│") and (cells := [cell.strip() for cell in line.strip("│").split("│")])
     }
-    assert list(rows) == ["Adam", "Adam, pruned", "Group Adam"]
+    asked, constant = "Group Adam, target", "Group Adam, fixed λ"
+    assert list(rows) == ["Adam", "Adam, pruned", constant, asked]
     assert rows["Adam"][2] == "100.00%"
-    assert rows["Adam, pruned"][2:4] == rows["Group Adam"][2:4]
-    assert float(rows["Group Adam"][2].rstrip("%")) < 50
+    assert rows["Adam, pruned"][2:4] == rows[asked][2:4]
+    assert rows[asked][2] == "5.00%"
+    assert float(rows[constant][2].rstrip("%")) < 50
 
 
 def test_version_and_help(run: Run) -> None:

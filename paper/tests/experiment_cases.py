@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = No
     """Plain training."""
     model, optimizer = config.replace(seed=seed).build(log)
     size = config.training.batch_size
-    return train(model, optimizer, log, batch_size=size, train_rows=train_rows, windows=1), model
+    target = partial(config.optimizer.target, optimizer)
+    return train(model, optimizer, log, batch_size=size, train_rows=train_rows, windows=1, target=target), model
 
 
 def rows_of(model: ClickModel) -> Iterator[tuple[int, torch.Tensor]]:

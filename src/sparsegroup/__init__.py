@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         GroupSGD,
     )
     from sparsegroup.optim.param_groups import param_groups
+    from sparsegroup.optim.target_rate import TargetBytes, TargetRate
     from sparsegroup.penalties import MCP, Penalty
     from sparsegroup.rules import Rule
     from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
@@ -44,6 +45,8 @@ __all__ = [
     "Rule",
     "SparsityReport",
     "TableMemory",
+    "TargetBytes",
+    "TargetRate",
     "feature_rate",
     "param_groups",
     "sparsity_report",

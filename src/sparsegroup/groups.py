@@ -17,6 +17,13 @@ class Grouping(Protocol):
     def sqrt_size(self) -> float | Tensor:
         """√d, with d the number of elements of a group."""
 
+    @property
+    def count(self) -> int:
+        """The number of groups, empty ones too."""
+
+    def of_each(self, values: Tensor) -> Tensor:
+        """`[groups]`, of what is the same in a group: of `norm`, `any` or `sqrt_size`; empty groups are left out."""
+
     def norm(self, x: Tensor) -> Tensor:
         """‖x‖₂ of each group."""
 
@@ -40,9 +47,15 @@ class Along:
     dim: int | None
 
     @property
+    def count(self) -> int:
+        return 1 if self.dim is None else self.shape[self.dim]
+
+    def of_each(self, values: Tensor) -> Tensor:
+        return values.flatten()
+
+    @property
     def sqrt_size(self) -> float:
-        count = 1 if self.dim is None else self.shape[self.dim]
-        return math.sqrt(self.shape.numel() / count) if count else 0.0
+        return math.sqrt(self.shape.numel() / self.count) if self.count else 0.0
 
     @property
     def _others(self) -> tuple[int, ...]:
@@ -73,6 +86,11 @@ class ByIndex:
     shape: torch.Size
     ids: Tensor
     count: int
+
+    def of_each(self, values: Tensor) -> Tensor:
+        per_row = values.reshape(self.shape[0])
+        first = per_row.new_zeros(self.count).index_copy_(0, self.ids, per_row)  # which of a group's it is, is the same
+        return first[self._per_group(torch.ones_like(self.ids)) > 0]
 
     def _per_group(self, per_row: Tensor) -> Tensor:
         return per_row.new_zeros(self.count).index_add_(0, self.ids, per_row)

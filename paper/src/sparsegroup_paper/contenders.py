@@ -27,6 +27,9 @@ L2S = (0.0, 1e-6, 1e-5, 1e-4)
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 """DeepLight's values of its sparsity S."""
 
+RATES = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
+"""Feature rates at which the methods are compared, and those that a method is asked for that can be."""
+
 MIDDLE = 0.1
 """Feature rate at which choices are made."""
 
@@ -59,6 +62,9 @@ def contenders(lab: Lab) -> list[Contender]:
     for label, config in (("Group Adam", adam), ("Group Adagrad", adagrad)):
         for penalty in get_args(PenaltyName):
             result.append(_regularized(lab, f"{label}, {penalty}", config.replace(penalty=penalty), "l21"))
+    for label, config in (("Group Adam", adam), ("Group Adagrad", adagrad)):
+        for penalty in get_args(PenaltyName):
+            result.append(_sized(lab, f"{label}, {penalty}, rate asked for", config, penalty))
     result.append(_pruned(lab, adam, next(one for one in result if one.name == GROUP_ADAM)))
     result.append(_regularized(lab, "Adam, element-wise l1", adam, "l1"))
     result.append(_cut_off(lab, adam))
@@ -74,6 +80,15 @@ def _regularized(lab: Lab, name: str, config: Config, strength: str) -> Contende
     samples = lab.samples([(config.replace(**{strength: value}), Plain()) for value in values], name=name)
     symbol = {"l1": "λ1", "l21": "λ21"}[strength]
     return Contender(name, tuple(f"{symbol} = {value:g}" for value in values), tuple(samples), _chosen(config))
+
+
+def _sized(lab: Lab, name: str, config: Config, penalty: PenaltyName) -> Contender:
+    """λ21 set along the way, so that a rate is left: `sparsegroup.TargetRate`."""
+    config = tuned(lab, config)
+    config = _tuned_at(lab, config, lambda one: (one.replace(target_rate=MIDDLE, penalty=penalty), Plain()), name)
+    wanted = [(config.replace(target_rate=rate, penalty=penalty), Plain()) for rate in RATES]
+    samples = lab.samples(wanted, name=name)
+    return Contender(name, tuple(f"rate = {rate:g}" for rate in RATES), tuple(samples), _chosen(config))
 
 
 def _tuned_at(lab: Lab, config: Config, at: Callable[[Config], tuple[Config, Method]], name: str) -> Config:

@@ -1,13 +1,10 @@
 """Beyond the paper: AUC against feature rate for all ways to a small table, for a user to choose from."""
 
-from sparsegroup_paper.contenders import L2S, PRUNED, Contender, contenders, of
+from sparsegroup_paper.contenders import L2S, PRUNED, RATES, Contender, contenders, of
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.recovery import is_known, recovery_figure, recovery_table
 from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
-
-RATES = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
-"""Feature rates at which the methods are compared."""
 
 
 def frontier(lab: Lab) -> Section:
@@ -64,7 +61,8 @@ def frontier(lab: Lab) -> Section:
         title="The frontier: AUC against feature rate, for all methods",
         findings=tuple(findings),
         method=(
-            "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty; Adam with magnitude pruning "
+            "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty, at constant λ21 and with λ21 "
+            "set along the way for a feature rate that was asked for (`TargetRate`); Adam with magnitude pruning "
             "and fine-tuning; Adam with λ1 alone; Adam on a log in which each field's features seen less than k times "
             "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
             f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five learning "

@@ -53,9 +53,16 @@ class Learner:
         self.model, self.optimizer = config.build(log)
 
     def fit(self, start: int, stop: int, on_batch: Callable[[int, float], None] | None = None) -> None:
-        """Train on rows `start` to `stop` once."""
-        trainer = Trainer(self.model.network, self.model.embedding, self.optimizer, window=max(1, stop - start))
-        trainer.fit(self.log.batches(start, stop, self.config.training.batch_size), on_batch=on_batch)
+        """Train on rows `start` to `stop` once, to the size that the config asks for at their end."""
+        size = self.config.training.batch_size
+        trainer = Trainer(
+            self.model.network,
+            self.model.embedding,
+            self.optimizer,
+            target=self.config.optimizer.target(self.optimizer, -(-(stop - start) // size)),
+            window=max(1, stop - start),
+        )
+        trainer.fit(self.log.batches(start, stop, size), on_batch=on_batch)
 
     def state(self) -> LearnerState:
         """Where training is, to go back to."""

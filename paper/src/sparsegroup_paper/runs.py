@@ -80,7 +80,10 @@ class Run:
         model, optimizer = config["model"], config["optimizer"]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
-        if not optimizer["l21"]:  # then these do nothing
+        targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes")}
+        targets = {name: value for name, value in targets.items() if value is not None}
+        optimizer |= targets  # the keys of runs without one are those from before there were any
+        if not optimizer["l21"] and not targets:  # then these do nothing
             optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}
         optimizer.setdefault("mcp_gamma", 3.0)  # the default, which the keys of earlier runs spell out
         return {

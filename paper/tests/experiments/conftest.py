@@ -45,6 +45,7 @@ def few_points() -> Iterator[None]:
             "contenders.L2S": L2S,
             "execution.REPLICATES": REPLICATES,
             "contenders.SPARSITIES": SPARSITIES,
+            "contenders.RATES": RATES,
             "frontier.RATES": RATES,
             "norm_choice.RATES": RATES,
         }.items():

@@ -34,7 +34,8 @@ from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.section import Section
 
 REGULARIZED = [f"Group {base}, {penalty}" for base in ("Adam", "Adagrad") for penalty in ("lasso", "mcp", "hard")]
-CONTENDERS = [*REGULARIZED, PRUNED, "Adam, element-wise l1", CUT_OFF, "DeepLight"]
+SIZED = [f"{name}, rate asked for" for name in REGULARIZED]
+CONTENDERS = [*REGULARIZED, *SIZED, PRUNED, "Adam, element-wise l1", CUT_OFF, "DeepLight"]
 
 
 def points_of(section: Section) -> dict[str, list[dict[str, Any]]]:
@@ -64,6 +65,16 @@ def test_the_frontiers_points_are_as_trained_by_hand(log: MemoryLog, ran: Callab
         config = chosen_config(row).replace(optimizer=optimizer, penalty=penalty, l21=strength(row))
         expected = train_twice(log, config)
         assert (row["feature rate"], row["test AUC"], row["± sd"]) == (expected.rate, expected.auc, expected.deviation)
+    for name in SIZED:
+        optimizer, penalty, _ = name.removeprefix("Group ").lower().split(", ")
+        rates = [float(row["strength"].removeprefix("rate = ")) for row in points[name]]
+        assert rates == list(RATES)
+        row = points[name][-1]
+        config = chosen_config(row).replace(optimizer=optimizer, penalty=penalty, target_rate=rates[-1])
+        expected = train_twice(log, config)
+        assert (row["feature rate"], row["test AUC"]) == (expected.rate, expected.auc)
+        seen = len(counted(log, TRAIN_ROWS))
+        assert row["feature rate"] == pytest.approx(rates[-1], abs=1 / seen)
     row = points["Adam, element-wise l1"][1]
     expected = train_twice(log, chosen_config(row).replace(l1=strength(row)))
     assert (row["feature rate"], row["test AUC"]) == (expected.rate, expected.auc)
@@ -115,6 +126,9 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
             assert len(values) == 1
             assert values != {0.0}
             assert [config.optimizer.l2 for config, _ in of[1].wanted] == list(L2S)
+            assert {config.optimizer.penalty.name for call in of for config, _ in call.wanted} == {name.split(", ")[1]}
+        if name in SIZED:
+            assert {config.optimizer.target_rate for call in of for config, _ in call.wanted} == {0.1}
             assert {config.optimizer.penalty.name for call in of for config, _ in call.wanted} == {name.split(", ")[1]}
     # Nothing but that is measured on the validation rows, except learning rates at λ = 0.
     known = [call for of in trials.values() for call in of]

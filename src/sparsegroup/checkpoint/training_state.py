@@ -30,6 +30,7 @@ from sparsegroup.checkpoint.compatibility import (
 )
 from sparsegroup.checkpoint.plain import as_plain, from_plain
 from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
+from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore
 from sparsegroup.table import HashEmbedding
@@ -69,6 +70,7 @@ def save_checkpoint(
     extra: Any = None,
     parent: str | Path | None = None,
     track: bool = False,
+    sweep: bool = False,
 ) -> CheckpointManifest:
     """Write the state of a training into `folder`, which appears when all of it is on disk.
 
@@ -86,6 +88,8 @@ def save_checkpoint(
         parent: The last checkpoint of the model, written with `track`, a neighbour of the new one. Only what has
             changed in the tables since is written.
         track: Let the tables note from now on what changes.
+        sweep: Apply the closed form to all rows first, see `GroupOptimizer.sweep`; what is trained afterwards differs
+            by it.
 
     Raises:
         CheckpointError: The folder exists, something can only be pickled, or the tables have not been tracked since
@@ -95,6 +99,9 @@ def save_checkpoint(
     folder = Path(folder)
     if folder.exists():
         raise CheckpointError(f"{folder}: exists already")
+    for one in _listed(optimizer) if sweep else ():
+        if isinstance(one, GroupOptimizer):
+            one.sweep()
     before = None if parent is None else Parent(CHECKPOINT.read(Path(parent)).id, f"../{Path(parent).name}")
     if before is not None and not is_tracked(model, before.id):
         raise CheckpointError(f"{folder}: the tables have not been tracked since {parent}: write all of them")

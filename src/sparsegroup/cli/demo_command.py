@@ -5,14 +5,13 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, use_threads
-from sparsegroup.names import PenaltyName
 
 
 @app.command("demo")
 def demo_command(
     rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
-    l21: Annotated[float, typer.Option(help="λ21 of Group Adam.")] = 1e-3,
-    penalty: Annotated[PenaltyName, typer.Option(help="Shape of the group threshold.")] = "lasso",
+    target_rate: Annotated[float, typer.Option(help="Share of the features that Group Adam is asked for.")] = 0.03,
+    l21: Annotated[float, typer.Option(help="λ21 of Group Adam as the paper has it, with a constant λ.")] = 1e-3,
     lr: Annotated[float, typer.Option(help="Learning rate of all.")] = 1e-2,
     seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
     threads: Threads = THREADS,
@@ -21,4 +20,4 @@ def demo_command(
     from sparsegroup.cli.demo_run import demo_run
 
     use_threads(threads)
-    demo_run(rows, l21, penalty, lr, seed)
+    demo_run(rows, target_rate, l21, lr, seed)

@@ -8,14 +8,16 @@ from rich.table import Table
 from sparsegroup.cli.app import console
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.names import PenaltyName
 from sparsegroup.training import Config
 from sparsegroup.training.comparison import MethodScore, compare
 
 
-def demo_run(rows: int, l21: float, penalty: PenaltyName, lr: float, seed: int) -> None:
-    """Compare three methods; the arguments are those of the command."""
-    config = Config.of(lr=lr, l21=l21, penalty=penalty, seed=seed)
+def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) -> None:
+    """Compare four methods; the arguments are those of the command."""
+    configs = {
+        "Group Adam, fixed λ": Config.of(lr=lr, l21=l21, seed=seed),
+        "Group Adam, target": Config.of(lr=lr, target_rate=target_rate, seed=seed),
+    }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = 0 if data.informative is None else len(np.intersect1d(data.informative, data.keys[: data.train_rows]))
     console.print(
@@ -24,12 +26,12 @@ def demo_run(rows: int, l21: float, penalty: PenaltyName, lr: float, seed: int) 
         "A DCN is trained on the first 90 % in one pass, and tested on the rest.",
         highlight=False,
     )
-    console.print(_comparison(compare(data, config, partial(training_bar, data.train_rows))))
+    console.print(_comparison(compare(data, configs, partial(training_bar, data.train_rows))))
 
 
 def _comparison(scores: list[MethodScore]) -> Table:
-    table = Table(caption="table: 8-byte key and float32 vector of each feature that is not exactly zero")
-    for column in ("", "test AUC", "log loss", "feature rate", "table", "informative"):
+    table = Table(caption="rate: features that are not exactly zero; table: their 8-byte keys and float32 vectors")
+    for column in ("", "test AUC", "log loss", "rate", "table", "informative"):
         table.add_column(column, justify="left" if not column else "right")
     for method in scores:
         table.add_row(

@@ -44,6 +44,10 @@ def export_command(
             show_default=False,
         ),
     ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="Apply the last λ to all rows first: those that no batch has touched since, too."),
+    ] = False,
     test: TestLog = None,
     overwrite: Overwrite = False,
     threads: Threads = THREADS,
@@ -55,9 +59,19 @@ def export_command(
 
     use_threads(threads)
     if since is None:
-        export_run(model, out, dtype or "float32", onnx, test, program=program, overwrite=overwrite, threads=threads)
+        export_run(
+            model,
+            out,
+            dtype or "float32",
+            onnx,
+            test,
+            program=program,
+            sweep=sweep,
+            overwrite=overwrite,
+            threads=threads,
+        )
     else:
-        delta_run(model, out, since, dtype, test, overwrite=overwrite, threads=threads)
+        delta_run(model, out, since, dtype, test, sweep=sweep, overwrite=overwrite, threads=threads)
 
 
 @app.command("apply")

@@ -29,23 +29,32 @@ def export_run(
     test: Path | None,
     *,
     program: bool,
+    sweep: bool,
     overwrite: bool,
     threads: int,
 ) -> None:
     """Write an export; the arguments are those of the command."""
     check_free(out, overwrite)
-    opened = open_trained(model)
+    opened = open_trained(model, sweep=sweep)
     rows = None if test is None else _open_test(test, opened.config, threads)
     wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
     console.print(_outcome(export(opened, out, dtype, wanted, overwrite=overwrite), out), highlight=False)
 
 
 def delta_run(
-    model: Path, out: Path, since: Path, dtype: Dtype | None, test: Path | None, *, overwrite: bool, threads: int
+    model: Path,
+    out: Path,
+    since: Path,
+    dtype: Dtype | None,
+    test: Path | None,
+    *,
+    sweep: bool,
+    overwrite: bool,
+    threads: int,
 ) -> None:
     """Write what has changed since an export; the arguments are those of the command."""
     check_free(out, overwrite)
-    opened = open_trained(model)
+    opened = open_trained(model, sweep=sweep)
     rows = None if test is None else _open_test(test, opened.config, threads)
     manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
     console.print(_outcome(manifest, out), highlight=False)

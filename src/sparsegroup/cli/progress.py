@@ -56,7 +56,7 @@ def training_bar(total: int, name: str) -> Iterator[Reporter]:
         TextColumn("{task.fields[state]}"),
         console=console,
     )
-    state: dict[str, Any] = {"loss": float("nan"), "auc": float("nan"), "rate": float("nan"), "bytes": 0}
+    state: dict[str, Any] = {"loss": float("nan"), "auc": float("nan"), "rate": float("nan"), "asked": "", "bytes": 0}
     with bar:
         task = bar.add_task(name, total=total, speed="", state="")
 
@@ -65,7 +65,7 @@ def training_bar(total: int, name: str) -> Iterator[Reporter]:
             bar.update(
                 task,
                 speed=f"{speed:,.0f}/s" if speed else "",
-                state=f"loss {state['loss']:.4f} AUC {state['auc']:.4f} rate {state['rate']:.4f} "
+                state=f"loss {state['loss']:.4f} AUC {state['auc']:.4f} rate {state['rate']:.4f}{state['asked']} "
                 f"{state['bytes'] / 1e6:,.0f} MB",
             )
 
@@ -73,7 +73,9 @@ def training_bar(total: int, name: str) -> Iterator[Reporter]:
             bar.advance(task, samples)
 
         def on_progress(point: HistoryPoint) -> None:
+            asked = "" if point.scheduled_rate is None else f" (asked {point.scheduled_rate:.4f})"
             state.update(loss=point.log_loss, auc=point.auc, rate=point.feature_rate, bytes=point.table_bytes)
+            state["asked"] = asked
             show()
 
         yield on_batch, on_progress

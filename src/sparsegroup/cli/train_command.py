@@ -120,7 +120,25 @@ def train_command(
     ] = None,
     penalty: Annotated[
         PenaltyName | None,
-        typer.Option(rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso"),
+        typer.Option(
+            rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso; hard with a size"
+        ),
+    ] = None,
+    target_rate: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel="Size",
+            help="Share of the features to keep, such as .03: λ21 is set along the way.",
+            show_default=False,
+        ),
+    ] = None,
+    target_bytes: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Size",
+            help="Bytes of the embeddings to keep, such as 200MB: vectors, and 8 for each key.",
+            show_default=False,
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")

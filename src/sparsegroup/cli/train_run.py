@@ -12,11 +12,11 @@ from sparsegroup.artifact.chain import verified_chain
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.cli.app import UsageError, console
-from sparsegroup.cli.progress import print_notes, reading_bar, training_bar
-from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
+from sparsegroup.cli.progress import print_notes, training_bar
+from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
 from sparsegroup.data.log_opening import is_prepared
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
-from sparsegroup.training.config import SHORT, read_config
+from sparsegroup.training.config import read_config
 from sparsegroup.training.run_dir import (
     CONFIG,
     FINISHED,
@@ -29,7 +29,7 @@ from sparsegroup.training.run_dir import (
 )
 from sparsegroup.training.run_manifest import SUMMARY
 from sparsegroup.training.session import lock_run, run_beginning
-from sparsegroup.yaml_settings import assignment, checked, with_values
+from sparsegroup.yaml_settings import checked, with_values
 
 _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.seed")
 """What a run cannot change when it goes on."""
@@ -59,22 +59,15 @@ def train_run(
     Raises:
         UsageError: Options that do not go together, or a folder that is taken.
     """
-    values: dict[str, Any] = {
-        SHORT[name]: str(value) if isinstance(value, Path) else value
-        for name, value in options.items()
-        if name in SHORT and name != "log"
-    }
-    is_config = log is not None and log.suffix in (".yaml", ".yml")
-    if log is not None and not is_config:
-        values["data.log"] = str(log)
-    values |= dict(map(assignment, assignments))
+    values = setting_values(log, options, assignments)
+    is_config = is_settings_file(log)
     if before is None:
         config = read_config(log if is_config else None, values, "the command line")
     elif is_config:
         raise UsageError("--continue takes its settings from the run; change them with --set, and give a log")
     else:
         config = _going_on(config_of(before), values)
-    folder = out or Path("runs") / _name(config)
+    folder = out or Path("runs") / log_name(config)
     if before is not None and folder.resolve() == before.resolve():
         raise UsageError(f"{folder} is the run to go on with; give another --out, or use --resume if it was cut off")
     taken = not is_free(folder)
@@ -87,7 +80,7 @@ def train_run(
         hint = "" if whole else f", or `sparsegroup train --resume {folder}` to go on with the run that was cut off"
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
     run = None if before is None else load_run(before, config)
-    data = _open(config, threads)
+    data = open_config_log(config, threads)
     if taken:  # the old run stays until the new one is complete
         if (folder / UNFINISHED).is_dir():
             lock_run(folder / UNFINISHED).close()
@@ -102,7 +95,7 @@ def resume_run(folder: Path, threads: int) -> None:
     place = _place_of(folder)
     if place.name != FINISHED and not _is_complete(place):
         config, _ = run_beginning(place)
-        session = Session.resume(place, _open(config, threads))
+        session = Session.resume(place, open_config_log(config, threads))
         _introduce(session)
         _train(session, folder)
         return
@@ -146,29 +139,6 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
         if ours != theirs:
             raise UsageError(f"{key} cannot become {theirs}: the run that is gone on with has {ours}")
     return config
-
-
-def _name(config: Config) -> str:
-    return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
-
-
-def _open(config: Config, threads: int) -> Log:
-    data = config.data
-    if data.log is None:
-        return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
-    path = Path(data.log)
-    with reading_bar(path.name) as on_progress:
-        log = open_log(
-            path,
-            None if data.test is None else Path(data.test),
-            on_bad_row=data.on_bad_row,
-            max_bad=data.max_bad,
-            threads=threads,
-            on_progress=on_progress,
-            **data.format_options,
-        )
-    print_notes(log.notes)
-    return log
 
 
 def _introduce(session: Session) -> None:

@@ -63,7 +63,7 @@ class TensorStep:
         return replace(self, rows=total.indices()[0], gradient=total.values(), repeats=False)
 
 
-def check_rows(rows: Tensor, count: int, where: str) -> None:
+def check_rows(rows: Tensor, count: int, where: object) -> None:
     """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write where they are told."""
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         raise IndexError(

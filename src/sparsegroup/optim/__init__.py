@@ -4,6 +4,7 @@ from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
 from sparsegroup.optim.group_adahessian import GroupAdaHessian
 from sparsegroup.optim.param_groups import param_groups
+from sparsegroup.optim.target_rate import SizeTarget, TargetBytes, TargetRate
 
 __all__ = [
     "GroupAMSGrad",
@@ -14,5 +15,8 @@ __all__ = [
     "GroupMomentum",
     "GroupOptimizer",
     "GroupSGD",
+    "SizeTarget",
+    "TargetBytes",
+    "TargetRate",
     "param_groups",
 ]

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
+from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.store_adapter import StoreAdapter
 from sparsegroup.optim.stored import StoredParameter
@@ -24,23 +27,31 @@ class ParameterAdapter(Protocol):
             ValueError, TypeError, RuntimeError: See `GroupOptimizer`.
         """
 
-    def plan(
-        self,
-        parameter: Tensor,
-        rule: Rule,
-        group: Mapping[str, Any],
-        states: Mapping[Tensor, Entry],
-        numbers: tuple[int, int],
-    ) -> ParameterPlan:
+    def plan(self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, Entry], number: int) -> ParameterPlan:
         """Read the gradient. All that can fail fails here; nothing is changed.
 
         Args:
             parameter: It has a gradient.
-            rule: The base optimizer.
-            group: The param group.
+            step: The step of its param group.
             states: The optimizer's state; it has no entry for the parameter before its first step.
-            numbers: The number of the param group, and of the parameter in it, for messages.
+            number: The parameter's in the param group, for messages.
         """
+
+    def census(
+        self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
+    ) -> GroupCensus:
+        """Which λ21 the parameter's groups outlive; see `sparsegroup.kernels.eager.eager_sweep`.
+
+        Args:
+            parameter: It has been stepped.
+            step: The step of its param group that has no gradient.
+            entry: Its state.
+            sample: How many groups to look at, at most; 0 for all.
+            draw: Draws them.
+        """
+
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, drop_untrained: bool) -> None:
+        """Apply the closed form to all groups without a gradient; see `GroupOptimizer.sweep`."""
 
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:
         """The state as `state_dict` has it."""

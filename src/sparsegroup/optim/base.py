@@ -1,9 +1,10 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
@@ -12,6 +13,7 @@ from sparsegroup.optim.adapters import adapter_of
 from sparsegroup.optim.arguments import check_hyperparameters, known_options, plain_threshold
 from sparsegroup.optim.constructor import bound_arguments, shown_signature
 from sparsegroup.optim.executor import StepExecutor
+from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.state_loading import adapt_state_dict
@@ -201,11 +203,70 @@ class GroupOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._executor.check()
-        plans = self._completed([self._plan(number, group) for number, group in enumerate(self.param_groups)])
-        for number, group in enumerate(self.param_groups):
-            if plans[number]:
-                self._executor.carry_out(GroupStep(self.rule, group, number), plans[number], self.state)
+        steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
+        plans = self._completed([self._plan(step) for step in steps])
+        for step, planned in zip(steps, plans, strict=True):
+            if planned:
+                self._executor.carry_out(step, planned, self.state)
         return loss
+
+    @torch.no_grad()
+    def sweep(self, *, drop_untrained: bool = False) -> None:
+        """Apply the closed form to all groups once more, without a gradient, at the hyperparameters of this moment.
+
+        So a λ that has changed reaches rows that no batch has touched since: what no longer insists becomes exactly
+        zero, what does comes back. The base optimizer's state, the step count, param groups without λ, and groups that
+        never had a non-zero gradient stay as they are. With the lasso, norm "s" and λ2 = 0, a second sweep changes
+        nothing. Where the learning rate is 0 it is taken as 2⁻²⁰.
+
+        Args:
+            drop_untrained: Rows of a `HashEmbedding` that were looked up in training and never had a non-zero gradient,
+                which are as random as they started, become zero too where λ21 > 0. Not while `prefetch` has looked up
+                the next batch: its new rows would lose their start.
+
+        Examples:
+            >>> import torch
+            >>> from sparsegroup import GroupAdam
+            >>> x = torch.nn.Parameter(torch.ones(2, 3))
+            >>> optimizer = GroupAdam([x], penalty="hard")
+            >>> x.grad = torch.tensor([[1.0], [0.01]]).expand(2, 3)
+            >>> optimizer.step()
+            >>> optimizer.param_groups[0]["l21"] = 100.0
+            >>> optimizer.sweep()
+            >>> (x != 0).any(dim=1).tolist()
+            [True, False]
+        """
+        for number, group in enumerate(self.param_groups):
+            self._check_group(group, f"param group {number}")
+        for number, group in enumerate(self.param_groups):
+            step = GroupStep.without_gradient(self.rule, group, number)
+            if step.regularizer.active:
+                for parameter in group["params"]:
+                    if self.state.get(parameter):
+                        adapter_of(parameter).sweep(
+                            parameter, step, self.state[parameter], drop_untrained=drop_untrained
+                        )
+
+    @torch.no_grad()
+    def census(self, number: int, sample: int = 0, seed: Sequence[int] = (0,)) -> list[GroupCensus]:
+        """Which λ21 the groups of a param group outlive, at the other hyperparameters of this moment.
+
+        Args:
+            number: The param group, by its place.
+            sample: How many groups of a parameter to look at, at most; 0 for all.
+            seed: For drawing the sample.
+
+        Returns:
+            One entry for each of its parameters that has been stepped.
+        """
+        group = self.param_groups[number]
+        step = GroupStep.without_gradient(self.rule, group, number)
+        draw = np.random.default_rng([*seed, number])
+        return [
+            adapter_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
+            for parameter in group["params"]
+            if self.state.get(parameter)
+        ]
 
     def _check_ready(self) -> None:
         """Raise where a step cannot be taken now."""
@@ -215,12 +276,12 @@ class GroupOptimizer(Optimizer):
                 if not group["capturable"]:
                     raise RuntimeError(f"only a step with capturable=True can be captured (param group {index})")
 
-    def _plan(self, number: int, group: ParamGroup) -> list[ParameterPlan]:
+    def _plan(self, step: GroupStep) -> list[ParameterPlan]:
         """All of a param group's step that can fail; nothing is changed."""
-        self._recheck_group(group, f"param group {number}")
+        states = self.state
         return [
-            adapter_of(parameter).plan(parameter, self.rule, group, self.state, (number, index))
-            for index, parameter in enumerate(group["params"])
+            adapter_of(parameter).plan(parameter, step, states, index)
+            for index, parameter in enumerate(step.group["params"])
             if parameter.grad is not None
         ]
 
@@ -232,17 +293,19 @@ class GroupOptimizer(Optimizer):
     def _executor(self) -> StepExecutor:
         return StepExecutor(self.rule)
 
-    def _recheck_group(self, group: ParamGroup, where: str) -> None:
-        """`_check_group` at each step, without what cannot have changed since the last."""
+    def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
+        """The step of a param group, whose hyperparameters are checked: the same one as long as they do not change."""
         options = [_unchanging(name, group) for name in group if name != "params"]
         if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
-            self._check_group(group, where)
-            return
-        checked = self.__dict__.setdefault("_checked", {})
+            self._check_group(group, f"param group {number}")
+            return GroupStep(self.rule, group, number)
+        known = self.__dict__.setdefault("_group_steps", {})
         signature = (options, list(map(id, group["params"])))
-        if checked.get(where) != signature:
-            self._check_group(group, where)
-            checked[where] = signature
+        if number not in known or known[number][0] != signature or known[number][1].group is not group:
+            self._check_group(group, f"param group {number}")
+            known[number] = signature, GroupStep(self.rule, group, number)
+        step: GroupStep = known[number][1]
+        return step
 
 
 def _unchanging(name: str, group: ParamGroup) -> Any:

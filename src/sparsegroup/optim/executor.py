@@ -21,11 +21,14 @@ class StepExecutor:
 
     Args:
         rule: The optimizer's rule.
+
+    Attributes:
+        places: By the `id` of a parameter, where it and its state lay in the step before.
     """
 
     def __init__(self, rule: Rule) -> None:
         self._backends = backends_of(rule)
-        self._places: dict[int, Place] = {}
+        self.places: dict[int, Place] = {}
         self._executions: dict[int, Execution] = {}
 
     def check(self) -> None:
@@ -51,16 +54,11 @@ class StepExecutor:
             known = self._executions[step.number] = step.execution
         return known
 
-    def known_place(self, parameter: Tensor) -> Place | None:
-        """Where the parameter and its state lay in the step before."""
-        place = self._places.get(id(parameter))  # a tensor's own hash takes as long as all the rest
-        return place if place is not None and place.slot.x is parameter else None
-
     def new_place(self, step: GroupStep, execution: Execution, parameter: Tensor, state: State) -> Place:
         """Where the parameter and its state lie; what the state lacks is added."""
         step.prepare(parameter, state)
         place = Place(parameter, state, tuple(step.rule.state), execution, self._backends)
-        self._places[id(parameter)] = place
+        self.places[id(parameter)] = place
         return place
 
 
@@ -78,6 +76,7 @@ class StepBatch:
         self._step = step
         self._states = states
         self._execution = executor.execution(step)
+        self._known = executor.places
         self._plans: list[TensorPlan] = []
         self._places: list[Place] = []
 
@@ -85,8 +84,8 @@ class StepBatch:
         """Have a tensor stepped when the batch is run."""
         self._plans.append(plan)
         parameter, state = plan.parameter, self._states[plan.parameter]
-        place = self._executor.known_place(parameter)
-        if place is None or not place.holds(state, self._execution, self._step.wants_u):
+        place = self._known.get(id(parameter))  # a tensor's own hash takes as long as all the rest
+        if place is None or not place.holds(parameter, state, self._execution, self._step.wants_u):
             place = self._executor.new_place(self._step, self._execution, parameter, state)
         self._places.append(place)
 
@@ -116,6 +115,8 @@ class StepBatch:
     def _count_steps(self) -> list[Numbers]:
         step, places = self._step, self._places
         if not step.execution.capturable:
-            return [step.numbers(place.count_step()) for place in places]
+            counts = [place.count_step() for place in places]
+            numbers = {t: step.numbers(t) for t in set(counts)}
+            return [numbers[t] for t in counts]
         dtypes = [compute_dtype(place.slot.dtype) for place in places]
         return advance_steps(step, [place.step for place in places], dtypes)

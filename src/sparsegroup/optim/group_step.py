@@ -16,6 +16,12 @@ from sparsegroup.rules import Rule
 VANISHING_LR = 2.0**-50
 """Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
 
+LEAST_LR = 2.0**-20
+"""The learning rate of a sweep where it is 0: small enough for σ to be what decides, too large to overflow."""
+
+_KEPT = 16
+"""Step counts of which the numbers are kept: parameters that came together are at the same."""
+
 
 class GroupStep:
     """One step of one param group.
@@ -34,6 +40,7 @@ class GroupStep:
         self.regularizer = Regularizer.of(group)
         self.initial = rule.initial_state(group)
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None
+        self.takes_gradients_as_they_are = not group["maximize"] and not group.get("weight_decay")
         lr = 1.0 if self.execution.capturable else float(group["lr"])
         frozen = lr < VANISHING_LR
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
@@ -42,10 +49,17 @@ class GroupStep:
         self.settings = LaunchSettings(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
         self._numbers: dict[float, Numbers] = {}
 
+    @classmethod
+    def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
+        """A step in which the closed form alone is taken; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
+        return cls(rule, {**group, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
+
     def numbers(self, t: float) -> Numbers:
         """The numbers of step `t`, on the host."""
         known = self._numbers.get(t)
         if known is None:
+            if len(self._numbers) == _KEPT:
+                self._numbers.clear()
             scalars = self.rule.host_scalars(self.group, int(t), self._rate)
             start = (self.settings.sigma_0 or 0.0, 0.0 if self.settings.frozen else 1.0)
             known = self._numbers[t] = Numbers(scalars, start, step_seed(int(t)))

@@ -64,11 +64,12 @@ class Place:
             chosen = self._chosen[sparse] = next(one for one in self._backends if one.takes(self.slot, sparse))
         return chosen
 
-    def holds(self, state: State, execution: Execution, wants_u: bool) -> bool:
+    def holds(self, parameter: Tensor, state: State, execution: Execution, wants_u: bool) -> bool:
         """Whether all is still where it was, and nothing is missing."""
         slot, x = self.slot, self.slot.x
         if (
-            x.data_ptr() != self._address
+            x is not parameter
+            or x.data_ptr() != self._address
             or x.stride() != self._stride
             or x.shape != slot.shape
             or execution is not slot.execution

@@ -3,15 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.optim.arguments import check_device
+from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import Shielded, check_names
 from sparsegroup.optim.plans import ParameterSite, StorePlan
-from sparsegroup.optim.stored import RowStore, store_of
+from sparsegroup.optim.stored import RowStep, RowStore, store_of
 from sparsegroup.rules import Rule
+
+KEY_BYTES = 8
+"""What a live row takes beside its vector where a model is served: its key."""
 
 
 class StoreAdapter:
@@ -28,15 +34,11 @@ class StoreAdapter:
         check_device(parameter, group, where)
 
     def plan(
-        self,
-        parameter: Tensor,
-        rule: Rule,
-        group: Mapping[str, Any],
-        states: Mapping[Tensor, dict[str, Any]],
-        numbers: tuple[int, int],
+        self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, dict[str, Any]], number: int
     ) -> StorePlan:
         """See `ParameterAdapter.plan`."""
-        site = ParameterSite.of(group, numbers)
+        group = step.group
+        site = ParameterSite.of(group, (step.number, number))
         if not is_rows(group["groups"]):
             raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({site})")
         if group.get("weight_decay"):
@@ -46,14 +48,31 @@ class StoreAdapter:
         assert parameter.grad is not None
         plan = _store(parameter).plan(
             parameter.grad,
-            rule,
+            step.rule,
             claim=states.get(parameter, {}).get("claim"),
             maximize=group["maximize"],
-            wants_u=rule.sigma_0 is not None or any(group[name] > 0 for name in ("l1", "l21", "l2")),
-            where=str(site),
+            wants_u=step.wants_u,
+            where=site,
             state_dtype=group["state_dtype"],
         )
         return StorePlan(parameter, plan)
+
+    def census(
+        self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], sample: int, draw: np.random.Generator
+    ) -> GroupCensus:
+        """See `ParameterAdapter.census`. Rows that never had a gradient insist on nothing."""
+        store = _store(parameter)
+        count = store.num_rows
+        rows = draw.integers(0, count, sample) if 0 < sample < count else None
+        critical = store.critical_l21(_row_step(step, entry), rows)
+        critical[np.isinf(critical)] = 0.0
+        weight = count / len(critical) if len(critical) else 0.0
+        live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
+        return GroupCensus(critical, weight, store.num_live, store.num_seen, live_bytes)
+
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
+        """See `ParameterAdapter.sweep`."""
+        _store(parameter).sweep(_row_step(step, entry), drops=drop_untrained and step.regularizer.l21 > 0)
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
@@ -92,6 +111,12 @@ class StoreAdapter:
         entry["claim"] = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
         for name in shielded:
             del entry[name]
+
+
+def _row_step(step: GroupStep, entry: Mapping[str, Any]) -> RowStep:
+    numbers = step.numbers(float(entry["step"]))
+    dtype = step.group["state_dtype"]
+    return RowStep(step.rule, entry["claim"], step.initial, dtype, True, numbers, step.settings)
 
 
 def _store(parameter: Tensor) -> RowStore:

@@ -90,7 +90,7 @@ class RowStore(Protocol):
         claim: Claim | None,
         maximize: bool,
         wants_u: bool,
-        where: str,
+        where: object,
         state_dtype: torch.dtype | None = None,
     ) -> RowPlan:
         """All of a step that can fail. Nothing is changed.
@@ -113,6 +113,25 @@ class RowStore(Protocol):
 
     def holds(self, claim: Claim) -> bool:
         """Whether the state in the rows is that of `claim`."""
+
+    def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
+        """The largest λ21 at which each row is zero, by the closed form without a gradient.
+
+        Args:
+            request: The step that has no gradient; λ21 and the penalty are of no account.
+            rows: `[n]`, their numbers; None for all.
+
+        Returns:
+            `[n]` float64, infinite where a row never had a non-zero gradient; empty if the rows hold another's state.
+        """
+
+    def sweep(self, request: RowStep, *, drops: bool) -> None:
+        """Apply the closed form to all rows without a gradient, if they hold the state of the step's claim.
+
+        Args:
+            request: The step.
+            drops: Whether rows that never had a non-zero gradient become zero; else they stay as they are.
+        """
 
     def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
         """The "keys" `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +11,10 @@ from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.slot import compute_dtype
 from sparsegroup.kernels.step_request import check_rows
+from sparsegroup.optim import tensor_sweep
 from sparsegroup.optim.arguments import check_device
+from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import Shielded, check_names
 from sparsegroup.optim.plans import ParameterSite, TensorPlan
 from sparsegroup.rules import Rule
@@ -34,21 +38,17 @@ class TensorAdapter:
         check_device(parameter, group, where)
 
     def plan(
-        self,
-        parameter: Tensor,
-        rule: Rule,
-        group: Mapping[str, Any],
-        states: Mapping[Tensor, dict[str, Any]],
-        numbers: tuple[int, int],
+        self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, dict[str, Any]], number: int
     ) -> TensorPlan:
         """See `ParameterAdapter.plan`."""
         gradient = parameter.grad
         assert gradient is not None
-        dense = gradient.layout is torch.strided and parameter.dtype in _COMPUTED
-        as_it_is = not group["maximize"] and not group.get("weight_decay")
-        if dense and as_it_is and gradient.dtype is parameter.dtype and gradient.shape == parameter.shape:
+        dtype = parameter.dtype
+        dense = step.takes_gradients_as_they_are and gradient.layout is torch.strided and dtype in _COMPUTED
+        if dense and gradient.dtype is dtype and gradient.shape == parameter.shape:
             return TensorPlan(parameter, gradient)
-        site = ParameterSite.of(group, numbers)
+        group = step.group
+        site = ParameterSite.of(group, (step.number, number))
         for_device = _is_for_device(parameter, group)
         if gradient.layout == torch.sparse_coo:
             plan = _read_sparse(parameter, gradient, group, for_device, site)
@@ -64,6 +64,16 @@ class TensorAdapter:
         if group.get("weight_decay"):
             gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
         return plan.with_gradient(gradient)
+
+    def census(
+        self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], sample: int, draw: np.random.Generator
+    ) -> GroupCensus:
+        """See `ParameterAdapter.census`. Groups that never had a gradient do not count."""
+        return tensor_sweep.census(parameter, step, entry, sample, draw)
+
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
+        """See `ParameterAdapter.sweep`."""
+        tensor_sweep.sweep(parameter, step, entry)
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The entry itself."""

@@ -102,9 +102,19 @@ def auc_chart(history: Sequence[HistoryPoint], test_auc: float | None) -> Chart:
 
 
 def feature_rate_chart(history: Sequence[HistoryPoint]) -> Chart:
-    """Live features over features seen."""
-    line = Line("feature rate", [point.feature_rate for point in history], "orange")
-    return Chart("feature-rate", "Feature rate", "%", _samples(history), (line,), scale="zero")
+    """Live features over features seen, and what a target asked for."""
+    lines = [Line("feature rate", [point.feature_rate for point in history], "orange")]
+    if _has_target(history):
+        lines.append(Line("scheduled", [_or_nan(point.scheduled_rate) for point in history], "sky"))
+    return Chart("feature-rate", "Feature rate", "%", _samples(history), tuple(lines), scale="zero")
+
+
+def _has_target(history: Sequence[HistoryPoint]) -> bool:
+    return any(point.scheduled_rate is not None for point in history)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple[Chart, ...]:
@@ -112,7 +122,8 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple
     samples = _samples(history)
 
     def chart(title: str, unit: Unit, *lines: Line, **options: Any) -> Chart:
-        return Chart(title.lower().replace(" ", "-"), title, unit, samples, lines, **options)
+        name = options.pop("name", title.lower().replace(" ", "-"))
+        return Chart(name, title, unit, samples, lines, **options)
 
     calibration = Line("next samples (test, then train)", [point.calibration for point in history])
     log_loss = Line("log loss", [point.log_loss for point in history])
@@ -121,12 +132,15 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple
     live = Line("live rows", [point.live_rows for point in history], "orange")
     speed = Line("samples per second", [point.samples_per_s for point in history])
     size = Line("table", [point.table_bytes for point in history])
+    l21 = Line("λ21", [_or_nan(point.l21) for point in history], "green")
+    threshold = (chart("λ21", "", l21, scale="zero", name="lambda"),) if _has_target(history) else ()
     return (
         auc_chart(history, test_auc),
         chart("Calibration", "", calibration, reference=("perfect: 1", 1.0)),
         chart("Log loss", "", log_loss),
         chart("Normalized entropy", "", entropy),
         feature_rate_chart(history),
+        *threshold,
         chart("Live rows and features seen", "rows", live, seen, scale="log"),
         chart("Samples per second", "/s", speed, scale="zero"),
         chart("Table size", "B", size, scale="zero"),

@@ -48,6 +48,9 @@ _FORMATS: Mapping[Unit, Callable[[float], str]] = {
 }
 
 
+_TARGETS = (("rate", "target_rate"), ("size", "target_bytes"))
+
+
 def _headline(config: Mapping[str, Any]) -> str:
     """Such as "DCN, adam, λ21 = 0.0001 (lasso)"; what the config does not say is left out."""
     named = (config.get(section) or {} for section in ("model", "optimizer"))
@@ -57,11 +60,15 @@ def _headline(config: Mapping[str, Any]) -> str:
         parts.append(str(model["name"]).upper())
     if "name" in optimizer:
         parts.append(str(optimizer["name"]))
-    if optimizer.get("l21") is not None:
-        penalty = optimizer.get("penalty")
-        if isinstance(penalty, Mapping):
-            penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
-        parts.append(f"λ21 = {_setting(optimizer['l21'])}" + (f" ({penalty})" if penalty else ""))
+    penalty = optimizer.get("penalty")
+    if isinstance(penalty, Mapping):
+        penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
+    strength = next(
+        (f"{name} {_setting(optimizer[key])} asked for" for name, key in _TARGETS if optimizer.get(key) is not None),
+        None if optimizer.get("l21") is None else f"λ21 = {_setting(optimizer['l21'])}",
+    )
+    if strength is not None:
+        parts.append(strength + (f" ({penalty})" if penalty else ""))
     return ", ".join(parts) or "Training run"
 
 

@@ -41,6 +41,9 @@ class HistoryPoint:
         table_bytes: Bytes of the table, index and optimizer's state included.
         seconds: That training has taken so far, evaluation left out.
         samples_per_s: Since the last point.
+        l21: λ21 of the embeddings, where a target sets it.
+        scheduled_rate: The feature rate that the target asked for when it set λ21 last; for a size in bytes, the share
+            of these.
     """
 
     samples: int
@@ -54,6 +57,8 @@ class HistoryPoint:
     table_bytes: int
     seconds: float = field(compare=False)
     samples_per_s: float = field(compare=False)
+    l21: float | None = None
+    scheduled_rate: float | None = None
 
 
 @dataclass(frozen=True)

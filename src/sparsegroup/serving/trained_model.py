@@ -58,8 +58,13 @@ class TrainedModel:
         return {name: FieldCount(seen[name].seen, rows.rows, rows.live) for name, rows in counts.items()}
 
 
-def open_trained(path: str | Path) -> TrainedModel:
+def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
     """The model in the folder `path`.
+
+    Args:
+        path: A run, a checkpoint or an export.
+        sweep: Apply the closed form to all rows once more (`GroupOptimizer.sweep`), so that a λ that changed on the way
+            has reached those that no batch has touched since. Of no effect on an export.
 
     Raises:
         RunError, CheckpointError: It holds none, or a damaged one.
@@ -71,12 +76,12 @@ def open_trained(path: str | Path) -> TrainedModel:
         names = export.vocabularies[0] if len(export.vocabularies) == 1 else None
         return TrainedModel(path, "export", config, columns, export.model(), names, manifest=export.manifest)
     if (path / CHECKPOINT).is_file():
-        return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY)
+        return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY, sweep)
     config_of(path)
-    return _open_checkpoint(path, "run", last_checkpoint(path), path / VOCABULARY)
+    return _open_checkpoint(path, "run", last_checkpoint(path), path / VOCABULARY, sweep)
 
 
-def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path) -> TrainedModel:
+def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
     extra = kept_extra(checkpoint)
     try:
         config = checked(Config, extra["config"], str(checkpoint))
@@ -85,6 +90,8 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path)
         raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it says of no model") from error
     model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
     load_checkpoint(checkpoint, model, optimizer, rng=False)
+    if sweep:
+        optimizer.sweep(drop_untrained=True)
     entry = optimizer.state.get(model.embedding.weight)
     return TrainedModel(
         path,

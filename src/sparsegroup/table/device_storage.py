@@ -16,7 +16,7 @@ from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import batch
+from sparsegroup.table import batch, eager_sweep_rows
 from sparsegroup.table.batch import Scratch
 from sparsegroup.table.device_rows import DeviceRows
 from sparsegroup.table.index import Index
@@ -147,7 +147,7 @@ class DeviceStorage:
         return moves
 
     def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: str
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object
     ) -> RowGradient:
         """See `RowStorage`. The step's kernel sums and checks: nothing is waited for unless there is a graph."""
         if gradient.requires_grad:  # a Hessian comes in the order of the coalesced gradient
@@ -177,6 +177,20 @@ class DeviceStorage:
             request.numbers,
         )
         self._watch.send()
+
+    # Sweep
+
+    def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+        """See `RowStorage`; on the host."""
+        found = np.arange(count) if rows is None else rows
+        return eager_sweep_rows.critical_l21(self.rows, found, request, self.rows.state_dtype)
+
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+        """See `RowStorage`; on the host."""
+        memory = self.rows
+        changed = eager_sweep_rows.sweep(memory, count, request, memory.weight_dtype, memory.state_dtype, drops=drops)
+        self.recount(count)
+        return changed
 
 
 def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s]:

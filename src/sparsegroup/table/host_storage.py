@@ -1,24 +1,26 @@
 """A table's rows in the host's memory."""
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.cpu import compiled_step, finite
+from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite
 from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import batch
+from sparsegroup.table import batch, eager_sweep_rows
 from sparsegroup.table.batch import Scratch
 from sparsegroup.table.host_rows import HostRows
 from sparsegroup.table.index import Index
 from sparsegroup.table.key_search import KeySearch, Reach, RowSpace, run_search
 from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
-from sparsegroup.table.row_storage import WEIGHT, RowGradient
+from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient
 from sparsegroup.table.table_config import TableConfig
 
 _COUNT_AT_A_TIME = 1 << 18
@@ -118,7 +120,7 @@ class HostStorage:
         return moves
 
     def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: str
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object
     ) -> RowGradient:
         """See `RowStorage`. Rows that are not known to be distinct are summed here."""
         if gradient.requires_grad or lines is None:
@@ -149,3 +151,45 @@ class HostStorage:
             np.array([request.numbers.scalars], memory.dtype),
             request.settings,
         )
+
+    # Sweep
+
+    def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+        """See `RowStorage`."""
+        memory = self.rows
+        if memory.dim > compiled_sweep.WIDEST:
+            found = np.arange(count) if rows is None else rows
+            return eager_sweep_rows.critical_l21(memory, found, request, TORCH_DTYPES[memory.dtype])
+        norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
+        return norms / (math.sqrt(memory.dim) * request.settings.regularizer.norm.tau_scale)
+
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+        """See `RowStorage`."""
+        memory = self.rows
+        if memory.dim > compiled_sweep.WIDEST:
+            dtype = TORCH_DTYPES[memory.dtype]
+            changed = eager_sweep_rows.sweep(memory, count, request, dtype, dtype, drops=drops)
+            self.recount(count)
+            return changed
+        _, mask = self._swept(None, count, request, applies=True, drops=drops)
+        return np.flatnonzero(mask)
+
+    def _swept(
+        self, rows: Int64s | None, count: int, request: RowStep, *, applies: bool, drops: bool = False
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        memory = self.rows
+        norms, changed, born = compiled_sweep.sweep_rows(
+            request.rule,
+            memory.dtype,
+            count,
+            rows,
+            compiled_step.Pages(memory.pages.addresses, memory.shift),
+            memory.layout((WEIGHT, "u", *request.rule.state)),
+            memory.dim,
+            np.array(request.numbers.scalars, memory.dtype),
+            request.settings,
+            applies=applies,
+            drops=drops,
+        )
+        self.num_live += born
+        return norms.astype(np.float64), changed

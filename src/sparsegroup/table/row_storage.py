@@ -194,7 +194,7 @@ class RowStorage(Protocol):
         """
 
     def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: str
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object
     ) -> RowGradient:
         """A sparse gradient as `step` will take it.
 
@@ -213,3 +213,24 @@ class RowStorage(Protocol):
 
     def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
         """The optimizer's step over rows whose parts have been laid out for it."""
+
+    def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+        """The largest λ21 at which each row is zero, float64; infinite where it never had a non-zero gradient.
+
+        Args:
+            rows: `[n]`, their numbers; None for all.
+            count: The rows that there are. They have been laid out for the step and carry u.
+            request: The step; it has no gradient.
+        """
+
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+        """Apply the closed form once more to the `count` rows that there are, without a gradient.
+
+        Args:
+            count: The rows that there are.
+            request: The step.
+            drops: Whether rows that never had a non-zero gradient become zero; else they stay as they are.
+
+        Returns:
+            The rows that have changed.
+        """

@@ -20,11 +20,11 @@ from sparsegroup.table.directory import Directory
 from sparsegroup.table.eviction import ZeroRows, kept_rows
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.pending import Pending
-from sparsegroup.table.row_locations import Int64s, attached
+from sparsegroup.table.row_locations import Int64s
 from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
-from sparsegroup.table.row_plan import TablePlan, check_layout
 from sparsegroup.table.row_start import RowStarts
-from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient, RowMemory, RowStorage
+from sparsegroup.table.row_steps import RowSteps, TablePlan
+from sparsegroup.table.row_storage import WEIGHT, Floats, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_storage
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
@@ -51,12 +51,11 @@ class Table:
         self.config = config
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
-        self._claim: Claim | None = None
-        self._changes: Changes | None = None
         self._compose(directory or Directory(config.max_rows, config.huge_pages), storage or new_storage(config))
 
-    def _compose(self, directory: Directory, storage: RowStorage) -> None:
+    def _compose(self, directory: Directory, storage: RowStorage, claim: Claim | None = None) -> None:
         self.directory, self.storage = directory, storage
+        self._steps = RowSteps(self.config, directory, storage, self._pending, claim)
         self._lookup = RowLookup(directory, storage, self.starts)
 
     @contextmanager
@@ -164,70 +163,25 @@ class Table:
         claim: Claim | None,
         maximize: bool,
         wants_u: bool,
-        where: str,
+        where: object,
         state_dtype: torch.dtype | None = None,
     ) -> TablePlan:
         """See `sparsegroup.optim.stored.RowStore`."""
-        if claim is not None and not self.holds(claim):
-            raise RuntimeError(
-                f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows "
-                f"({where}); one table, one optimizer"
-            )
-        check_layout(gradient, where)
-        storage = self.storage
-        storage.check_reports(self._described)
-        storage.check_step(rule, self._carries_u(claim, wants_u), state_dtype)
-        lines = attached(gradient._indices()[0], self.directory.generation)
-        read = storage.read_gradient(gradient, lines, lambda: self.num_rows, where)
-        self._pending.check_process("train the table")
-        self._check_finite(read)
-        return TablePlan(read.negated() if maximize else read, storage, self._check_finite, self._carry_out)
-
-    def _check_finite(self, read: RowGradient) -> None:
-        if read.finite is not None and not self.config.skips_nonfinite:
-            rows = self._described(read.rows[~read.finite].numpy())
-            raise FloatingPointError(
-                f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
-            )
-
-    def _carry_out(self, read: RowGradient, request: RowStep) -> None:
-        with self._pending.lock:  # rows that a pending lookup may add are none of these
-            self._lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
-            storage = self.storage
-            if read.finite is not None:
-                storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
-                read = read.finite_lines()
-            if not len(read.rows):
-                return
-            if self._changes is not None:
-                self._changes.mark(read.rows_on_host())
-            storage.step(read, request, lambda: self.num_rows)
-
-    def _lay_out(
-        self, claim: Claim, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
-    ) -> None:
-        """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
-        parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
-        with self._pending.lock, self._pending:
-            count = self.directory.num_rows
-            if self._claim is not claim:
-                self._changes = None
-                self.storage.lay_out({}, count, state_dtype)
-                self._claim = claim
-            if self.storage.lay_out(parts, count, state_dtype):
-                self._changes = None
-
-    def _carries_u(self, claim: Claim | None, wants_u: bool) -> bool:
-        has_u = claim is not None and self.holds(claim) and "u" in self.storage.state_names
-        return has_u or wants_u or self.storage.keeps_rounding
-
-    def _described(self, rows: Int64s) -> str:
-        with self._pending.lock, self._pending:
-            return self.directory.described(rows)
+        return self._steps.plan(
+            gradient, rule, claim=claim, maximize=maximize, wants_u=wants_u, where=where, state_dtype=state_dtype
+        )
 
     def holds(self, claim: Claim) -> bool:
         """Whether the state in the rows is that of `claim`."""
-        return self._claim is claim
+        return self._steps.claim is claim
+
+    def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        return self._steps.critical_l21(request, rows)
+
+    def sweep(self, request: RowStep, *, drops: bool) -> None:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        self._steps.sweep(request, drops=drops)
 
     def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -240,7 +194,7 @@ class Table:
         """See `sparsegroup.optim.stored.RowStore`."""
         claim = Claim()
         with self._pending.lock, self._pending:
-            self._lay_out(claim, initial, "u" in state, state_dtype)
+            self._steps.lay_out(claim, initial, "u" in state, state_dtype)
             parts = {name: value for name, value in state.items() if name != "keys"}
             self.load(TableSnapshot(state["keys"], parts))
         return claim
@@ -295,8 +249,7 @@ class Table:
         """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none, admitted or not."""
         with self._pending.lock, self._pending:
             rows = self._rows_for(keys)
-            if self._changes is not None:
-                self._changes.mark(rows)
+            self._steps.mark(rows)
             self.rows.write(WEIGHT, rows, weights)
             self.storage.recount(self.directory.num_rows)
 
@@ -321,8 +274,7 @@ class Table:
         if kept.all():
             return 0
         gone = self.directory.keep(kept)
-        if self._changes is not None:
-            self._changes.keep(kept, gone)
+        self._steps.keep(kept, gone)
         self.rows.compact(np.flatnonzero(kept))
         return len(gone)
 
@@ -331,20 +283,19 @@ class Table:
     @property
     def changes(self) -> Changes | None:
         """What has changed since `track` was called; None if it was not, or all has. To be read at rest."""
-        return self._changes
+        return self._steps.changes
 
     def track(self, since: str | None) -> None:
         """Note from now on what changes since `since`, by which it will be known; None: stop."""
         with self._pending.lock, self._pending:
-            self._changes = None if since is None else Changes(self.directory.num_rows, since)
+            self._steps.track(since)
 
     def adopt(self, other: "Table", claim: Claim | None) -> None:
         """Take over what another table of the same config holds, which is not to be used any more."""
         with self._pending.lock, self._pending:
             self._pending.check_process("load a table")
             self.directory.renumber()
-            self._compose(other.directory, other.storage)
-            self._changes, self._claim = None, claim
+            self._compose(other.directory, other.storage, claim)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
@@ -359,7 +310,7 @@ class Table:
         """
         with self._pending.lock, self._pending:
             self._pending.check_process("load a table")
-            self._changes = None
+            self._steps.track(None)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
             if weight is not None:
@@ -387,11 +338,11 @@ class Table:
                 "config": self.config,
                 "initial": dict(self.rows.initial),
                 "snapshot": self.snapshot(),
-                "claim": self._claim,
+                "claim": self._steps.claim,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, state["config"])
         self.storage.lay_out(state["initial"], 0, None)
         self.load(state["snapshot"])
-        self._claim = state["claim"]
+        self._compose(self.directory, self.storage, state["claim"])

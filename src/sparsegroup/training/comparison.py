@@ -1,8 +1,9 @@
-"""Adam, Adam pruned after training, and Group Adam at the same feature rate, on one click log."""
+"""Adam, Adam pruned after training, and Group Adam at the same feature rate and at others, on one click log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from sparsegroup.data import Log
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
@@ -39,23 +40,24 @@ class MethodScore:
 
 def compare(
     log: Log,
-    config: Config,
+    configs: Mapping[str, Config],
     reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
 ) -> list[MethodScore]:
-    """Train the base optimizer and its Group version with the same seed; prune the first to the rate of the second.
+    """Train the base optimizer and Group versions of it with the same seed; prune the first to the rate of the last.
 
     Args:
         log: The click log.
-        config: Settings of the Group version; the base optimizer is the same with all λ = 0.
+        configs: Name → settings of a Group version, one or several; the base optimizer is the last with all λ = 0.
         reporting: Given a method's name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
     """
-    base_name = config.optimizer.name.capitalize()
-    group_name = f"Group {base_name}"
-    base, base_model = _train(log, config.replace(l1=0.0, l21=0.0, l2=0.0), base_name, reporting)
-    group, _ = _train(log, config, group_name, reporting)
-    prune_rows(base_model.embedding, min(group.live_rows, base.live_rows))
+    *_, last = configs.values()
+    base_name = last.optimizer.name.capitalize()
+    plain = last.replace(l1=0.0, l21=0.0, l2=0.0, target_rate=None, target_bytes=None)
+    base, base_model = _train(log, plain, base_name, reporting)
+    groups = [_train(log, config, name, reporting)[0] for name, config in configs.items()]
+    prune_rows(base_model.embedding, min(groups[-1].live_rows, base.live_rows))
     pruned = _method_score(f"{base_name}, pruned", log, base_model, score(base_model, log))
-    return [base, pruned, group]
+    return [base, pruned, *groups]
 
 
 def _train(
@@ -68,7 +70,13 @@ def _train(
     with reporting(name) as reporter:
         on_batch, on_progress = reporter or (None, None)
         trained = train(
-            model, optimizer, log, batch_size=config.training.batch_size, on_batch=on_batch, on_progress=on_progress
+            model,
+            optimizer,
+            log,
+            batch_size=config.training.batch_size,
+            target=partial(config.optimizer.target, optimizer),
+            on_batch=on_batch,
+            on_progress=on_progress,
         )
     return _method_score(name, log, model, trained.test), model
 

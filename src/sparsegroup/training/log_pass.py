@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.data.log import Log
-from sparsegroup.optim import GroupOptimizer
+from sparsegroup.optim import GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
@@ -45,6 +45,7 @@ def train(
     train_rows: int | None = None,
     windows: int = WINDOWS,
     compile: bool = False,
+    target: Callable[[int], SizeTarget | None] = lambda steps: None,
     on_batch: Callable[[int, float], None] | None = None,
     on_progress: Callable[[HistoryPoint], None] | None = None,
 ) -> PassResult:
@@ -59,6 +60,7 @@ def train(
             hyperparameters; by default train on all of them and evaluate on the test rows.
         windows: Points of the history.
         compile: See `Trainer`.
+        target: Given the number of steps, what sets λ21 along them, or None.
         on_batch: Called with the number of samples and the loss of each batch.
         on_progress: Called about `windows` times.
 
@@ -68,7 +70,8 @@ def train(
     stop = log.train_rows if train_rows is None else train_rows
     end = len(log) if train_rows is None else log.train_rows
     window = window_of(stop, batch_size, windows)
-    trainer = Trainer(model.network, model.embedding, optimizer, window=window, compile=compile)
+    steps = -(-stop // batch_size)
+    trainer = Trainer(model.network, model.embedding, optimizer, target=target(steps), window=window, compile=compile)
     stream = log.batches(0, stop, batch_size)
     history = trainer.fit(stream, on_batch=on_batch, on_progress=on_progress)
     test = trainer.evaluate(log.batches(stop, end, EVALUATED))

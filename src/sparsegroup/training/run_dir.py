@@ -203,7 +203,7 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
     same = config.optimizer.name == before.optimizer.name
     loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
-    notes = loaded.notes
+    notes = [note for note in loaded.notes if not (config.optimizer.has_target and note.startswith("l21 is "))]
     if not same:
         was, now = before.optimizer.name, config.optimizer.name
         notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
@@ -303,7 +303,10 @@ def summarize(
 
 
 def _point(content: Mapping[str, Any]) -> HistoryPoint:
-    return HistoryPoint(**{field.name: number(content[field.name]) for field in dataclasses.fields(HistoryPoint)})
+    fields = dataclasses.fields(HistoryPoint)
+    values: dict[str, Any] = {one.name: content.get(one.name) for one in fields if one.default is None}
+    values |= {one.name: number(content[one.name]) for one in fields if one.name not in values}
+    return HistoryPoint(**values)
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -52,10 +52,12 @@ class Session:
     ) -> None:
         self.folder, self.config, self.log, self.begun = folder, config, log, begun
         self.model, self.optimizer = model, optimizer
+        steps = -(-log.train_rows // config.training.batch_size)
         self.trainer = Trainer(
             model.network,
             model.embedding,
             optimizer,
+            target=config.optimizer.target(optimizer, steps),
             window=window_of(log.train_rows, config.training.batch_size, config.training.windows),
             compile=config.training.compiles(log.train_rows),
         )

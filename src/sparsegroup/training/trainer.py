@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
-from sparsegroup.optim import GroupAdaHessian
+from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.compiled_network import CompiledNetwork
@@ -32,6 +32,7 @@ class Trainer:
         table: Gives the keys' vectors. With a table on a GPU, `model` belongs there too; batches are sent there.
         optimizer: Steps the parameters of both; or several optimizers, which are stepped one after the other.
         scheduler: Sets the learning rate; stepped after each batch.
+        target: Sets λ21, so that a chosen size is left; stepped after each batch, before the scheduler.
         window: Samples between two points of the history, at least a batch.
         history: Points of earlier passes, to go on from.
         compile: Compile the model by torch.compile, which takes a C++ compiler and some ten seconds when it is done
@@ -63,6 +64,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        target: SizeTarget | None = None,
         window: int = 100_000,
         history: Sequence[HistoryPoint] = (),
         compile: bool = False,
@@ -71,7 +73,7 @@ class Trainer:
             raise ValueError(f"window must be >= 1, got {window}")
         self.model, self.table, self.window = model, table, window
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self.scheduler = scheduler
+        self.scheduler, self.target = scheduler, target
         self.go_on_after(history)
         self._begun: float | None = None
         self._window = PredictionWindow(0.0)
@@ -171,6 +173,7 @@ class Trainer:
             "history": [asdict(point) for point in [*self.history, *pending]],
             "window": self._window.state_dict(),
             "compiled_for": self._dense.size,
+            "target": None if self.target is None else self.target.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,12 +185,14 @@ class Trainer:
         self.history = [HistoryPoint(**point) for point in state["history"]]
         self._window = PredictionWindow.from_state(state["window"])
         self._dense.size = state["compiled_for"]
+        if self.target is not None:
+            self.target.load_state_dict(state["target"])
 
     def _step(self, batch: Batch, keys: Tensor, next_keys: Tensor | None) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         vectors = self.table(keys)
-        if next_keys is not None:
+        if next_keys is not None and not (self.target is not None and self.target.is_due):
             self.table.prefetch(next_keys)
         batch = batch.for_device(vectors.device)
         logits = logits_of(self._dense, vectors, batch.keys, batch.numbers, batch.bags)
@@ -198,6 +203,8 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self.optimizers:
             optimizer.step()
+        if self.target is not None:
+            self.target.step()
         if self.scheduler is not None:
             self.scheduler.step()
         return logits.detach(), loss.detach()
@@ -214,11 +221,22 @@ class Trainer:
             "table_bytes": table.memory().total,
             "seconds": seconds,
             "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
+            "l21": None if self.target is None else self.target.l21,
+            "scheduled_rate": None if self.target is None else self.target.scheduled_rate,
         }
         return lambda: HistoryPoint(**facts, **asdict(window.metrics()))
 
-    def evaluate(self, stream: Iterable[Sample]) -> Metrics:
-        """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode."""
+    def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> Metrics:
+        """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode.
+
+        Args:
+            stream: The batches.
+            sweep: Sweep the optimizers first (`GroupOptimizer.sweep`), so that what is evaluated is as sparse as λ21
+                has it at this moment, rows that no batch has touched for long included.
+        """
+        for optimizer in self.optimizers if sweep else ():
+            if isinstance(optimizer, GroupOptimizer):
+                optimizer.sweep()
         return predictions_over(self._model, stream).metrics()
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:

@@ -33,7 +33,8 @@ weigh = shrink = _unbound  # bound
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
-_M, _SIGMA, _Z, _W, _Q, _X = 0, STRIDE, 2 * STRIDE, 3 * STRIDE, 4 * STRIDE, 5 * STRIDE
+AT_M, AT_SIGMA, AT_Z, AT_W, AT_Q, AT_X = 0, STRIDE, 2 * STRIDE, 3 * STRIDE, 4 * STRIDE, 5 * STRIDE
+"""Where the arrays of the scratch S begin: m, σ, z, the group sums, q, and x of quiet groups."""
 
 NO_NORM = 0
 """In place of the address of `weigh_elements`, where λ21 = 0."""
@@ -90,17 +91,17 @@ def rule_and_z(
     """m, σ and z of `n` elements."""
     for i in range(n):
         m, sigma = update_at(g, hessian, state, i, scalars)
-        S[_M + i] = m
-        S[_SIGMA + i] = sigma
-        S[_Z + i] = u[i] + m - sigma * x[i]
+        S[AT_M + i] = m
+        S[AT_SIGMA + i] = sigma
+        S[AT_Z + i] = u[i] + m - sigma * x[i]
 
 
 def weigh_elements(scratch: Any, n: Any, l1: Any, two_l2: Any, zero: Any) -> None:
     """The squares of what the norm sums up, of `n` elements; `scratch` is the address of S."""
     S = array_at(scratch, 6 * STRIDE, zero)
     for i in range(n):
-        w = weigh(_soft_threshold(S[_Z + i], l1, zero), S[_SIGMA + i] + two_l2, zero)
-        S[_W + i] = w * w
+        w = weigh(_soft_threshold(S[AT_Z + i], l1, zero), S[AT_SIGMA + i] + two_l2, zero)
+        S[AT_W + i] = w * w
 
 
 def shrink_groups(scratch: Any, groups: Any, tau: Any, parameters: Any, zero: Any, one: Any) -> None:
@@ -108,7 +109,7 @@ def shrink_groups(scratch: Any, groups: Any, tau: Any, parameters: Any, zero: An
     S = array_at(scratch, 6 * STRIDE, zero)
     scalars = array_at(parameters, PENALTY_SCALARS, zero)
     for j in range(groups):
-        S[_W + j] = shrink(math.sqrt(S[_W + j]), tau, zero, one, scalars)
+        S[AT_W + j] = shrink(math.sqrt(S[AT_W + j]), tau, zero, one, scalars)
 
 
 @jitted
@@ -119,24 +120,24 @@ def sum_groups(S: Any, T: Any, groups: int, d: int, zero: Any) -> None:
         width //= 4
         count //= 2
         for i in range(count):
-            T[i] = S[_W + 2 * i] + S[_W + 2 * i + 1]
+            T[i] = S[AT_W + 2 * i] + S[AT_W + 2 * i + 1]
         count //= 2
         for i in range(count):
-            S[_W + i] = T[2 * i] + T[2 * i + 1]
+            S[AT_W + i] = T[2 * i] + T[2 * i + 1]
     if width > 1:
         for j in range(groups):
             total = zero
             for i in range(j * width, (j + 1) * width):
-                total += S[_W + i]
-            S[_W + j] = total
+                total += S[AT_W + i]
+            S[AT_W + j] = total
 
 
 @jitted
 def spread_groups(S: Any, groups: int, d: int, zero: Any) -> None:
     """q of each group to its elements, eight at a time."""
-    at = np.int64(S.ctypes.data) + _Q * S.itemsize
+    at = np.int64(S.ctypes.data) + AT_Q * S.itemsize
     for j in range(groups):
-        q = S[_W + j]
+        q = S[AT_W + j]
         for _ in range(d // 8):
             fill_8(at, q)
             at += 8 * S.itemsize
@@ -149,12 +150,12 @@ def spread_groups(S: Any, groups: int, d: int, zero: Any) -> None:
 def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero: Any, one: Any) -> None:
     """x⁺ and u⁺ of `n` elements from m, σ, z and q."""
     for i in range(n):
-        before, residual, sigma, z, q = x[i], u[i], S[_SIGMA + i], S[_Z + i], S[_Q + i]
+        before, residual, sigma, z, q = x[i], u[i], S[AT_SIGMA + i], S[AT_Z + i], S[AT_Q + i]
         s = _soft_threshold(z, l1, zero)
         r = _clip(z, l1)
         c = sigma + two_l2
         y = _closed_form(before, s, q, c, keep, zero, one)
-        after = _solution(before, residual, S[_M + i], r, s, q, y, two_l2, c, zero)
+        after = _solution(before, residual, S[AT_M + i], r, s, q, y, two_l2, c, zero)
         x[i] = after
         u[i] = _mark_updated(_next_residual(r, s, q, y, two_l2, zero), -zero)
 
@@ -181,7 +182,7 @@ def advance(
         for j in range(groups):
             if g[j * d] == zero and untouched(u, state, g, j * d, d, initial, zero, one):
                 for i in range(d):
-                    S[_X + quiet_groups * d + i] = x[j * d + i]
+                    S[AT_X + quiet_groups * d + i] = x[j * d + i]
                 quiet[quiet_groups] = j
                 quiet_groups += 1
             elif HAS_START:
@@ -190,7 +191,7 @@ def advance(
     weigh_at, shrink_at, parameters = threshold
     if weigh_at == NO_NORM:
         for i in range(n):
-            S[_Q + i] = zero
+            S[AT_Q + i] = zero
     else:
         S_at = np.int64(S.ctypes.data)
         call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
@@ -200,7 +201,7 @@ def advance(
     solve(x, u, S, n, l1, two_l2, keep, zero, one)
     for k in range(quiet_groups):
         for i in range(d):
-            x[quiet[k] * d + i] = S[_X + k * d + i]
+            x[quiet[k] * d + i] = S[AT_X + k * d + i]
             u[quiet[k] * d + i] = zero
 
 
@@ -229,33 +230,33 @@ def advance_large(
             x[start:end], u[start:end], part_of(state, start, end), g[start:end], hessian[start:end], S, n, scalars
         )
         for i in range(n):
-            H[start + i] = S[_M + i]
+            H[start + i] = S[AT_M + i]
         for i in range(n):
-            H[d + start + i] = S[_SIGMA + i]
+            H[d + start + i] = S[AT_SIGMA + i]
         for i in range(n):
-            H[2 * d + start + i] = S[_Z + i]
+            H[2 * d + start + i] = S[AT_Z + i]
         if weigh_at != NO_NORM:
             call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
             sum_groups(S, T, 1, n, zero)
-            total += S[_W]
+            total += S[AT_W]
     if quiet:
         return
     q = zero
     if weigh_at != NO_NORM:
-        S[_W] = total
+        S[AT_W] = total
         call(shrink_at, (S_at, np.int64(1), tau, parameters, zero, one))
-        q = S[_W]
+        q = S[AT_W]
     for start in range(0, d, BLOCK):
         end = min(start + BLOCK, d)
         n = end - start
         for i in range(n):
-            S[_M + i] = H[start + i]
+            S[AT_M + i] = H[start + i]
         for i in range(n):
-            S[_SIGMA + i] = H[d + start + i]
+            S[AT_SIGMA + i] = H[d + start + i]
         for i in range(n):
-            S[_Z + i] = H[2 * d + start + i]
+            S[AT_Z + i] = H[2 * d + start + i]
         for i in range(n):
-            S[_Q + i] = q
+            S[AT_Q + i] = q
         solve(x[start:end], u[start:end], S, n, l1, two_l2, keep, zero, one)
 
 

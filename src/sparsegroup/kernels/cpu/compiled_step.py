@@ -13,6 +13,7 @@ from numba import from_dtype, types
 from numba.core.errors import NumbaError
 
 from sparsegroup.kernels.cpu import block, jit, threads
+from sparsegroup.kernels.cpu.rule_source import adapters, scalar_names
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.rules import Rule
 
@@ -69,7 +70,7 @@ def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
     settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
     arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
-    scalars = np.zeros((1, len(_scalar_names(rule))), dtype)
+    scalars = np.zeros((1, len(scalar_names(rule))), dtype)
     try:
         _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, alone=True)
     except NumbaError as error:
@@ -85,12 +86,11 @@ def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
 def step_kernel(rule: Rule, carries_u: bool) -> Any:
     """`block.step` for a rule; with `carries_u` the closed form, without it the base optimizer alone."""
     first_state = 2 if carries_u else 1
-    scalars = len(_scalar_names(rule))
     bindings: dict[str, Any] = {
         "CARRIES_U": carries_u,
         "HAS_START": rule.sigma_0 is not None,
         "PARTS": first_state + len(rule.state),
-        **_adapters(rule, first_state, scalars),
+        **adapters(rule, first_state),
     }
     for function in (
         block.charge_start,
@@ -126,49 +126,6 @@ def shrink_address(shrinkage: Callable[..., Any], scalars: int, dtype: np.dtype[
     bindings = {"shrink": shrink, "PENALTY_SCALARS": scalars}
     digest = f"{jit.code_digest(shrinkage)} {scalars}"
     return jit.address_of(block.shrink_groups, signature, bindings, digest, shrinkage.__qualname__)
-
-
-def _scalar_names(rule: Rule) -> tuple[str, ...]:
-    code = rule.update.__code__
-    names = code.co_varnames[: code.co_argcount]
-    return names[1 + int(rule.second_order) + len(rule.state) :]
-
-
-def _adapters(rule: Rule, first_state: int, scalars: int) -> dict[str, Any]:
-    """Functions of as many arguments as the rule has states and scalars."""
-    states = range(len(rule.state))
-    names = {"update": jit.inline(rule.update), "array_at": jit.array_at}
-    arguments = ["g[i]", *(["hessian[i]"] if rule.second_order else [])]
-    arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
-    results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
-    stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
-    part = "array_at(base[{p}] + place, count, zero)"
-    scratch = "R[{p} * STRIDE : {p} * STRIDE + STRIDE]"
-
-    def tuple_of(items: Sequence[str]) -> str:
-        return "(" + "".join(f"{item}, " for item in items) + ")"
-
-    u = first_state - 1
-    hessian = "array_at(at[1] + offset, count, zero)" if rule.second_order else "g"
-    texts = {
-        "update_at": f"def update_at(g, hessian, state, i, scalars):\n"
-        f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",
-        "unpack": f"def unpack(a):\n    return {tuple_of([f'a[{k}]' for k in range(scalars)])}\n",
-        "parts_at": "def parts_at(base, place, count, zero):\n"
-        f"    return {part.format(p=0)}, {part.format(p=u)}, "
-        f"{tuple_of([part.format(p=first_state + k) for k in states])}\n",
-        "scratch_parts": "def scratch_parts(R):\n"
-        f"    return {scratch.format(p=0)}, {scratch.format(p=u)}, "
-        f"{tuple_of([scratch.format(p=first_state + k) for k in states])}\n",
-        "gradient_at": "def gradient_at(at, offset, count, zero):\n"
-        f"    g = array_at(at[0] + offset, count, zero)\n    return g, {hessian}\n",
-        "is_initial": "def is_initial(state, initial, i):\n"
-        f"    return {' and '.join(['True', *(f'state[{k}][i] == initial[{k}]' for k in states)])}\n",
-        "part_of": "def part_of(state, start, end):\n"
-        f"    return {tuple_of([f'state[{k}][start:end]' for k in states])}\n",
-    }
-    names["STRIDE"] = block.STRIDE
-    return {name: jit.source(text, names) for name, text in texts.items()}
 
 
 _NO_ROWS = (ONE_PAGE.addresses, ONE_PAGE.shift, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))

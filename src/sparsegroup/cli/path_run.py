@@ -1,0 +1,95 @@
+"""What `sparsegroup path` does."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.cli.app import UsageError, console
+from sparsegroup.cli.progress import training_bar
+from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
+from sparsegroup.reporting.formatting import count, metric, percent, size
+from sparsegroup.reporting.path_plot import plot_path
+from sparsegroup.training.config import read_config
+from sparsegroup.training.run_manifest import finite
+from sparsegroup.training.size_path import PathPoint, cheapest, size_path
+
+
+def path_run(
+    log: Path | None,
+    rates: str,
+    tolerance: float,
+    out: Path | None,
+    options: Mapping[str, Any],
+    assignments: Sequence[str],
+    threads: int,
+) -> None:
+    """Train at each rate and show what came out; the arguments are those of the command."""
+    asked = _rates(rates)
+    values = {**setting_values(log, options, assignments), "optimizer.target_rate": asked[0]}
+    config = read_config(log if is_settings_file(log) else None, values, "the command line")
+    folder = out or Path("paths") / log_name(config)
+    data = open_config_log(config, threads)
+    if len(data) == data.train_rows:
+        raise UsageError(f"{data.name} has no test rows: give a test set, `--test` say, to measure the models on")
+    points = size_path(data, config, asked, partial(training_bar, data.train_rows))
+    best = cheapest(points, tolerance)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "log": data.name,
+        "config": config.as_dict(),
+        "tolerance": tolerance,
+        "no_loss_down_to": best.feature_rate,
+        "points": [asdict(point) for point in points],
+    }
+    text = json.dumps(finite(content), indent=1) + "\n"
+    write_atomically(folder / "path.json", lambda path: path.write_text(text, encoding="utf-8"))
+    everything, *smaller = points
+    title = f"{config.model.name.upper()} on {data.name}: how small can it be?"
+    plot_path(
+        [point.feature_rate for point in smaller],
+        [point.test.auc for point in smaller],
+        [point.bytes for point in smaller],
+        everything.test.auc,
+        tolerance,
+        best.feature_rate if best is not everything else None,
+        title,
+        folder / "path.png",
+    )
+    console.print(_table(points, best, tolerance))
+    console.print(f"written to {folder}: path.json, path.png", highlight=False, soft_wrap=True, markup=False)
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < 1 for rate in rates):
+        raise UsageError(
+            f"--rates wants feature rates between 0 and 1, separated by commas, such as .3,.1: got {text!r}"
+        )
+    return rates
+
+
+def _table(points: Sequence[PathPoint], best: PathPoint, tolerance: float) -> Table:
+    table = Table(caption=f"bold: the smallest whose AUC is within {tolerance:g} of all features'")
+    for column in ("features", "live", "bytes", "test AUC", "against all", "log loss", "calibration"):
+        table.add_column(column, justify="left" if column == "features" else "right")
+    for point in points:
+        table.add_row(
+            "all" if point.asked is None else percent(point.feature_rate),
+            count(point.live_rows),
+            size(point.bytes),
+            metric(point.test.auc),
+            "" if point.asked is None else f"{point.test.auc - points[0].test.auc:+.4f}",
+            metric(point.test.log_loss),
+            metric(point.test.calibration),
+            style="bold" if point is best else None,
+        )
+    return table

@@ -1,0 +1,59 @@
+"""What the commands that train have in common: settings from options, and the log that they name."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from sparsegroup.cli.progress import print_notes, reading_bar
+from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
+from sparsegroup.training import Config
+from sparsegroup.training.config import SHORT
+from sparsegroup.yaml_settings import assignment
+
+
+def is_settings_file(log: Path | None) -> TypeGuard[Path]:
+    """Whether what stands in the place of a log is a YAML file of settings."""
+    return log is not None and log.suffix in (".yaml", ".yml")
+
+
+def setting_values(log: Path | None, options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Dotted key → value, as the command line has them.
+
+    Args:
+        log: The log, a settings file, or None.
+        options: Those that were given, by their names in Python; what is no setting is left out.
+        assignments: `key=value` each, which come last.
+    """
+    values: dict[str, Any] = {
+        SHORT[name]: str(value) if isinstance(value, Path) else value
+        for name, value in options.items()
+        if name in SHORT and name != "log"
+    }
+    if log is not None and not is_settings_file(log):
+        values["data.log"] = str(log)
+    return values | dict(map(assignment, assignments))
+
+
+def log_name(config: Config) -> str:
+    """The name of the log in a config, for folders."""
+    return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
+
+
+def open_config_log(config: Config, threads: int) -> Log:
+    """The log that a config names, opened with a progress bar; what is to be said of it is printed."""
+    data = config.data
+    if data.log is None:
+        return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
+    path = Path(data.log)
+    with reading_bar(path.name) as on_progress:
+        log = open_log(
+            path,
+            None if data.test is None else Path(data.test),
+            on_bad_row=data.on_bad_row,
+            max_bad=data.max_bad,
+            threads=threads,
+            on_progress=on_progress,
+            **data.format_options,
+        )
+    print_notes(log.notes)
+    return log

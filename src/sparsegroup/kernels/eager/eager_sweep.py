@@ -1,0 +1,91 @@
+"""The closed form without a gradient, in eager PyTorch: which λ21 a group outlives, and what a changed λ makes of it.
+
+With m = 0 and σ as the rule would give it for a gradient of zero at this step, its state left as it is:
+
+    z = u - σ x,  s and x⁺ as in `sparsegroup.prox`
+
+A group lives where ‖weigh(s)‖ > √d λ21 (scaled to the norm), whatever the penalty: so
+
+    ‖weigh(s)‖ / √d
+
+is its critical λ21, which tells groups that will stay from those that will go without stepping any of them. A group
+that never had a non-zero gradient is left alone by every step; its critical λ21 is infinite.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparsegroup import prox
+from sparsegroup.groups import Grouping
+from sparsegroup.kernels.eager.eager_step import Block, ever_touched, regularized_step
+from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.rules import Rule
+
+
+def critical_l21(
+    rule: Rule,
+    block: Block,
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    regularizer: Regularizer,
+    groups: Grouping,
+) -> Tensor:
+    """The largest λ21 at which each group is zero.
+
+    Args:
+        rule: The base optimizer.
+        block: Weights, u and state.
+        scalars: From `rule.host_scalars`.
+        initial: What `block.state` is before the first gradient.
+        regularizer: λ1, λ2 and the norm; λ21 and the penalty are of no account.
+        groups: The groups of `block.x`.
+
+    Returns:
+        Broadcasts against `block.x`; infinite where a group never had a non-zero gradient.
+    """
+    u = torch.zeros_like(block.x) if block.u is None else block.u
+    sigma = _sigma(rule, block, scalars)
+    zero = torch.zeros((), dtype=u.dtype, device=u.device)
+    s = prox.soft_threshold(u - sigma * block.x, regularizer.l1, zero)
+    weighed = regularizer.norm.weigh(s, sigma + 2 * regularizer.l2, zero)
+    norm = groups.norm(weighed) / (groups.sqrt_size * regularizer.norm.tau_scale)
+    touched = ever_touched(zero.expand_as(u), u, block.state, initial, groups)
+    return torch.where(touched, norm, torch.full_like(norm, torch.inf))
+
+
+def swept(
+    rule: Rule,
+    block: Block,
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    regularizer: Regularizer,
+    groups: Grouping,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights and u after the closed form has been applied once more, without a gradient.
+
+    Args:
+        rule, block, scalars, initial, groups: As in `critical_l21`; the block is not changed.
+        regularizer: λ1, λ21, λ2, norm and penalty.
+        dtype: In which the parameter is stored.
+
+    Returns:
+        x̂ in `dtype` and u⁺; a group that never had a non-zero gradient is as it was. And which groups had one, bool
+        that broadcasts against them.
+    """
+    x, u = block.x, torch.zeros_like(block.x) if block.u is None else block.u
+    m = torch.zeros_like(x)
+    stored, u_after = regularized_step(x, u, m, _sigma(rule, block, scalars), regularizer, groups, dtype)
+    touched = ever_touched(m, u, block.state, initial, groups)
+    return torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), touched
+
+
+def _sigma(rule: Rule, block: Block, scalars: Sequence[float]) -> Tensor:
+    """σ of a step whose gradient is zero, shaped as x."""
+    zero = torch.zeros_like(block.x)
+    gradients = [zero, zero] if rule.second_order else [zero]
+    _, sigma, *_ = rule.update(*gradients, *block.state, *scalars)
+    of_all: Tensor = zero + sigma
+    return of_all

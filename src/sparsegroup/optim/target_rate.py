@@ -1,0 +1,358 @@
+"""Asking for a size: λ21 set along the way so that a chosen share of the groups, or a number of bytes, is left."""
+
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.group_census import GroupCensus, l21_for
+from sparsegroup.optim.stored import store_of
+
+SAMPLE = 65_536
+"""Groups of a parameter that λ21 is set by."""
+
+RAMP = 0.8
+"""The share of the steps after which the target is reached; the rest trains the survivors."""
+
+_CONTROLS = 100
+_INTERVAL = 200
+_SLACK = 0.05
+
+_UNNOTICED = 1e-30
+"""A λ21 that no group feels."""
+
+
+class SizeTarget:
+    """What `TargetRate` and `TargetBytes` share: a schedule of the live share, and λ21 set to follow it.
+
+    Attributes:
+        target: The share, or the bytes.
+        optimizer: The optimizer.
+        param_groups: Numbers of the param groups whose λ21 it sets.
+        steps: Steps of the training, or None.
+        ramp: Steps after which the target is reached.
+        interval: Steps between two settings of λ21.
+        count: Steps so far.
+        l21: λ21 as it was set last.
+        rate: Live groups over groups seen, as of the last setting; None before the first.
+        scheduled_rate: What the schedule asked for then.
+    """
+
+    def __init__(
+        self,
+        optimizer: GroupOptimizer,
+        *,
+        steps: int | None,
+        ramp: int | None,
+        interval: int | None,
+        param_groups: Sequence[int] | None,
+        sample: int,
+        seed: int,
+    ) -> None:
+        for name, value, least in (("steps", steps, 1), ("ramp", ramp, 0), ("interval", interval, 1)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"{name} must be an int >= {least} or None, got {value!r}")
+        if not isinstance(optimizer, GroupOptimizer):
+            raise TypeError(f"a target needs an optimizer of sparsegroup, got {type(optimizer).__name__}")
+        if sample < 1:
+            raise ValueError(f"sample must be >= 1, got {sample}")
+        self.optimizer = optimizer
+        self.param_groups = _chosen(optimizer, param_groups)
+        self.steps = steps
+        self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
+        self.interval = interval or (_INTERVAL if steps is None else max(1, steps // _CONTROLS))
+        self.sample, self.seed = sample, seed
+        self.count = 0
+        self.l21 = 0.0
+        self.rate: float | None = None
+        self.scheduled_rate: float | None = None
+        self._begin = self._present_rate()
+        self._warned = False
+        self._final = 1.0
+        self._set_l21(0.0)
+        self._control(sample)
+
+    target: float
+
+    # What a subclass says
+
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
+        """The share of the groups seen that is to live at the end, by what there is now."""
+        raise NotImplementedError
+
+    def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
+        """What a live group of each parameter costs, of the unit in which shares are counted."""
+        raise NotImplementedError
+
+    # Use
+
+    def step(self) -> None:
+        """Follow the schedule; to be called after each `optimizer.step()`.
+
+        At the last of `steps` it looks at all groups and sweeps, so that the target is met exactly. After the ramp it
+        does so whenever rows that no batch touches have left the rate more than 5 % away from its target.
+
+        Raises:
+            ValueError: A param group's hyperparameters are out of range by now.
+        """
+        due = self.is_due
+        self.count += 1
+        if self.count == self.steps:
+            self.settle()
+        elif due:
+            self._control(self.sample)
+            if self._is_away():
+                self.settle()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `step` sets λ21. Don't `prefetch` before it: the next batch's keys would count as seen."""
+        return (self.count + 1) % self.interval == 0 or self.count + 1 == self.steps
+
+    def settle(self) -> None:
+        """Set λ21 by all groups and sweep: the live share is what the schedule asks for at this moment.
+
+        Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
+        """
+        self._control(0)
+        self.optimizer.sweep(drop_untrained=True)
+        if self.scheduled_rate is not None:
+            censuses = self._censuses(0)
+            self.rate = _rate_of(censuses, self._costs(censuses))
+
+    def _control(self, sample: int) -> None:
+        censuses = self._censuses(sample)
+        costs = self._costs(censuses)
+        total = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
+        if not total:
+            return
+        self._final = min(1.0, self._final_rate(censuses))
+        self.scheduled_rate = self._scheduled(self._final)
+        self.rate = _rate_of(censuses, costs)
+        self._set_l21(l21_for(censuses, costs, self.scheduled_rate * total))
+        over = self.steps is None or self.count == self.steps
+        if over and self._final * total < min(costs) and not self._warned:
+            self._warned = True
+            warnings.warn(f"{self} is less than one group: nothing will be left", RuntimeWarning, stacklevel=3)
+
+    def _scheduled(self, final: float) -> float:
+        """r + (r₀ - r) (1 - p)³, with p the share of the ramp that is behind us."""
+        if self.count >= self.ramp:
+            return final
+        return final + (max(self._begin, final) - final) * (1 - self.count / self.ramp) ** 3
+
+    def _is_away(self) -> bool:
+        """Whether the schedule has come to its end, and rows that no batch has touched since are not there."""
+        if self.rate is None or self.scheduled_rate is None or self.scheduled_rate > self._final * (1 + _SLACK):
+            return False
+        return abs(self.rate - self.scheduled_rate) > _SLACK * self.scheduled_rate
+
+    def _censuses(self, sample: int) -> list[GroupCensus]:
+        seed = (self.seed, self.count)
+        return [one for number in self.param_groups for one in self.optimizer.census(number, sample, seed)]
+
+    def _present_rate(self) -> float:
+        censuses = self._censuses(self.sample)
+        return _rate_of(censuses, [1.0] * len(censuses)) or 1.0
+
+    def _set_l21(self, l21: float) -> None:
+        # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
+        self.l21 = l21 if self.optimizer.rule.state else max(l21, _UNNOTICED)
+        for number in self.param_groups:
+            self.optimizer.param_groups[number]["l21"] = self.l21
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers from which `load_state_dict` goes on; λ21 is in the optimizer's state."""
+        return {
+            "count": self.count,
+            "begin": self._begin,
+            "l21": self.l21,
+            "rate": self.rate,
+            "scheduled_rate": self.scheduled_rate,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` found another target with the same arguments."""
+        self.count, self._begin = int(state["count"]), float(state["begin"])
+        self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
+        self._set_l21(float(state["l21"]))
+
+
+class TargetRate(SizeTarget):
+    """Keeps a share of the groups: λ21 follows a schedule from all of them to `rate`, and nobody has to guess it.
+
+    Every some steps λ21 becomes the quantile of what groups outlive, ‖u - σ x‖ / √d for norm "s", over those seen, such
+    that the scheduled share of them lives. The share falls along a cubic, as in gradual pruning (Zhu and Gupta, 2017),
+    and stays while the survivors train. Dead groups go on gathering gradients and come back where these insist. With
+    `penalty="hard"` the survivors are not shrunk: the recommended one.
+
+    Args:
+        optimizer: The optimizer.
+        rate: Live groups over groups seen, in (0, 1]: rows of a table over distinct features ever seen in training,
+            rows of an `nn.Embedding` over those that had a gradient.
+        steps: Steps of the training. None, for a stream of unknown length: the rate is held within 10 %.
+        ramp: Steps until the rate is reached; by default 80 % of `steps`, and 0, at once, where these are unknown.
+        interval: Steps between two settings of λ21; by default a hundredth of `steps`, or 200.
+        param_groups: Numbers of the optimizer's param groups whose λ21 is set, together; by default those that hold a
+            `HashEmbedding`, or, without one, those whose l21 is positive. For targets that differ, make several
+            `TargetRate`s.
+        sample: Groups of each parameter to look at.
+        seed: For drawing the sample.
+
+    Raises:
+        ValueError: A number out of range, or no param group to be chosen.
+        TypeError: Not an optimizer of this library.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding, TargetRate
+        >>> table = HashEmbedding(4)
+        >>> optimizer = GroupAdam(table.parameters(), penalty="hard")
+        >>> target = TargetRate(optimizer, 0.1, steps=50)
+        >>> for _ in range(50):
+        ...     optimizer.zero_grad()
+        ...     table(torch.randint(1000, (64,))).square().sum().backward()
+        ...     optimizer.step()
+        ...     target.step()
+        >>> 0.098 <= table.feature_rate <= 0.102
+        True
+    """
+
+    def __init__(
+        self,
+        optimizer: GroupOptimizer,
+        rate: float,
+        *,
+        steps: int | None = None,
+        ramp: int | None = None,
+        interval: int | None = None,
+        param_groups: Sequence[int] | None = None,
+        sample: int = SAMPLE,
+        seed: int = 0,
+    ) -> None:
+        if not 0 < rate <= 1:
+            raise ValueError(f"rate must be in (0, 1], got {rate}")
+        self.target = float(rate)
+        super().__init__(
+            optimizer,
+            steps=steps,
+            ramp=ramp,
+            interval=interval,
+            param_groups=param_groups,
+            sample=sample,
+            seed=seed,
+        )
+
+    def __str__(self) -> str:
+        return f"a feature rate of {self.target:g}"
+
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
+        return self.target
+
+    def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
+        return [1.0] * len(censuses)
+
+
+class TargetBytes(SizeTarget):
+    """Keeps as many groups as fit: as `TargetRate`, for a compact model of so many bytes.
+
+    Counted is what the live groups take where the model is served: their weights in the dtype of training, and 8 bytes
+    for each key of a table. Features that training has not seen yet are not known before: the share follows.
+
+    Args:
+        optimizer: The optimizer.
+        size: Bytes, or a text such as "200MB", "1.5 GiB".
+        steps, ramp, interval, param_groups, sample, seed: See `TargetRate`.
+
+    Raises:
+        ValueError: Not a size, a number out of range, or no param group to be chosen.
+        TypeError: Not an optimizer of this library.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding, TargetBytes
+        >>> table = HashEmbedding(4)
+        >>> optimizer = GroupAdam(table.parameters(), penalty="hard")
+        >>> TargetBytes(optimizer, "2 kB", steps=1000).target
+        2000
+    """
+
+    def __init__(
+        self,
+        optimizer: GroupOptimizer,
+        size: int | str,
+        *,
+        steps: int | None = None,
+        ramp: int | None = None,
+        interval: int | None = None,
+        param_groups: Sequence[int] | None = None,
+        sample: int = SAMPLE,
+        seed: int = 0,
+    ) -> None:
+        self.target = bytes_of(size)
+        super().__init__(
+            optimizer,
+            steps=steps,
+            ramp=ramp,
+            interval=interval,
+            param_groups=param_groups,
+            sample=sample,
+            seed=seed,
+        )
+
+    def __str__(self) -> str:
+        return f"a size of {self.target:,} bytes"
+
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
+        total = sum(census.live_bytes * census.seen for census in censuses)
+        return self.target / total if total else 1.0
+
+    def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
+        return [float(census.live_bytes) for census in censuses]
+
+
+_UNITS = {
+    "": 1, "b": 1, "k": 1e3, "kb": 1e3, "m": 1e6, "mb": 1e6, "g": 1e9, "gb": 1e9, "t": 1e12, "tb": 1e12,
+    "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
+}  # fmt: skip
+
+
+def bytes_of(size: object) -> int:
+    """A number of bytes, ≥ 1, from a number or a text such as "200MB" (10⁶) or "1.5 GiB" (2³⁰).
+
+    Raises:
+        ValueError: It is neither.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(size).lower())
+    if isinstance(size, bool) or match is None or match[2] not in _UNITS:
+        raise ValueError(f"a size must be a number of bytes, or a text such as '200MB' or '1.5GiB', got {size!r}")
+    count = int(float(match[1]) * _UNITS[match[2]])
+    if count < 1:
+        raise ValueError(f"a size must be at least 1 byte, got {size!r}")
+    return count
+
+
+def _chosen(optimizer: GroupOptimizer, numbers: Sequence[int] | None) -> tuple[int, ...]:
+    groups = optimizer.param_groups
+    if numbers is not None:
+        for number in numbers:
+            if not 0 <= number < len(groups):
+                raise ValueError(f"param_groups: the optimizer has {len(groups)} param groups, no number {number}")
+        if not len(numbers):
+            raise ValueError("param_groups must name at least one param group")
+        return tuple(numbers)
+    tables = [n for n, group in enumerate(groups) if any(store_of(p) is not None for p in group["params"])]
+    chosen = tables or [number for number, group in enumerate(groups) if group["l21"] > 0]
+    if not chosen:
+        raise ValueError(
+            "no param group holds a HashEmbedding or has a positive l21: say which are to be made sparse, by "
+            "param_groups=[…]"
+        )
+    return tuple(chosen)
+
+
+def _rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:
+    seen = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
+    return sum(cost * census.live for cost, census in zip(costs, censuses, strict=True)) / seen if seen else None

@@ -1,0 +1,57 @@
+"""AUC by size, as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import style
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from sparsegroup.reporting.formatting import size
+from sparsegroup.reporting.plots import COLOURS, INK, STYLE
+
+
+def plot_path(
+    rates: Sequence[float],
+    aucs: Sequence[float],
+    sizes: Sequence[int],
+    all_features: float,
+    tolerance: float,
+    begins: float | None,
+    title: str,
+    path: Path,
+) -> None:
+    """Test AUC by feature rate, against all features, as a PNG.
+
+    Args:
+        rates: Feature rates > 0.
+        aucs: The models' test AUC.
+        sizes: Their bytes, written beside the points.
+        all_features: The AUC of all features.
+        tolerance: Below it by so much counts as no loss: a band.
+        begins: The smallest rate without a loss, marked; None if there is none.
+        title: Above the plot.
+        path: The file.
+    """
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhspan(all_features - tolerance, all_features, color=INK, alpha=0.08, linewidth=0)
+        axes.axhline(all_features, color=INK, linestyle="--", linewidth=1.1, label=f"all features: {all_features:.4f}")
+        by_rate = sorted(zip(rates, aucs, sizes, strict=True))
+        axes.plot([r for r, _, _ in by_rate], [a for _, a, _ in by_rate], "o-", color=COLOURS["orange"])
+        for rate, auc, count in by_rate:
+            axes.annotate(
+                f"{auc:.4f}\n{size(count)}", (rate, auc), (0, -8), textcoords="offset points", ha="center", va="top"
+            )
+        if begins is not None:
+            axes.axvline(begins, color=COLOURS["blue"], linewidth=1.1, label=f"no loss down to {begins:.3g}")
+        axes.set_xscale("log")
+        axes.set_xticks([rate for rate, _, _ in by_rate])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:.3g} %"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.margins(0.12, 0.25)
+        axes.set(title=title, xlabel="feature rate: live features over features seen", ylabel="test AUC")
+        axes.legend(loc="lower right", frameon=False)
+        figure.savefig(path, format="png", dpi=150, facecolor="white")

@@ -1,0 +1,191 @@
+"""What an optimizer does with a table's rows: its claim to the state in them, its steps, and what they change."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.optim.stored import Claim, RowStep
+from sparsegroup.rules import Rule
+from sparsegroup.table.changes import Changes
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.pending import Pending
+from sparsegroup.table.row_locations import Int64s, attached
+from sparsegroup.table.row_storage import Floats, RowGradient, RowStorage
+from sparsegroup.table.table_config import TableConfig
+
+
+def _check_layout(gradient: Tensor, where: object) -> None:
+    """Raise ValueError unless a table's gradient is sparse COO."""
+    if gradient.layout != torch.sparse_coo:
+        raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """See `sparsegroup.optim.stored.RowPlan`.
+
+    Attributes:
+        read: The gradient as the storage will take it.
+        storage: Where the rows are.
+        check_finite: Raises where lines that are not finite may not be left out.
+        carry_out: Takes the step.
+    """
+
+    read: RowGradient
+    storage: RowStorage
+    check_finite: Callable[[RowGradient], None]
+    carry_out: Callable[[RowGradient, RowStep], None]
+
+    @property
+    def gradient(self) -> Tensor:
+        """`[n, dim]`, a line for each row, in the order in which a Hessian's diagonal must come."""
+        return self.read.values
+
+    def with_hessian(self, diagonal: Tensor) -> "TablePlan":
+        """The same with the Hessian's diagonal, shaped as `gradient`."""
+        read = self.read.with_hessian(diagonal, self.storage.finite(diagonal))
+        self.check_finite(read)
+        return replace(self, read=read)
+
+    def apply(self, request: RowStep) -> None:
+        """Take the step."""
+        self.carry_out(self.read, request)
+
+
+class RowSteps:
+    """Steps over the rows of a table.
+
+    Args:
+        config: The table's.
+        directory: Its keys.
+        storage: Its rows.
+        pending: What other threads have promised to the table.
+        claim: Whose state the rows hold.
+
+    Attributes:
+        claim: Whose state the rows hold; None for nobody's.
+        changes: What has changed since `track` was called; None if it was not, or all has.
+    """
+
+    def __init__(
+        self,
+        config: TableConfig,
+        directory: Directory,
+        storage: RowStorage,
+        pending: Pending,
+        claim: Claim | None = None,
+    ) -> None:
+        self.claim = claim
+        self.changes: Changes | None = None
+        self._config, self._directory, self._storage, self._pending = config, directory, storage, pending
+
+    def plan(
+        self,
+        gradient: Tensor,
+        rule: Rule,
+        *,
+        claim: Claim | None,
+        maximize: bool,
+        wants_u: bool,
+        where: object,
+        state_dtype: torch.dtype | None = None,
+    ) -> TablePlan:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        if claim is not None and self.claim is not claim:
+            raise RuntimeError(
+                f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows "
+                f"({where}); one table, one optimizer"
+            )
+        _check_layout(gradient, where)
+        storage = self._storage
+        storage.check_reports(self._described)
+        storage.check_step(rule, self._carries_u(claim, wants_u), state_dtype)
+        lines = attached(gradient._indices()[0], self._directory.generation)
+        read = storage.read_gradient(gradient, lines, self._num_rows, where)
+        self._pending.check_process("train the table")
+        self._check_finite(read)
+        return TablePlan(read.negated() if maximize else read, storage, self._check_finite, self._carry_out)
+
+    def _num_rows(self) -> int:
+        with self._pending.lock, self._pending:
+            return self._directory.num_rows
+
+    def _check_finite(self, read: RowGradient) -> None:
+        if read.finite is not None and not self._config.skips_nonfinite:
+            rows = self._described(read.rows[~read.finite].numpy())
+            raise FloatingPointError(
+                f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
+            )
+
+    def _carry_out(self, read: RowGradient, request: RowStep) -> None:
+        with self._pending.lock:  # rows that a pending lookup may add are none of these
+            self.lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
+            storage = self._storage
+            if read.finite is not None:
+                storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
+                read = read.finite_lines()
+            if not len(read.rows):
+                return
+            if self.changes is not None:
+                self.changes.mark(read.rows_on_host())
+            storage.step(read, request, self._num_rows)
+
+    def lay_out(
+        self, claim: Claim, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
+    ) -> None:
+        """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
+        parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
+        with self._pending.lock, self._pending:
+            count = self._directory.num_rows
+            if self.claim is not claim:
+                self.changes = None
+                self._storage.lay_out({}, count, state_dtype)
+                self.claim = claim
+            if self._storage.lay_out(parts, count, state_dtype):
+                self.changes = None
+
+    def _carries_u(self, claim: Claim | None, wants_u: bool) -> bool:
+        has_u = claim is not None and self.claim is claim and "u" in self._storage.state_names
+        return has_u or wants_u or self._storage.keeps_rounding
+
+    def _described(self, rows: Int64s) -> str:
+        with self._pending.lock, self._pending:
+            return self._directory.described(rows)
+
+    # Without a gradient
+
+    def critical_l21(self, request: RowStep, rows: Int64s | None) -> Floats:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        with self._pending.lock, self._pending:
+            if self.claim is not request.claim:
+                return np.empty(0)
+            self.lay_out(request.claim, request.initial, True, request.state_dtype)
+            return self._storage.critical_l21(rows, self._directory.num_rows, request)
+
+    def sweep(self, request: RowStep, *, drops: bool) -> None:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        with self._pending.lock, self._pending:
+            if self.claim is request.claim:
+                self._pending.check_process("sweep the table")
+                self.lay_out(request.claim, request.initial, True, request.state_dtype)
+                self.mark(self._storage.sweep(self._directory.num_rows, request, drops=drops))
+
+    # What has changed
+
+    def track(self, since: str | None) -> None:
+        """Note from now on what changes since `since`, by which it will be known; None: stop."""
+        self.changes = None if since is None else Changes(self._directory.num_rows, since)
+
+    def mark(self, rows: Int64s) -> None:
+        """Some rows have changed."""
+        if self.changes is not None:
+            self.changes.mark(rows)
+
+    def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s) -> None:
+        """The rows of the mask stay, the keys `gone` do not."""
+        if self.changes is not None:
+            self.changes.keep(kept, gone)
