@@ -38,11 +38,23 @@ def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: flo
         0 where all may live; else halfway between the last group that lives and the first that does not.
     """
     critical = np.concatenate([np.empty(0), *(census.critical for census in censuses)])
-    each = [np.full(len(one.critical), cost * one.weight) for one, cost in zip(censuses, costs, strict=True)]
-    cost = np.concatenate([np.empty(0), *each])
-    order = np.argsort(-critical, kind="stable")
-    critical, total = critical[order], np.cumsum(cost[order])
-    kept = int(np.searchsorted(total, budget * (1 + 1e-9), side="right"))  # more than that is no rounding
-    if kept == len(critical):
+    budget *= 1 + 1e-9  # what is more is no rounding
+    prices = [cost * one.weight for one, cost in zip(censuses, costs, strict=True)]
+    if len(set(prices)) == 1:
+        kept = min(int(budget / prices[0]), len(critical))
+        around = [place for place in (len(critical) - kept - 1, len(critical) - kept) if 0 <= place < len(critical)]
+        ascending = np.partition(critical, around) if around else critical
+        last_live = ascending[len(critical) - kept] if kept else None
+        first_dead = ascending[len(critical) - kept - 1] if kept < len(critical) else None
+    else:
+        order = np.argsort(-critical, kind="stable")
+        critical = critical[order]
+        price = np.concatenate(
+            [np.empty(0), *(np.full(len(c.critical), p) for c, p in zip(censuses, prices, strict=True))]
+        )
+        kept = int(np.searchsorted(np.cumsum(price[order]), budget, side="right"))
+        last_live = critical[kept - 1] if kept else None
+        first_dead = critical[kept] if kept < len(critical) else None
+    if first_dead is None:
         return 0.0
-    return float(critical[kept] if not kept else (critical[kept] + critical[kept - 1]) / 2)
+    return float(first_dead if last_live is None else (first_dead + last_live) / 2)

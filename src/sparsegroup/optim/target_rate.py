@@ -10,13 +10,13 @@ from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.group_census import GroupCensus, l21_for
 from sparsegroup.optim.stored import store_of
 
-SAMPLE = 65_536
-"""Groups of a parameter that λ21 is set by."""
+SAMPLE, LEAST_SAMPLE = 65_536, 8_192
+"""Groups of a parameter that λ21 is set by, of long and short trainings: so that they cost a hundredth of any."""
 
 RAMP = 0.8
 """The share of the steps after which the target is reached; the rest trains the survivors."""
 
-_CONTROLS = 100
+_CONTROLS = 50
 _INTERVAL = 200
 _SLACK = 0.05
 
@@ -48,22 +48,22 @@ class SizeTarget:
         ramp: int | None,
         interval: int | None,
         param_groups: Sequence[int] | None,
-        sample: int,
+        sample: int | None,
         seed: int,
     ) -> None:
-        for name, value, least in (("steps", steps, 1), ("ramp", ramp, 0), ("interval", interval, 1)):
+        given = (("steps", steps, 1), ("ramp", ramp, 0), ("interval", interval, 1), ("sample", sample, 1))
+        for name, value, least in given:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"{name} must be an int >= {least} or None, got {value!r}")
         if not isinstance(optimizer, GroupOptimizer):
             raise TypeError(f"a target needs an optimizer of sparsegroup, got {type(optimizer).__name__}")
-        if sample < 1:
-            raise ValueError(f"sample must be >= 1, got {sample}")
         self.optimizer = optimizer
         self.param_groups = _chosen(optimizer, param_groups)
         self.steps = steps
         self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
         self.interval = interval or (_INTERVAL if steps is None else max(1, steps // _CONTROLS))
-        self.sample, self.seed = sample, seed
+        self.sample = sample or (SAMPLE if steps is None else min(max(LEAST_SAMPLE, 4 * steps), SAMPLE))
+        self.seed = seed
         self.count = 0
         self.l21 = 0.0
         self.rate: float | None = None
@@ -72,7 +72,7 @@ class SizeTarget:
         self._warned = False
         self._final = 1.0
         self._set_l21(0.0)
-        self._control(sample)
+        self._control(self.sample)
 
     target: float
 
@@ -116,18 +116,16 @@ class SizeTarget:
 
         Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
         """
-        self._control(0)
+        self.rate = self._control(0)
         self.optimizer.sweep(drop_untrained=True)
-        if self.scheduled_rate is not None:
-            censuses = self._censuses(0)
-            self.rate = _rate_of(censuses, self._costs(censuses))
 
-    def _control(self, sample: int) -> None:
+    def _control(self, sample: int) -> float | None:
+        """Set λ21 by a sample, or all; gives the share that it leaves where it reaches all groups."""
         censuses = self._censuses(sample)
         costs = self._costs(censuses)
         total = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
         if not total:
-            return
+            return None
         self._final = min(1.0, self._final_rate(censuses))
         self.scheduled_rate = self._scheduled(self._final)
         self.rate = _rate_of(censuses, costs)
@@ -136,6 +134,8 @@ class SizeTarget:
         if over and self._final * total < min(costs) and not self._warned:
             self._warned = True
             warnings.warn(f"{self} is less than one group: nothing will be left", RuntimeWarning, stacklevel=3)
+        left = zip(costs, censuses, strict=True)
+        return sum(cost * one.weight * float((one.critical > self.l21).sum()) for cost, one in left) / total
 
     def _scheduled(self, final: float) -> float:
         """r + (r₀ - r) (1 - p)³, with p the share of the ramp that is behind us."""
@@ -194,11 +194,11 @@ class TargetRate(SizeTarget):
             rows of an `nn.Embedding` over those that had a gradient.
         steps: Steps of the training. None, for a stream of unknown length: the rate is held within 10 %.
         ramp: Steps until the rate is reached; by default 80 % of `steps`, and 0, at once, where these are unknown.
-        interval: Steps between two settings of λ21; by default a hundredth of `steps`, or 200.
+        interval: Steps between two settings of λ21; by default a fiftieth of `steps`, or 200.
         param_groups: Numbers of the optimizer's param groups whose λ21 is set, together; by default those that hold a
             `HashEmbedding`, or, without one, those whose l21 is positive. For targets that differ, make several
             `TargetRate`s.
-        sample: Groups of each parameter to look at.
+        sample: Groups of each parameter to look at; by default 65,536, and down to 8,192 in short trainings.
         seed: For drawing the sample.
 
     Raises:
@@ -229,7 +229,7 @@ class TargetRate(SizeTarget):
         ramp: int | None = None,
         interval: int | None = None,
         param_groups: Sequence[int] | None = None,
-        sample: int = SAMPLE,
+        sample: int | None = None,
         seed: int = 0,
     ) -> None:
         if not 0 < rate <= 1:
@@ -288,7 +288,7 @@ class TargetBytes(SizeTarget):
         ramp: int | None = None,
         interval: int | None = None,
         param_groups: Sequence[int] | None = None,
-        sample: int = SAMPLE,
+        sample: int | None = None,
         seed: int = 0,
     ) -> None:
         self.target = bytes_of(size)
