@@ -43,6 +43,14 @@ def path_command(
     penalty: Annotated[
         PenaltyName | None, typer.Option(help="Shape of the group threshold.", show_default="hard")
     ] = None,
+    fallback: Annotated[
+        bool | None,
+        typer.Option(
+            "--fallback/--no-fallback",
+            help="Learn a vector per field for features without a live row.",
+            show_default="no",
+        ),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.", show_default="512")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.", show_default="0")] = None,
     threads: Threads = THREADS,

@@ -140,6 +140,15 @@ def train_command(
             show_default=False,
         ),
     ] = None,
+    fallback: Annotated[
+        bool | None,
+        typer.Option(
+            "--fallback/--no-fallback",
+            rich_help_panel="Size",
+            help="Learn a vector per field for features without a live row.",
+            show_default="no",
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
     ] = None,

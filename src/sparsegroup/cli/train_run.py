@@ -31,7 +31,7 @@ from sparsegroup.training.run_manifest import SUMMARY
 from sparsegroup.training.session import lock_run, run_beginning
 from sparsegroup.yaml_settings import checked, with_values
 
-_FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "training.seed")
+_FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "model.fallback", "training.seed")
 """What a run cannot change when it goes on."""
 
 

@@ -17,6 +17,7 @@ from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.state_loading import adapt_state_dict
+from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
@@ -257,14 +258,15 @@ class GroupOptimizer(Optimizer):
             seed: For drawing the sample.
 
         Returns:
-            One entry for each of its parameters that has been stepped.
+            One entry for each of its parameters that has been stepped; where some of them are tables, of these alone.
         """
         group = self.param_groups[number]
+        stored = [parameter for parameter in group["params"] if store_of(parameter) is not None]
         step = GroupStep.without_gradient(self.rule, group, number)
         draw = np.random.default_rng([*seed, number])
         return [
             adapter_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
-            for parameter in group["params"]
+            for parameter in stored or group["params"]
             if self.state.get(parameter)
         ]
 

@@ -122,7 +122,7 @@ def apply_deltas(
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
-        ("another network", new.config["model"], base.config["model"]),
+        ("another network", new.columns_and_config()[1].model, base.columns_and_config()[1].model),
         ("another dimension", new.dim, base.dim),
     ):
         if ours != theirs:

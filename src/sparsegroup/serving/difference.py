@@ -14,7 +14,7 @@ class Difference:
     """What makes the new embeddings of the old ones.
 
     Attributes:
-        upserts: Keys that are new, or whose encoded vector is another, with what it is now.
+        upserts: Keys that are new, or whose encoded vector is another, with what it is now; and the fallback vectors.
         tombstones: `[k]` int64, ascending: keys that are no longer there.
     """
 
@@ -39,11 +39,10 @@ def merge(old: Embeddings, change: Difference) -> Embeddings:
     kept = old[~_find(gone, old.keys)[1]]
     keys, order = torch.cat([kept.keys, change.upserts.keys]).sort()
     vectors = torch.cat([kept.vectors.vectors, change.upserts.vectors.vectors])[order]
-    if kept.vectors.scale is None or change.upserts.vectors.scale is None:
-        return Embeddings(keys, QuantizedVectors(vectors))
-    return Embeddings(
-        keys, QuantizedVectors(vectors, torch.cat([kept.vectors.scale, change.upserts.vectors.scale])[order])
-    )
+    scales, scale = (kept.vectors.scale, change.upserts.vectors.scale), None
+    if scales[0] is not None and scales[1] is not None:
+        scale = torch.cat([scales[0], scales[1]])[order]
+    return Embeddings(keys, QuantizedVectors(vectors, scale), change.upserts.fallback)
 
 
 def _find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

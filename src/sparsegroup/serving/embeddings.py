@@ -20,17 +20,19 @@ class Embeddings:
 
     Attributes:
         keys: `[n]` int64, ascending and distinct.
-        vectors: The vectors of the keys; none is all zeros.
+        vectors: The vectors of the keys; none is all zeros, unless there are fallback vectors.
+        fallback: `[256, dim]` float32, by a key's top byte, the vectors of absent keys; None for zeros.
     """
 
     keys: Tensor
     vectors: QuantizedVectors
+    fallback: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __getitem__(self, rows: Tensor) -> "Embeddings":
-        return Embeddings(self.keys[rows], self.vectors[rows])
+        return Embeddings(self.keys[rows], self.vectors[rows], self.fallback)
 
     @property
     def dim(self) -> int:
@@ -38,9 +40,10 @@ class Embeddings:
         return self.vectors.vectors.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """As the file has them: `keys`, `vectors` and, of int8, `scale`."""
-        scale = {} if self.vectors.scale is None else {"scale": self.vectors.scale.contiguous()}
-        return {"keys": self.keys.contiguous(), "vectors": self.vectors.vectors.contiguous(), **scale}
+        """As the file has them: `keys`, `vectors` and, if there are any, of int8 `scale`, and `fallback`."""
+        more = {"scale": self.vectors.scale, "fallback": self.fallback}
+        given = {name: tensor.contiguous() for name, tensor in more.items() if tensor is not None}
+        return {"keys": self.keys.contiguous(), "vectors": self.vectors.vectors.contiguous(), **given}
 
     def save(self, path: Path) -> None:
         """Write the file; the same content gives the same bytes."""
@@ -50,6 +53,8 @@ class Embeddings:
 def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     """The live rows of a table or an export; those all zeros in the format are left out, for so are absent keys.
 
+    With fallback vectors, which stand in for absent keys, they stay.
+
     Raises:
         ExportError: A vector that the format cannot hold.
     """
@@ -58,8 +63,16 @@ def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
     keys, order = keys.sort()
     encoded = encode(vectors[order], dtype)
+    fallback = _fallback_of(table)
     live = encoded.vectors.ne(0).any(1)
-    return Embeddings(keys, encoded) if bool(live.all()) else Embeddings(keys[live], encoded[live])
+    found = Embeddings(keys, encoded, fallback)
+    return found if fallback is not None or bool(live.all()) else found[live]
+
+
+def _fallback_of(table: HashEmbedding | FrozenTable) -> Tensor | None:
+    if isinstance(table, FrozenTable):
+        return table.fallback_by_field
+    return None if table.fallback is None else table.fallback.detach().cpu().float().clone()
 
 
 def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
@@ -70,6 +83,7 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
     """
     tensors = read_tensors(path, ExportError)
     names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
+    fallback = tensors.pop("fallback", None)
     if set(tensors) != names:
         raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(tensors))}, not {', '.join(sorted(names))})")
     keys, vectors, scale = tensors["keys"], tensors["vectors"], tensors.get("scale")
@@ -81,4 +95,6 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
         )
     if scale is not None and (scale.dtype != torch.float32 or scale.shape != keys.shape):
         raise ExportError(f"{path}: damaged (scale must be float32 [{len(keys)}])")
-    return Embeddings(keys, QuantizedVectors(vectors, scale))
+    if fallback is not None and (fallback.dtype != torch.float32 or fallback.shape != (256, dim)):
+        raise ExportError(f"{path}: damaged (fallback must be float32 [256, {dim}])")
+    return Embeddings(keys, QuantizedVectors(vectors, scale), fallback)

@@ -20,7 +20,7 @@ class FrozenModel(LookupModel):
     embedding: FrozenTable
 
     def __init__(self, embeddings: Embeddings, network: nn.Module) -> None:
-        super().__init__(FrozenTable(embeddings.keys, embeddings.vectors), deepcopy(network))
+        super().__init__(FrozenTable(embeddings.keys, embeddings.vectors, embeddings.fallback), deepcopy(network))
         self.requires_grad_(False)
         self.eval()
 

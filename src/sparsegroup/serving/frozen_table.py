@@ -23,7 +23,7 @@ _FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the 
 
 
 class FrozenTable(nn.Module):
-    """Key → vector, and zeros for a key that is not there.
+    """Key → vector; for a key that is not there, zeros or the fallback vector of its field.
 
     The sorted keys lie in blocks of 16. A directory says between which blocks a key's must be, bisection over their
     first keys finds it, and a comparison with all 16 the key's place in it.
@@ -40,12 +40,15 @@ class FrozenTable(nn.Module):
     Args:
         keys: `[n]` int64, ascending and distinct.
         vectors: The vectors of the keys.
+        fallback: `[256, dim]` float32, by a key's top byte; None for zeros. A key whose double is that of the next
+            field's first key, one in 2⁴⁶, gets that field's.
 
     Raises:
         ExportError: More keys than an int32 can count.
 
     Attributes:
         dim: Length of a vector.
+        fallback: `[257, dim]`, by the top byte as a signed number plus 128, and the last once more; or None.
         num_live: Keys in it.
         state_names: Parts of a row beside its weights: none.
     """
@@ -60,8 +63,9 @@ class FrozenTable(nn.Module):
     places: Tensor
     vectors: Tensor
     scales: Tensor
+    fallback: Tensor | None
 
-    def __init__(self, keys: Tensor, vectors: QuantizedVectors) -> None:
+    def __init__(self, keys: Tensor, vectors: QuantizedVectors, fallback: Tensor | None = None) -> None:
         super().__init__()
         self.num_live, self.dim = len(keys), vectors.vectors.shape[1]
         rows, limit = self.num_live, torch.iinfo(torch.int32).max - 2 * BLOCK
@@ -84,6 +88,10 @@ class FrozenTable(nn.Module):
         self.register_buffer("blocks", keys)
         self.register_buffer("places", torch.arange(1.0, self.width + 1).unsqueeze(1))
         self.register_buffer("vectors", _filled_up(vectors.vectors, self.missing + 1))
+        if fallback is not None:
+            by_sign = torch.cat([fallback[128:], fallback[:128]])
+            fallback = torch.cat([by_sign, by_sign[-1:]]).to(torch.float32)
+        self.register_buffer("fallback", fallback)
         self.is_scaled = vectors.scale is not None
         if vectors.scale is not None:
             self.register_buffer("scales", _filled_up(vectors.scale.unsqueeze(1), self.missing + 1))
@@ -102,6 +110,11 @@ class FrozenTable(nn.Module):
     def num_seen(self) -> int:
         """Keys that it knows of: those in it."""
         return self.num_live
+
+    @property
+    def fallback_by_field(self) -> Tensor | None:
+        """The fallback vectors `[256, dim]` by a key's top byte, as they were given."""
+        return None if self.fallback is None else torch.cat([self.fallback[128:256], self.fallback[:128]])
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys `[n]` int64, ascending, and vectors `[n, dim]` float32, n ≤ `batch_size` at a time."""
@@ -146,7 +159,11 @@ class FrozenTable(nn.Module):
         place = (is_it.to(torch.float32) @ self.places).squeeze(1).to(torch.int32)
         row = torch.where(place > 0, block * self.width + (place - 1), self.missing)
         vectors = self.vectors.index_select(0, row).to(torch.float32)
-        return vectors * self.scales.index_select(0, row) if self.is_scaled else vectors
+        if self.is_scaled:
+            vectors = vectors * self.scales.index_select(0, row)
+        if self.fallback is None:
+            return vectors
+        return torch.where((place > 0).unsqueeze(1), vectors, self.fallback.index_select(0, field))
 
     def _decoded(self, part: slice) -> Tensor:
         vectors = self.vectors[part].to(torch.float32)

@@ -3,26 +3,27 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from numbers import Real
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.views import NUMPY_DTYPES, TORCH_DTYPES
-from sparsegroup.optim.stored import HEIGHT, StoredParameter
-from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
+from sparsegroup.kernels.views import TORCH_DTYPES
+from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
-from sparsegroup.table.eviction import ZERO_ROWS, EvictionPolicy
+from sparsegroup.table.eviction import EvictionPolicy
+from sparsegroup.table.fallback import stand_in
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
-from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_report import FieldCount, TableMemory
 from sparsegroup.table.table_snapshot import TableSnapshot
+
+_FALLBACK = "fallback"
 
 _rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
 
@@ -57,6 +58,9 @@ class HashEmbedding(nn.Module):
         huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
         admission: Decides which keys get a row in training, see `AdmissionPolicy`. None: every key.
         eviction: Decides which rows `shrink` drops, see `EvictionPolicy`. None: those that are exactly zero.
+        fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
+            live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
+            dead row's key still counts for the row. Regularize `weight` alone, as `param_groups` does.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
         dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
 
@@ -65,6 +69,7 @@ class HashEmbedding(nn.Module):
 
     Attributes:
         weight: The parameter. It is no tensor that one can compute with; see `lookup` and `items`.
+        fallback: `[2**field_bits, dim]`, the vectors that stand in, by the number in a key's top bits; or None.
 
     Examples:
         >>> import torch
@@ -82,6 +87,7 @@ class HashEmbedding(nn.Module):
 
     weight: StoredParameter
     table: Table
+    fallback: nn.Parameter | None
 
     def __init__(
         self,
@@ -96,49 +102,31 @@ class HashEmbedding(nn.Module):
         huge_pages: bool = True,
         admission: AdmissionPolicy | None = None,
         eviction: EvictionPolicy | None = None,
+        fallback: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_int("dim", dim, 1, 1 << 20)
-        _check_int("seed", seed, 0, (1 << 64) - 1)
-        _check_int("field_bits", field_bits, 0, 16)
-        if max_rows is not None:
-            _check_int("max_rows", max_rows, 1, HEIGHT)
-        if isinstance(std, bool) or not isinstance(std, Real):
-            raise TypeError(f"std must be a number, got {std!r}")
-        if not 0 <= float(std) < float("inf"):
-            raise ValueError(f"std must be finite and >= 0, got {std!r}")
-        if init not in get_args(Init):
-            raise ValueError(f"init must be 'normal' or 'uniform', got {init!r}")
-        if nonfinite not in ("raise", "skip"):
-            raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        place = _device(device)
-        on_device = place.type != "cpu" or runtime.serves(place)
-        known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
-        if on_device and dim > runtime.WIDEST_ROW:
-            raise ValueError(f"dim must be <= {runtime.WIDEST_ROW:,} on {place}, got {dim:,}")
-        if dtype not in known:
-            raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
-        config = TableConfig(
+        config = checked_config(
             dim=dim,
-            std=float(std),
+            std=std,
             init=init,
             seed=seed,
-            max_rows=HEIGHT if max_rows is None else max_rows,
+            max_rows=max_rows,
             field_bits=field_bits,
-            skips_nonfinite=nonfinite == "skip",
-            huge_pages=bool(huge_pages),
-            admission=EVERY_KEY if admission is None else admission,
-            eviction=ZERO_ROWS if eviction is None else eviction,
-            dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
-            weight_dtype=dtype,
-            device=place,
-            on_device=on_device,
+            nonfinite=nonfinite,
+            huge_pages=huge_pages,
+            admission=admission,
+            eviction=eviction,
+            device=device,
+            dtype=dtype,
         )
         self.table = Table(config)
-        self.register_parameter("weight", StoredParameter(self.table))
+        self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
+        vectors = (
+            torch.zeros(1 << field_bits, dim, dtype=config.weight_dtype, device=config.device) if fallback else None
+        )
+        self.register_parameter("fallback", None if vectors is None else nn.Parameter(vectors))
         self._ahead: LookAhead | None = None
 
     def forward(self, keys: Tensor) -> Tensor:
@@ -163,7 +151,10 @@ class HashEmbedding(nn.Module):
             located, vectors = self.table.fetch(ahead)
         else:
             located, vectors = self.table.look_up(array, insert=self.training)
-        return for_autograd(self.weight, located, vectors).view(*keys.shape, self.dim)
+        found = for_autograd(self.weight, located, vectors).view(*keys.shape, self.dim)
+        if self.fallback is None:
+            return found
+        return stand_in(found, keys, self.fallback, self.table.config.field_bits)
 
     def prefetch(self, keys: Tensor) -> None:
         """Let another thread look for keys that a later `forward` will be given, while this one trains.
@@ -238,7 +229,10 @@ class HashEmbedding(nn.Module):
         return torch.from_numpy(self.table.find(self._as_array(keys)) >= 0).view(keys.shape)
 
     def lookup(self, keys: Tensor) -> Tensor:
-        """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted."""
+        """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted.
+
+        These are the rows as they are: fallback vectors do not stand in here.
+        """
         return self.table.look_up(self._as_array(keys), insert=False)[1].view(*keys.shape, self.dim)
 
     @torch.no_grad()
@@ -274,7 +268,7 @@ class HashEmbedding(nn.Module):
         Raises:
             RuntimeError: Rows came or went meanwhile.
         """
-        _check_int("batch_size", batch_size, 1, 1 << 40)
+        check_int("batch_size", batch_size, 1, 1 << 40)
         for keys, rows in self.table.scan(batch_size):
             yield torch.from_numpy(keys), torch.from_numpy(rows)
 
@@ -325,6 +319,8 @@ class HashEmbedding(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self.fallback is not None:
+            destination[prefix + _FALLBACK] = self.fallback if keep_vars else self.fallback.detach()
         if _rows_left_out.get():
             return
         for name, tensor in self.table.snapshot((WEIGHT,)).tensors().items():
@@ -340,6 +336,7 @@ class HashEmbedding(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        self._load_fallback(state_dict, prefix, strict, missing_keys, unexpected_keys, error_msgs)
         if _rows_left_out.get():
             return
         names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
@@ -353,25 +350,23 @@ class HashEmbedding(nn.Module):
         except ValueError as error:
             error_msgs.append(f"{prefix}{error}")
 
-
-def _device(device: torch.device | str | None) -> torch.device:
-    """As torch has it: the default device for None, and the current one of several."""
-    place = torch.get_default_device() if device is None else torch.device(device)
-    if place.type == "cpu":
-        return torch.device("cpu")
-    if place.type != "cuda":
-        raise ValueError(f"device must be the CPU or a GPU ('cuda'), got {place}")
-    if not runtime.has_triton():
-        raise RuntimeError(f"a HashEmbedding on {place} needs Triton, which is not installed: pip install triton")
-    if not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}: torch finds no GPU here (torch.cuda.is_available() is False)")
-    if not runtime.serves(place):
-        raise ValueError(f"device={device!r}: a HashEmbedding needs a GPU of compute capability 8.0 or newer")
-    return place if place.index is not None else torch.device("cuda", torch.cuda.current_device())
-
-
-def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if not lowest <= value <= highest:
-        raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
+    def _load_fallback(
+        self,
+        state_dict: Any,
+        prefix: str,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        name = prefix + _FALLBACK
+        given = state_dict.get(name)
+        if self.fallback is None:
+            unexpected_keys.extend([name] if strict and given is not None else [])
+        elif given is None:
+            missing_keys.extend([name] if strict else [])
+        elif given.shape != self.fallback.shape:
+            error_msgs.append(f"{name} must have shape {list(self.fallback.shape)}, got {list(given.shape)}")
+        else:
+            with torch.no_grad():
+                self.fallback.copy_(given)

@@ -1,13 +1,17 @@
 """The settings of a table."""
 
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
-from sparsegroup.table.admission import AdmissionPolicy
-from sparsegroup.table.eviction import EvictionPolicy
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.views import NUMPY_DTYPES
+from sparsegroup.optim.stored import HEIGHT
+from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
+from sparsegroup.table.eviction import ZERO_ROWS, EvictionPolicy
 from sparsegroup.table.row_start import Init
 
 
@@ -31,3 +35,87 @@ class TableConfig:
     eviction: EvictionPolicy
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
+
+
+def checked_config(
+    *,
+    dim: int,
+    std: float,
+    init: Init,
+    seed: int,
+    max_rows: int | None,
+    field_bits: int,
+    nonfinite: Literal["raise", "skip"],
+    huge_pages: bool,
+    admission: AdmissionPolicy | None,
+    eviction: EvictionPolicy | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> TableConfig:
+    """The config of a table by the arguments of `HashEmbedding`.
+
+    Raises:
+        ValueError, TypeError: An argument out of range.
+        RuntimeError: A GPU, and no Triton.
+    """
+    check_int("dim", dim, 1, 1 << 20)
+    check_int("seed", seed, 0, (1 << 64) - 1)
+    check_int("field_bits", field_bits, 0, 16)
+    if max_rows is not None:
+        check_int("max_rows", max_rows, 1, HEIGHT)
+    if isinstance(std, bool) or not isinstance(std, Real):
+        raise TypeError(f"std must be a number, got {std!r}")
+    if not 0 <= float(std) < float("inf"):
+        raise ValueError(f"std must be finite and >= 0, got {std!r}")
+    if init not in get_args(Init):
+        raise ValueError(f"init must be 'normal' or 'uniform', got {init!r}")
+    if nonfinite not in ("raise", "skip"):
+        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    place = _device(device)
+    on_device = place.type != "cpu" or runtime.serves(place)
+    known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
+    if on_device and dim > runtime.WIDEST_ROW:
+        raise ValueError(f"dim must be <= {runtime.WIDEST_ROW:,} on {place}, got {dim:,}")
+    if dtype not in known:
+        raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
+    return TableConfig(
+        dim=dim,
+        std=float(std),
+        init=init,
+        seed=seed,
+        max_rows=HEIGHT if max_rows is None else max_rows,
+        field_bits=field_bits,
+        skips_nonfinite=nonfinite == "skip",
+        huge_pages=bool(huge_pages),
+        admission=EVERY_KEY if admission is None else admission,
+        eviction=ZERO_ROWS if eviction is None else eviction,
+        dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
+        weight_dtype=dtype,
+        device=place,
+        on_device=on_device,
+    )
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    """As torch has it: the default device for None, and the current one of several."""
+    place = torch.get_default_device() if device is None else torch.device(device)
+    if place.type == "cpu":
+        return torch.device("cpu")
+    if place.type != "cuda":
+        raise ValueError(f"device must be the CPU or a GPU ('cuda'), got {place}")
+    if not runtime.has_triton():
+        raise RuntimeError(f"a HashEmbedding on {place} needs Triton, which is not installed: pip install triton")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch finds no GPU here (torch.cuda.is_available() is False)")
+    if not runtime.serves(place):
+        raise ValueError(f"device={device!r}: a HashEmbedding needs a GPU of compute capability 8.0 or newer")
+    return place if place.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def check_int(name: str, value: object, lowest: int, highest: int) -> None:
+    """Raise unless `value` is an int from `lowest` to `highest`; `name` is the parameter's."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")

@@ -42,6 +42,6 @@ class ClickModel(LookupModel):
         return self.embedding.table.dim * self.embedding.table.config.dtype.itemsize
 
 
-def new_table(dim: int, seed: int = 0) -> HashEmbedding:
-    """An empty table for the keys of a click log, whose rows start small."""
-    return HashEmbedding(dim, std=INITIAL_STD, seed=seed, field_bits=FIELD_BITS)
+def new_table(dim: int, seed: int = 0, *, fallback: bool = False) -> HashEmbedding:
+    """An empty table for the keys of a click log, whose rows start small; `fallback` as of `HashEmbedding`."""
+    return HashEmbedding(dim, std=INITIAL_STD, seed=seed, field_bits=FIELD_BITS, fallback=fallback)

@@ -103,12 +103,14 @@ class ModelConfig(StrictSettings):
         dim: Embedding dimension; None is the paper's for the model.
         hidden: Sizes of the hidden layers; None is the paper's.
         dropout: After each hidden layer, in [0, 1); None is the model's default.
+        fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`.
     """
 
     name: ModelName = "dcn"
     dim: int | None = Field(default=None, ge=1, le=1 << 20)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    fallback: bool = False
 
     @property
     def vector_dim(self) -> int:
@@ -337,7 +339,7 @@ class Config(StrictSettings):
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""
         torch.manual_seed(self.training.seed)
-        table = new_table(self.model.vector_dim, self.training.seed)
+        table = new_table(self.model.vector_dim, self.training.seed, fallback=self.model.fallback)
         model = ClickModel(table, self.model.network(fields, numbers))
         return model, self.optimizer.make(model)
 

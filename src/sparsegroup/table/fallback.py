@@ -1,0 +1,31 @@
+"""A learned vector per field for keys without a live row: dead, evicted, not admitted, unknown in evaluation."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:
+    """`vectors` with the fallback vector of its field for each key whose own is zero.
+
+    Its gradient reaches both: the fallback vector learns, and the row still gathers what its key insists on.
+
+    Args:
+        vectors: `[*keys.shape, dim]`.
+        keys: int64.
+        fallback: `[2**field_bits, dim]`, by the number in a key's top `field_bits` bits.
+        field_bits: 0 to 16.
+    """
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    at = (flat.detach() == 0).all(dim=1).nonzero().squeeze(1)
+    if not len(at):
+        return vectors
+    fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)
+    return flat.index_add(0, at, functional.embedding(fields, fallback)).view_as(vectors)
+
+
+def field_numbers(keys: Tensor, field_bits: int) -> Tensor:
+    """The number in the top `field_bits` bits of int64 keys, from 0."""
+    if not field_bits:
+        return torch.zeros_like(keys)
+    return (keys >> (64 - field_bits)) & ((1 << field_bits) - 1)
