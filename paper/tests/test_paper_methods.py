@@ -30,6 +30,7 @@ from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight, prune_weights
 from sparsegroup_paper.execution import Worker
 from sparsegroup_paper.frequency import Counts, count_keys, survivors
+from sparsegroup_paper.gradual import gradual
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
 from sparsegroup_paper.runs import CutOff, DeepLight, Plain, Pruned, Run
@@ -247,3 +248,28 @@ def test_survivors_are_counted_by_tenths_and_equal_counts_stay_together(seen: li
 def test_no_features_have_no_survivors() -> None:
     nothing = np.zeros(0, bool)
     assert survivors(Counts(np.zeros(0, np.int64), np.zeros(0, np.int64)), nothing, nothing) == ()
+
+
+def test_pruning_by_saliency_keeps_those_with_the_largest_u_minus_sigma_x(log: MemoryLog, config: Config) -> None:
+    learner = Learner(log, config)
+    learner.fit(0, log.train_rows)
+    (census,) = learner.optimizer.census(0)
+    table = learner.model.embedding
+    keep = round(0.2 * table.num_seen)
+    largest = set(np.argsort(-census.critical)[:keep].tolist())
+    for _ in magnitude_pruning(learner_after := Learner(log, config), [Pruned(0.2, 0.0, "s")], log.train_rows):
+        pruned = learner_after.model.embedding
+        live = torch.cat([keys for keys, _ in pruned.items()])
+        assert set(pruned.table.find(live.numpy()).tolist()) == largest
+        by_norm = Learner(log, config)
+        by_norm.fit(0, log.train_rows)
+        prune_rows(by_norm.model.embedding, keep)
+        assert set(live.tolist()) != set(torch.cat([keys for keys, _ in by_norm.model.embedding.items()]).tolist())
+
+
+def test_gradual_pruning_ends_with_the_share_that_was_asked_for(log: MemoryLog, config: Config) -> None:
+    learner = Learner(log, config)
+    gradual(learner, 0.1, log.train_rows)
+    table = learner.model.embedding
+    assert table.num_live == round(0.1 * table.num_seen)
+    assert table.num_seen == table.num_rows

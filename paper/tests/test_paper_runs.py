@@ -31,7 +31,7 @@ from sparsegroup_paper.execution import Worker, jobs_of
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.resampling import resampled_aucs
 from sparsegroup_paper.results import Results
-from sparsegroup_paper.runs import CutOff, DeepLight, Method, Plain, Pruned, Run, Survivors
+from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned, Run, Survivors
 
 # Runs
 
@@ -224,7 +224,9 @@ class Guarded(MemoryLog):
         return super().batches(start, stop, size)
 
 
-@pytest.mark.parametrize("method", [Plain(), Pruned(0.2), Pruned(0.2, 0.2), CutOff(3), DeepLight(0.8)])
+@pytest.mark.parametrize(
+    "method", [Plain(), Pruned(0.2), Pruned(0.2, 0.2), Pruned(0.2, 0.2, "s"), Gradual(0.2), CutOff(3), DeepLight(0.8)]
+)
 def test_a_choice_never_reads_test_rows(log: MemoryLog, method: Method) -> None:
     labels = log.labels.copy()
     labels[log.train_rows :] = np.nan
@@ -235,7 +237,7 @@ def test_a_choice_never_reads_test_rows(log: MemoryLog, method: Method) -> None:
         result_of(Worker(guarded), Run(BASE, method))
 
 
-@pytest.mark.parametrize("method", [Plain(), Pruned(0.2, 0.2), CutOff(2), DeepLight(0.5)])
+@pytest.mark.parametrize("method", [Plain(), Pruned(0.2, 0.2), Gradual(0.2), CutOff(2), DeepLight(0.5)])
 def test_a_run_that_diverges_has_no_auc_and_the_others_go_on(log: MemoryLog, tmp_path: Path, method: Method) -> None:
     lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1)
     wild = BASE.replace(optimizer="momentum", lr=1e30)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from sparsegroup.penalties import PenaltyName
 from sparsegroup.training import Config
@@ -19,7 +19,7 @@ from sparsegroup_paper.choices import (
 from sparsegroup_paper.frequency import count_keys
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import published
-from sparsegroup_paper.runs import CutOff, DeepLight, Method, Plain, Pruned
+from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned
 
 L2S = (0.0, 1e-6, 1e-5, 1e-4)
 """λ2 that are tried for each method; pruning has as many fine-tuning schedules instead."""
@@ -65,7 +65,12 @@ def contenders(lab: Lab) -> list[Contender]:
     for label, config in (("Group Adam", adam), ("Group Adagrad", adagrad)):
         for penalty in get_args(PenaltyName):
             result.append(_sized(lab, f"{label}, {penalty}, rate asked for", config, penalty))
-    result.append(_pruned(lab, adam, next(one for one in result if one.name == GROUP_ADAM)))
+        standing_in = config.replace(fallback=True)
+        result.append(_sized(lab, f"{label}, hard, rate asked for, fallback", standing_in, "hard"))
+    result.append(_pruned(lab, adam, PRUNED))
+    result.append(_pruned(lab, adam.replace(fallback=True), f"{PRUNED}, fallback"))
+    result.append(_pruned(lab, adam, "Adam, pruned by ‖s‖ and fine-tuned", by="s"))
+    result.append(_gradual(lab, adam))
     result.append(_regularized(lab, "Adam, element-wise l1", adam, "l1"))
     result.append(_cut_off(lab, adam))
     result.append(_deeplight(lab, adam))
@@ -88,7 +93,7 @@ def _sized(lab: Lab, name: str, config: Config, penalty: PenaltyName) -> Contend
     config = _tuned_at(lab, config, lambda one: (one.replace(target_rate=MIDDLE, penalty=penalty), Plain()), name)
     wanted = [(config.replace(target_rate=rate, penalty=penalty), Plain()) for rate in RATES]
     samples = lab.samples(wanted, name=name)
-    return Contender(name, tuple(f"rate = {rate:g}" for rate in RATES), tuple(samples), _chosen(config))
+    return Contender(name, _rate_names(), tuple(samples), _chosen(config))
 
 
 def _tuned_at(lab: Lab, config: Config, at: Callable[[Config], tuple[Config, Method]], name: str) -> Config:
@@ -101,14 +106,24 @@ def _tuned_at(lab: Lab, config: Config, at: Callable[[Config], tuple[Config, Met
     return config.replace(l2=L2S[number])
 
 
-def _pruned(lab: Lab, config: Config, like: Contender) -> Contender:
+def _pruned(lab: Lab, config: Config, name: str, by: Literal["x", "s"] = "x") -> Contender:
     config = tuned(lab, config)
     shares = published().setup.fine_tune_shares
-    share = shares[choose(lab, [(config, Pruned(MIDDLE, share)) for share in shares], f"schedule: {PRUNED}")]
-    keeps = [round(sample.rate, 6) for sample in like.samples if sample.rate > 0]
-    samples = lab.samples([(config, Pruned(keep, share)) for keep in keeps], name=PRUNED)
-    names = tuple(f"rate = {keep:.4g}" for keep in keeps)
-    return Contender(PRUNED, names, tuple(samples), f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}")
+    share = shares[choose(lab, [(config, Pruned(MIDDLE, share, by)) for share in shares], f"schedule: {name}")]
+    samples = lab.samples([(config, Pruned(rate, share, by)) for rate in RATES], name=name)
+    chosen = f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}"
+    return Contender(name, _rate_names(), tuple(samples), chosen)
+
+
+def _gradual(lab: Lab, config: Config) -> Contender:
+    name = "Adam, gradual magnitude pruning"
+    config = _tuned_at(lab, tuned(lab, config), lambda one: (one, Gradual(MIDDLE)), name)
+    samples = lab.samples([(config, Gradual(rate)) for rate in RATES], name=name)
+    return Contender(name, _rate_names(), tuple(samples), _chosen(config))
+
+
+def _rate_names() -> tuple[str, ...]:
+    return tuple(f"rate = {rate:g}" for rate in RATES)
 
 
 def _cut_off(lab: Lab, config: Config) -> Contender:

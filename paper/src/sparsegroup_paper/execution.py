@@ -13,10 +13,11 @@ from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight
 from sparsegroup_paper.frequency import Counts, count_keys, survivors
+from sparsegroup_paper.gradual import gradual
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
-from sparsegroup_paper.runs import CutOff, DeepLight, Outcome, Plain, Pruned, Run, Survivors
+from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run, Survivors
 
 REPLICATES = 1000
 """Resamplings of the rows that a run is measured on."""
@@ -77,6 +78,8 @@ class Worker:
         learner = Learner(log, run.config)
         if isinstance(run.method, DeepLight):
             deeplight(learner, run.method.sparsity, stop)
+        elif isinstance(run.method, Gradual):
+            gradual(learner, run.method.keep, stop)
         else:
             assert isinstance(run.method, Plain | CutOff)
             learner.fit(0, stop)

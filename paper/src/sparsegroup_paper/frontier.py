@@ -62,7 +62,8 @@ def frontier(lab: Lab) -> Section:
         findings=tuple(findings),
         method=(
             "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty, at constant λ21 and with λ21 "
-            "set along the way for a feature rate that was asked for (`TargetRate`); Adam with magnitude pruning "
+            "set along the way for a feature rate that was asked for (`TargetRate`), the hard threshold also with a "
+            "learned vector per field for features without a live row; Adam with magnitude pruning "
             "and fine-tuning; Adam with λ1 alone; Adam on a log in which each field's features seen less than k times "
             "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
             f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five learning "

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from sparsegroup.training import prune_rows
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.runs import Pruned
@@ -43,4 +45,22 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
 def _prune(learner: Learner, method: Pruned) -> None:
     """Keep N vectors: the share of the features seen so far, which at the end are all of the training rows'."""
     table = learner.model.embedding
-    prune_rows(table, min(round(method.keep * table.num_seen), table.num_live))
+    count = min(round(method.keep * table.num_seen), table.num_live)
+    if method.by == "x":
+        prune_rows(table, count)
+    else:
+        _prune_by_saliency(learner, count)
+
+
+@torch.no_grad()
+def _prune_by_saliency(learner: Learner, count: int) -> None:
+    """Keep the vectors with the largest ‖u - σx‖; ties fall to the lower key."""
+    table = learner.model.embedding
+    parts = [keys for keys, _ in table.items()]
+    if not parts:
+        return
+    keys = torch.cat(parts).sort().values
+    (census,) = learner.optimizer.census(0)
+    saliency = torch.from_numpy(census.critical[table.table.find(keys.numpy())])
+    dropped = keys[torch.argsort(saliency, descending=True, stable=True)[count:]]
+    table.assign(dropped, torch.zeros(len(dropped), table.dim))

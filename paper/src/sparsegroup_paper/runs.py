@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,23 @@ class Pruned:
     Attributes:
         keep: Embedding vectors that are kept, as a share of the features seen in training.
         fine_tune: Share of the samples, the last ones, that the pruned model is trained on.
+        by: What vectors are kept by: "x", their norm, or "s", that of u - σx, which Group Adam compares.
     """
 
     keep: float
     fine_tune: float = 0.0
+    by: Literal["x", "s"] = "x"
+
+
+@dataclass(frozen=True)
+class Gradual:
+    """Gradual magnitude pruning of whole vectors, see `gradual`.
+
+    Attributes:
+        keep: Embedding vectors that are kept at the end, as a share of the features seen in training.
+    """
+
+    keep: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class DeepLight:
 
 
 PLAIN = Plain()
-Method = Plain | Pruned | CutOff | DeepLight
+Method = Plain | Pruned | Gradual | CutOff | DeepLight
 
 
 @dataclass(frozen=True)
@@ -93,9 +107,14 @@ class Run:
             "optimizer": optimizer,
             "batch_size": config["training"]["batch_size"],
             "seed": config["training"]["seed"],
-            "method": {"name": type(self.method).__name__, **asdict(self.method)},
+            "method": {"name": type(self.method).__name__, **_fields_of(self.method)},
             "validate": self.validate,
         }
+
+
+def _fields_of(method: Method) -> dict[str, object]:
+    """What a method is told; pruning by x as before there was another."""
+    return {name: value for name, value in asdict(method).items() if (name, value) != ("by", "x")}
 
 
 @dataclass(frozen=True)

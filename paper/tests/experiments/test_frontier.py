@@ -35,7 +35,17 @@ from sparsegroup_paper.section import Section
 
 REGULARIZED = [f"Group {base}, {penalty}" for base in ("Adam", "Adagrad") for penalty in ("lasso", "mcp", "hard")]
 SIZED = [f"{name}, rate asked for" for name in REGULARIZED]
-CONTENDERS = [*REGULARIZED, *SIZED, PRUNED, "Adam, element-wise l1", CUT_OFF, "DeepLight"]
+SIZED = [*SIZED[:3], f"{SIZED[2]}, fallback", *SIZED[3:], f"{SIZED[5]}, fallback"]
+ALL_PRUNED = [PRUNED, f"{PRUNED}, fallback", "Adam, pruned by ‖s‖ and fine-tuned"]
+CONTENDERS = [
+    *REGULARIZED,
+    *SIZED,
+    *ALL_PRUNED,
+    "Adam, gradual magnitude pruning",
+    "Adam, element-wise l1",
+    CUT_OFF,
+    "DeepLight",
+]
 
 
 def points_of(section: Section) -> dict[str, list[dict[str, Any]]]:
@@ -66,11 +76,12 @@ def test_the_frontiers_points_are_as_trained_by_hand(log: MemoryLog, ran: Callab
         expected = train_twice(log, config)
         assert (row["feature rate"], row["test AUC"], row["± sd"]) == (expected.rate, expected.auc, expected.deviation)
     for name in SIZED:
-        optimizer, penalty, _ = name.removeprefix("Group ").lower().split(", ")
+        optimizer, penalty, *more = name.removeprefix("Group ").lower().split(", ")
         rates = [float(row["strength"].removeprefix("rate = ")) for row in points[name]]
         assert rates == list(RATES)
         row = points[name][-1]
         config = chosen_config(row).replace(optimizer=optimizer, penalty=penalty, target_rate=rates[-1])
+        config = config.replace(fallback="fallback" in more)
         expected = train_twice(log, config)
         assert (row["feature rate"], row["test AUC"]) == (expected.rate, expected.auc)
         seen = len(counted(log, TRAIN_ROWS))
@@ -79,14 +90,13 @@ def test_the_frontiers_points_are_as_trained_by_hand(log: MemoryLog, ran: Callab
     expected = train_twice(log, chosen_config(row).replace(l1=strength(row)))
     assert (row["feature rate"], row["test AUC"]) == (expected.rate, expected.auc)
     assert row["non-zero weights"] < row["feature rate"]
-    # Pruning goes to the feature rates of Group Adam.
-    rates = [row["feature rate"] for row in points[GROUP_ADAM] if row["feature rate"] > 0]
-    assert [row["feature rate"] for row in points[PRUNED]] == pytest.approx(rates, abs=2e-3)
+    for name in (*ALL_PRUNED, "Adam, gradual magnitude pruning"):
+        assert [row["feature rate"] for row in points[name]] == pytest.approx(RATES, abs=2e-3), name
     row = points[PRUNED][1]
     found = re.fullmatch(r"lr = (.+), fine-tuned on (\d+)%", row["chosen"])
     assert found is not None
     assert float(found[1]) == best_rate(log, "adam")
-    keep = round(rates[1], 6)
+    keep = RATES[1]
     pruned = prune_twice(log, BASE.replace(lr=float(found[1])), [keep, keep], int(found[2]) / 100)
     assert row["test AUC"] == pruned
 
@@ -116,7 +126,7 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     trials = {name: [c for c in calls if c.validate and c.name.endswith(f": {name}")] for name in CONTENDERS}
     for name in CONTENDERS:
         rates = [c for c in calls if c.validate and c.name == "learning rate of adam, dcn"][:1]
-        of = trials[name] if name != PRUNED else [*rates, *trials[name]]
+        of = trials[name] if name not in ALL_PRUNED else [*rates, *trials[name]]
         assert [len(call.wanted) for call in of] == [len(LEARNING_RATES), len(L2S)], name
         assert [call.seeds for call in of] == [2, 2]
         assert sorted(config.optimizer.lr for config, _ in of[0].wanted) == list(LEARNING_RATES)
@@ -136,6 +146,7 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     assert all(config.optimizer.l21 == config.optimizer.l1 == 0 for call in others for config, _ in call.wanted)
     assert all(method == Plain() for call in others for _, method in call.wanted)
     assert {m for c in trials[PRUNED] for _, m in c.wanted} == {Pruned(0.1, share) for share in SHARES}
+    assert {m for c in trials[ALL_PRUNED[2]] for _, m in c.wanted} == {Pruned(0.1, share, "s") for share in SHARES}
 
 
 def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], Ran]) -> None:

@@ -252,6 +252,8 @@ class GroupOptimizer(Optimizer):
     def census(self, number: int, sample: int = 0, seed: Sequence[int] = (0,)) -> list[GroupCensus]:
         """Which λ21 the groups of a param group outlive, at the other hyperparameters of this moment.
 
+        Gives the rows of a table a dual residual u, if they carry none yet.
+
         Args:
             number: The param group, by its place.
             sample: How many groups of a parameter to look at, at most; 0 for all.
