@@ -28,6 +28,9 @@ COLUMNS = (
     Column("verdict"),
 )
 
+SAME_RATE = 0.005
+"""Points nearer to a rate than this share of it are at it: a target is met but for one feature."""
+
 WIDEST_GAP = 8.0
 """How many times as large the higher feature rate of two points may be, to tell what lies between."""
 
@@ -90,7 +93,7 @@ def tally(comparisons: Sequence[Versus]) -> str:
 
 
 def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
-    """What a method does at a feature rate, between two of its points: linear in the logarithm of the rate.
+    """What a method does at a feature rate: at a point, or between two, linear in the logarithm of the rate.
 
     Args:
         samples: One method's samples, at several strengths, each with the same seeds.
@@ -103,6 +106,9 @@ def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
     ordered = sorted(
         (sample for sample in samples if sample.rate > 0 and np.isfinite(sample.auc)), key=lambda s: s.rate
     )
+    for sample in ordered:
+        if abs(sample.rate / rate - 1) < SAME_RATE:
+            return sample.mixed(sample, 0.0, rate)
     for low, high in itertools.pairwise(ordered):
         if low.rate <= rate <= high.rate <= WIDEST_GAP * low.rate:
             span = np.log(high.rate / low.rate)

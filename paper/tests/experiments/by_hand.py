@@ -163,6 +163,9 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> Any:
 def between(rows: list[dict[str, Any]], rate: float) -> float | None:
     """AUC at a feature rate; None beyond the points, and where they are too far apart."""
     points = sorted((row["feature rate"], row["test AUC"]) for row in rows if row["feature rate"] > 0)
+    for at, auc in points:
+        if abs(at / rate - 1) < 0.005:
+            return float(auc)
     for (low, first), (high, second) in pairwise(points):
         if low <= rate <= high <= WIDEST_GAP * low:
             return float(np.interp(np.log(rate), np.log([low, high]), [first, second]))

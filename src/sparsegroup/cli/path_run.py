@@ -50,7 +50,7 @@ def path_run(
     text = json.dumps(finite(content), indent=1) + "\n"
     write_atomically(folder / "path.json", lambda path: path.write_text(text, encoding="utf-8"))
     everything, *smaller = points
-    title = f"{config.model.name.upper()} on {data.name}: how small can it be?"
+    title = f"{config.model.name.upper()} on {Path(data.name).name}: how small can it be?"
     plot_path(
         [point.feature_rate for point in smaller],
         [point.test.auc for point in smaller],
@@ -78,8 +78,8 @@ def _rates(text: str) -> list[float]:
 
 
 def _table(points: Sequence[PathPoint], best: PathPoint, tolerance: float) -> Table:
-    table = Table(caption=f"bold: the smallest whose AUC is within {tolerance:g} of all features'")
-    for column in ("features", "live", "bytes", "test AUC", "against all", "log loss", "calibration"):
+    table = Table(caption=f"loss: of AUC, against all features; bold: the smallest with no more than {tolerance:g}")
+    for column in ("features", "live", "bytes", "test AUC", "loss", "log loss", "calibr."):
         table.add_column(column, justify="left" if column == "features" else "right")
     for point in points:
         table.add_row(
@@ -87,7 +87,7 @@ def _table(points: Sequence[PathPoint], best: PathPoint, tolerance: float) -> Ta
             count(point.live_rows),
             size(point.bytes),
             metric(point.test.auc),
-            "" if point.asked is None else f"{point.test.auc - points[0].test.auc:+.4f}",
+            "" if point.asked is None else f"{points[0].test.auc - point.test.auc:.4f}",
             metric(point.test.log_loss),
             metric(point.test.calibration),
             style="bold" if point is best else None,

@@ -42,16 +42,24 @@ def plot_path(
         axes.plot([r for r, _, _ in by_rate], [a for _, a, _ in by_rate], "o-", color=COLOURS["orange"])
         for rate, auc, count in by_rate:
             axes.annotate(
-                f"{auc:.4f}\n{size(count)}", (rate, auc), (0, -8), textcoords="offset points", ha="center", va="top"
+                f"{auc:.4f}\n{size(count)}",
+                (rate, auc),
+                (0, -9),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5},
             )
         if begins is not None:
-            axes.axvline(begins, color=COLOURS["blue"], linewidth=1.1, label=f"no loss down to {begins:.3g}")
+            chosen = next(auc for rate, auc, _ in by_rate if rate == begins)
+            label = f"no loss (of more than {tolerance:g}) down to {100 * begins:.3g} %"
+            axes.plot([begins], [chosen], "o", markersize=13, fillstyle="none", color=COLOURS["blue"], label=label)
         axes.set_xscale("log")
         axes.set_xticks([rate for rate, _, _ in by_rate])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:.3g} %"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.margins(0.12, 0.25)
+        axes.margins(0.12, 0.3)
         axes.set(title=title, xlabel="feature rate: live features over features seen", ylabel="test AUC")
         axes.legend(loc="lower right", frameon=False)
         figure.savefig(path, format="png", dpi=150, facecolor="white")

@@ -59,7 +59,7 @@ STYLE: dict[str, Any] = {
 }
 """Of all drawings, over matplotlib's defaults."""
 
-Unit = Literal["", "%", "rows", "B", "/s"]
+Unit = Literal["", "%", "rows", "B", "/s", "λ"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Chart:
     Attributes:
         name: Unique on a page; letters and hyphens.
         title: What is shown.
-        unit: The unit of the values; "" for plain numbers, "%" for shares of 1.
+        unit: The unit of the values; "" for plain numbers, "%" for shares of 1, "λ" for numbers of any size.
         samples: The number of samples before each point, rising.
         lines: One or two.
         reference: Label and height of a dashed line across, or None.
@@ -105,7 +105,7 @@ def feature_rate_chart(history: Sequence[HistoryPoint]) -> Chart:
     """Live features over features seen, and what a target asked for."""
     lines = [Line("feature rate", [point.feature_rate for point in history], "orange")]
     if _has_target(history):
-        lines.append(Line("scheduled", [_or_nan(point.scheduled_rate) for point in history], "sky"))
+        lines.append(Line("scheduled", [_or_nan(point.scheduled_rate) for point in history], "blue"))
     return Chart("feature-rate", "Feature rate", "%", _samples(history), tuple(lines), scale="zero")
 
 
@@ -133,7 +133,7 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple
     speed = Line("samples per second", [point.samples_per_s for point in history])
     size = Line("table", [point.table_bytes for point in history])
     l21 = Line("λ21", [_or_nan(point.l21) for point in history], "green")
-    threshold = (chart("λ21", "", l21, scale="zero", name="lambda"),) if _has_target(history) else ()
+    threshold = (chart("λ21", "λ", l21, scale="zero", name="lambda"),) if _has_target(history) else ()
     return (
         auc_chart(history, test_auc),
         chart("Calibration", "", calibration, reference=("perfect: 1", 1.0)),
@@ -232,6 +232,8 @@ def _use_decades(axes: Axes, values: Sequence[float]) -> None:
 def _tick_formatter(unit: Unit) -> Formatter:
     if unit == "%":
         return FuncFormatter(lambda share, _: f"{100 * share:.4g} %")
+    if unit == "λ":
+        return FuncFormatter(lambda value, _: f"{value:.3g}")
     return EngFormatter(unit="B") if unit == "B" else EngFormatter(sep="")
 
 

@@ -45,6 +45,7 @@ _FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "rows": short,
     "B": size,
     "/s": per_second,
+    "λ": lambda value: f"{value:.3g}",
 }
 
 
