@@ -347,3 +347,26 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
     monkeypatch.setattr(runtime, "has_triton", lambda: False)
     with pytest.raises(RuntimeError, match="pip install triton"):
         HashEmbedding(3, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("penalty", ["lasso", "hard"])
+def test_a_sweep_is_the_hosts(penalty: str, dtype: torch.dtype) -> None:
+    ours, theirs = new_table(dtype=dtype), HashEmbedding(5, std=0.1)
+    optimizers = [GroupAdam(table.parameters(), lr=0.05, l21=0.02, penalty=penalty) for table in (ours, theirs)]
+    for t in range(6):
+        for table, optimizer in zip((ours, theirs), optimizers, strict=True):
+            step(table, optimizer, batch(t), t)
+    (here,), (there,) = (optimizer.census(0) for optimizer in optimizers)
+    assert here.seen == there.seen
+    if dtype == torch.float32:
+        np.testing.assert_allclose(here.critical, there.critical, rtol=1e-4)
+    l21 = float(np.median(here.critical))
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["l21"] = l21
+        optimizer.sweep()
+    assert ours.num_live == int((here.critical > l21).sum())
+    vectors = [table.lookup(KEYS).float().cpu() for table in (ours, theirs)]
+    assert ours.num_live == int((vectors[0] != 0).any(1).sum())
+    if dtype == torch.float32:
+        torch.testing.assert_close(*vectors, rtol=1e-3, atol=1e-5)

@@ -1,6 +1,7 @@
 """The closed form without a gradient: `sweep`, and the λ21 that each group outlives."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from family import Member
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from sparsegroup import GroupAdagrad, GroupAdam, GroupMomentum, GroupOptimizer, HashEmbedding
+from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
+from sparsegroup.models import MLP
+from sparsegroup.training import Trainer
 from table_cases import learn, random_keys, stream
 from table_pairs import DTYPES, Pair, every_member, same, table_of
 from test_table_equivalence import regularizer
@@ -317,3 +323,41 @@ def test_keys_that_come_later_are_as_after_no_sweep() -> None:
         tables.append(table)
     keys = random_keys(500, seed=9)
     assert torch.equal(tables[0](keys), tables[1](keys))
+
+
+def test_evaluation_and_checkpoints_sweep_if_asked(tmp_path: Path) -> None:
+    table, model = HashEmbedding(4, std=0.1, field_bits=8), MLP(fields=2, dim=4, hidden=(8,))
+    optimizer = GroupAdam([{"params": table.parameters()}, {"params": model.parameters()}], lr=1e-2, penalty="hard")
+    trainer = Trainer(model, table, optimizer)
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randint(50, (32, 2), generator=generator), torch.randint(2, (32,), generator=generator))
+        for _ in range(10)
+    ]
+    trainer.fit(batches)
+    rows = table.num_live
+    optimizer.param_groups[0]["l21"] = median(optimizer)
+    trainer.evaluate(batches)
+    save_checkpoint(tmp_path / "plain", nn.ModuleList([table, model]), optimizer)
+    assert table.num_live == rows
+    save_checkpoint(tmp_path / "swept", nn.ModuleList([table, model]), optimizer, sweep=True)
+    assert table.num_live == rows // 2
+    optimizer.param_groups[0]["l21"] *= 2
+    trainer.evaluate(batches, sweep=True)
+    assert table.num_live < rows // 2
+
+
+def test_a_sweep_is_noted_as_a_change(tmp_path: Path) -> None:
+    """A checkpoint of what has changed holds what a sweep has done."""
+    table, optimizer = trained_adam(penalty="hard", l21=1e-9)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, table, optimizer)
+    optimizer.param_groups[0]["l21"] = median(optimizer)
+    optimizer.sweep()
+    path = checkpoints.save(2, table, optimizer)
+    assert CHECKPOINT.read(path).parent is not None
+    again = table_of(torch.float64)
+    load_checkpoint(path, again, GroupAdam(again.parameters()))
+    keys = torch.cat([keys for keys, _ in table.items()])
+    assert again.num_live == table.num_live == len(keys)
+    assert torch.equal(again.lookup(keys), table.lookup(keys))

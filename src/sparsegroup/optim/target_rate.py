@@ -71,8 +71,8 @@ class SizeTarget:
         self._begin = self._present_rate()
         self._warned = False
         self._final = 1.0
-        self._set_l21(0.0)
-        self._control(self.sample)
+        self._hand_over(0.0)
+        self.set_l21(self.sample)
 
     target: float
 
@@ -102,7 +102,7 @@ class SizeTarget:
         if self.count == self.steps:
             self.settle()
         elif due:
-            self._control(self.sample)
+            self.set_l21(self.sample)
             if self._is_away():
                 self.settle()
 
@@ -116,11 +116,18 @@ class SizeTarget:
 
         Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
         """
-        self.rate = self._control(0)
+        self.rate = self.set_l21(0)
         self.optimizer.sweep(drop_untrained=True)
 
-    def _control(self, sample: int) -> float | None:
-        """Set λ21 by a sample, or all; gives the share that it leaves where it reaches all groups."""
+    def set_l21(self, sample: int) -> float | None:
+        """Set λ21 to what the schedule asks for at this moment, without a sweep.
+
+        Args:
+            sample: How many groups of a parameter to look at, at most; 0 for all.
+
+        Returns:
+            The share that is left where that λ21 has reached all groups; None if nothing was seen yet.
+        """
         censuses = self._censuses(sample)
         costs = self._costs(censuses)
         total = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
@@ -129,7 +136,7 @@ class SizeTarget:
         self._final = min(1.0, self._final_rate(censuses))
         self.scheduled_rate = self._scheduled(self._final)
         self.rate = _rate_of(censuses, costs)
-        self._set_l21(l21_for(censuses, costs, self.scheduled_rate * total))
+        self._hand_over(l21_for(censuses, costs, self.scheduled_rate * total))
         over = self.steps is None or self.count == self.steps
         if over and self._final * total < min(costs) and not self._warned:
             self._warned = True
@@ -157,7 +164,7 @@ class SizeTarget:
         censuses = self._censuses(self.sample)
         return _rate_of(censuses, [1.0] * len(censuses)) or 1.0
 
-    def _set_l21(self, l21: float) -> None:
+    def _hand_over(self, l21: float) -> None:
         # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
         self.l21 = l21 if self.optimizer.rule.state else max(l21, _UNNOTICED)
         for number in self.param_groups:
@@ -177,7 +184,7 @@ class SizeTarget:
         """Go on from where `state_dict` found another target with the same arguments."""
         self.count, self._begin = int(state["count"]), float(state["begin"])
         self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
-        self._set_l21(float(state["l21"]))
+        self._hand_over(float(state["l21"]))
 
 
 class TargetRate(SizeTarget):
