@@ -159,3 +159,13 @@ def test_path_wants_a_test_set(tmp_path: Path, run: Run) -> None:
     done = run("path", click_log(tmp_path / "log.csv"), "--set", "data.test_fraction=0")
     assert done.returncode == 2
     assert "has no test rows" in done.stderr
+
+
+def test_any_number_of_threads_leads_to_the_same_model(tmp_path: Path, run: Run) -> None:
+    """With two threads the next batch's keys are looked up ahead, but not before λ21 is set."""
+    log = many_features(tmp_path / "log.csv", 20_000)
+    for threads in (1, 2):
+        options = ["--target-rate", 0.1, "--batch-size", 2_048, "--threads", threads, "--out", f"run{threads}"]
+        done = run("train", log, "--lr", 0.05, *options)
+        assert done.returncode == 0, done.stderr
+    assert state_of(tmp_path / "run1") == state_of(tmp_path / "run2")
