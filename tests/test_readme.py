@@ -87,7 +87,10 @@ def test_the_documentation_shows_the_measured_serving() -> None:
 def test_the_documentation_shows_what_a_target_costs() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "target_rate.json").read_text())
     text = " ".join((ROOT / "docs" / "regularizer.md").read_text().split())
-    for ms in (f"{figures['ms_sample_65536']:.2f} ms for a sample", f"{figures['ms_sample_8192']:.2f} ms for the 8,192"):
+    for ms in (
+        f"{figures['ms_sample_65536']:.2f} ms for a sample",
+        f"{figures['ms_sample_8192']:.2f} ms for the 8,192",
+    ):
         assert ms in text
     for name in ("all_rows", "sweep"):
         assert f"{figures[f'ms_{name}'] / 1e3:.1f} s to" in text

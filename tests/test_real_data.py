@@ -59,3 +59,26 @@ def test_a_real_log_prepared_trains_to_the_same_model(name: str, tmp_path: Path,
         done = run("train", *source, "--out", out, *arguments)
         assert done.returncode == 0, done.stderr
     assert state_of(tmp_path / "raw") == state_of(tmp_path / "prepared")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "auc"),
+    [
+        ("avazu_sample.csv.xz", ["--target-rate", "0.1", "--lr", "0.01", "--fallback"], 0.70),
+        ("criteo_sample.txt.xz", ["--target-rate", "0.03", "--lr", "0.01"], 0.735),
+        ("criteo_sample.txt.xz", ["--target-bytes", "50kB", "--lr", "0.01"], 0.735),
+        ("ipinyou_sample.train.libsvm.xz", ["--target-rate", "0.1"], 0.40),  # its test rows hold some fifty clicks
+    ],
+)
+def test_a_size_is_met_on_a_real_log(name: str, size: list[str], auc: float, tmp_path: Path, run: Run) -> None:
+    """Within 2 %, without a λ."""
+    path = log_at(name)
+    test = ["--test", path.with_name(path.name.replace("train", "test"))] if "train" in name else []
+    done = run("train", path, *test, "--out", "run", *size)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    if size[0] == "--target-rate":
+        assert summary["feature_rate"] == pytest.approx(float(size[1]), rel=0.02)
+    else:
+        assert 0.98 * 50_000 <= summary["live_rows"] * (8 * 4 + 8) <= 50_000
+    assert summary["test"]["auc"] > auc

@@ -267,6 +267,12 @@ class TestBadInput:
         with pytest.raises(ValueError, match="param group"):
             TargetRate(GroupAdam(HashEmbedding(4).parameters()), 0.1, param_groups=numbers)
 
+    def test_a_captured_step_could_not_follow(self) -> None:
+        optimizer = GroupAdam([nn.Parameter(torch.ones(2))], l21=1e-3)
+        optimizer.param_groups[0]["capturable"] = True
+        with pytest.raises(ValueError, match="param group 0 has capturable=True"):
+            TargetRate(optimizer, 0.1)
+
     def test_nothing_has_changed_when_it_raises(self) -> None:
         optimizer = GroupAdam(HashEmbedding(4).parameters(), l21=0.5)
         with pytest.raises(ValueError, match="rate"):

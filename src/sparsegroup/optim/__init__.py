@@ -4,7 +4,8 @@ from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
 from sparsegroup.optim.group_adahessian import GroupAdaHessian
 from sparsegroup.optim.param_groups import param_groups
-from sparsegroup.optim.target_rate import SizeTarget, TargetBytes, TargetRate
+from sparsegroup.optim.size_target import SizeTarget
+from sparsegroup.optim.target_rate import TargetBytes, TargetRate
 
 __all__ = [
     "GroupAMSGrad",

@@ -6,51 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
+from pydantic import Field
 from torch import nn
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
-from sparsegroup.groups import is_rows
-from sparsegroup.names import (
-    AvazuHour,
-    CriteoNumbers,
-    DatasetName,
-    ModelName,
-    NormName,
-    OnBadRow,
-    OptimizerName,
-)
-from sparsegroup.optim import (
-    GroupAdagrad,
-    GroupAdaHessian,
-    GroupAdam,
-    GroupAMSGrad,
-    GroupFTRL,
-    GroupMomentum,
-    GroupOptimizer,
-    GroupSGD,
-    SizeTarget,
-    TargetBytes,
-    TargetRate,
-    param_groups,
-)
-from sparsegroup.optim.target_rate import bytes_of
-from sparsegroup.penalties import Lasso, Penalty
-from sparsegroup.rules import REQUIRED, Rule
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
+from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
+from sparsegroup.training.optimizer_config import OptimizerConfig
 from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
-
-OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
-    "sgd": GroupSGD,
-    "momentum": GroupMomentum,
-    "adagrad": GroupAdagrad,
-    "adam": GroupAdam,
-    "amsgrad": GroupAMSGrad,
-    "adahessian": GroupAdaHessian,
-    "ftrl": GroupFTRL,
-}
 
 
 class DataConfig(StrictSettings):
@@ -122,134 +88,6 @@ class ModelConfig(StrictSettings):
         options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
         given = {name: value for name, value in options.items() if value is not None}
         return NETWORKS[self.name](fields, self.vector_dim, numbers, **given)
-
-
-def _penalty(given: object) -> Penalty:
-    try:
-        return Penalty.of(given)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-
-
-PenaltySetting = Annotated[
-    InstanceOf[Penalty], BeforeValidator(_penalty), PlainSerializer(lambda penalty: penalty.plain)
-]
-"""A penalty; in files its name, or `{name: mcp, gamma: 2.5}`."""
-
-
-def _size(given: object) -> object:
-    bytes_of(given)
-    return given if isinstance(given, int) else str(given)
-
-
-SizeSetting = Annotated[int | str, BeforeValidator(_size)]
-"""A number of bytes, or a text such as "200MB"."""
-
-DEFAULT_L21 = 1e-3
-
-
-class OptimizerConfig(StrictSettings):
-    """The Group optimizer; with all λ = 0 it is the base optimizer.
-
-    Attributes:
-        name: The name of the base optimizer.
-        lr: Learning rate; None is the optimizer's default.
-        l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
-            its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
-        target_rate: The share of the features seen that is to be left: λ21 is set along the way, see `TargetRate`.
-        target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, and
-            the penalty is "hard" unless another is.
-        options: Further arguments of the optimizer, such as `betas`, as its rule declares them.
-    """
-
-    name: OptimizerName = "adam"
-    lr: float | None = None
-    l1: float = 0.0
-    l21: float = DEFAULT_L21
-    l2: float = 0.0
-    norm: NormName = "s"
-    penalty: PenaltySetting = Lasso()
-    target_rate: float | None = Field(default=None, gt=0, le=1)
-    target_bytes: SizeSetting | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_mcp_gamma(cls, content: Any) -> Any:
-        """Older files have `mcp_gamma` beside the penalty."""
-        if not isinstance(content, Mapping) or "mcp_gamma" not in content:
-            return content
-        gamma = {"penalty": {"name": "mcp", "gamma": content["mcp_gamma"]}} if content.get("penalty") == "mcp" else {}
-        return {**{name: value for name, value in content.items() if name != "mcp_gamma"}, **gamma}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _for_a_target(cls, content: Any) -> Any:
-        """A target sets λ21, and its penalty is the hard threshold if no other is asked for."""
-        if not isinstance(content, Mapping):
-            return content
-        targets = [name for name in ("target_rate", "target_bytes") if content.get(name) is not None]
-        if not targets:
-            return content
-        if len(targets) > 1:
-            raise ValueError("target_rate and target_bytes exclude each other: give one")
-        l21 = content.get("l21", DEFAULT_L21)
-        if l21 not in (0, DEFAULT_L21):
-            raise ValueError(f"{targets[0]} sets l21 along the way: give one of them, not both (l21 is {l21})")
-        return {"penalty": "hard", **content, "l21": 0.0}
-
-    @model_validator(mode="after")
-    def _is_valid(self) -> Self:
-        needs_lr = any(one.name == "lr" and one.default is REQUIRED for one in self.rule.hyperparameters)
-        if needs_lr and self.lr is None and "lr" not in self.options:
-            raise ValueError(f"the optimizer {self.name} has no default learning rate: give lr")
-        try:
-            arguments = self.arguments
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        if not is_rows(arguments["groups"]):
-            raise ValueError(f"embeddings need groups='rows', got {arguments['groups']!r}")
-        if arguments["capturable"]:
-            raise ValueError("embeddings, whose rows differ from step to step, cannot have capturable=True")
-        return self
-
-    def make(self, model: nn.Module) -> GroupOptimizer:
-        """The optimizer of a model's parameters."""
-        return OPTIMIZERS[self.name](param_groups(model, **self._regularizer()), **self._given())
-
-    @property
-    def has_target(self) -> bool:
-        """Whether a size is asked for, so that λ21 changes along the way."""
-        return self.target_rate is not None or self.target_bytes is not None
-
-    def target(self, optimizer: GroupOptimizer, steps: int) -> SizeTarget | None:
-        """What sets λ21 over a pass of so many steps; None where it is constant."""
-        if self.target_rate is not None:
-            return TargetRate(optimizer, self.target_rate, steps=steps)
-        return None if self.target_bytes is None else TargetBytes(optimizer, self.target_bytes, steps=steps)
-
-    @property
-    def rule(self) -> Rule:
-        """The base optimizer, which declares what `options` may have."""
-        return OPTIMIZERS[self.name].rule
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the embeddings' param group: those given, and the defaults of the others.
-
-        Raises:
-            ValueError, TypeError: As the optimizer.
-        """
-        return OPTIMIZERS[self.name].checked_arguments(**{**self._given(), **self._regularizer()})
-
-    def _regularizer(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("l1", "l21", "l2", "norm", "penalty")}
-
-    def _given(self) -> dict[str, Any]:
-        options: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()
-        }
-        return options if self.lr is None else {**options, "lr": self.lr}
 
 
 class TrainingConfig(StrictSettings):

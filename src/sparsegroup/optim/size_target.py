@@ -1,0 +1,219 @@
+"""λ21 set along the way so that a chosen share of the groups is left: what all targets share."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.group_census import GroupCensus, l21_for
+from sparsegroup.optim.stored import store_of
+
+SAMPLE, LEAST_SAMPLE = 65_536, 8_192
+"""Groups of a parameter that λ21 is set by, of long and short trainings: so that they cost a hundredth of any."""
+
+RAMP = 0.8
+"""The share of the steps after which the target is reached; the rest trains the survivors."""
+
+_CONTROLS = 50
+_INTERVAL = 200
+_SLACK = 0.05
+
+_UNNOTICED = 1e-30
+"""A λ21 that no group feels."""
+
+
+class SizeTarget:
+    """What `TargetRate` and `TargetBytes` share: a schedule of the live share, and λ21 set to follow it.
+
+    Attributes:
+        target: The share, or the bytes.
+        optimizer: The optimizer.
+        param_groups: Numbers of the param groups whose λ21 it sets.
+        steps: Steps of the training, or None.
+        ramp: Steps after which the target is reached.
+        interval: Steps between two settings of λ21.
+        count: Steps so far.
+        l21: λ21 as it was set last.
+        rate: Live groups over groups seen, as of the last setting; None before the first.
+        scheduled_rate: What the schedule asked for then.
+    """
+
+    def __init__(
+        self,
+        optimizer: GroupOptimizer,
+        *,
+        steps: int | None,
+        ramp: int | None,
+        interval: int | None,
+        param_groups: Sequence[int] | None,
+        sample: int | None,
+        seed: int,
+    ) -> None:
+        given = (("steps", steps, 1), ("ramp", ramp, 0), ("interval", interval, 1), ("sample", sample, 1))
+        for name, value, least in given:
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"{name} must be an int >= {least} or None, got {value!r}")
+        if not isinstance(optimizer, GroupOptimizer):
+            raise TypeError(f"a target needs an optimizer of sparsegroup, got {type(optimizer).__name__}")
+        self.optimizer = optimizer
+        self.param_groups = _chosen(optimizer, param_groups)
+        self.steps = steps
+        self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
+        self.interval = interval or (_INTERVAL if steps is None else max(1, steps // _CONTROLS))
+        self.sample = sample or (SAMPLE if steps is None else min(max(LEAST_SAMPLE, 4 * steps), SAMPLE))
+        self.seed = seed
+        self.count = 0
+        self.l21 = 0.0
+        self.rate: float | None = None
+        self.scheduled_rate: float | None = None
+        self._begin = self._present_rate()
+        self._warned = False
+        self._final = 1.0
+        self._hand_over(0.0)
+        self.set_l21(self.sample)
+
+    target: float
+
+    # What a subclass says
+
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
+        """The share of the groups seen that is to live at the end, by what there is now."""
+        raise NotImplementedError
+
+    def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
+        """What a live group of each parameter costs, of the unit in which shares are counted."""
+        raise NotImplementedError
+
+    # Use
+
+    def step(self) -> None:
+        """Follow the schedule; to be called after each `optimizer.step()`.
+
+        At the last of `steps` it looks at all groups and sweeps, so that the target is met exactly. After the ramp it
+        does so whenever rows that no batch touches have left the rate more than 5 % away from its target.
+
+        Raises:
+            ValueError: A param group's hyperparameters are out of range by now.
+        """
+        due = self.is_due
+        self.count += 1
+        if self.count == self.steps:
+            self.settle()
+        elif due:
+            self.set_l21(self.sample)
+            if self._is_away():
+                self.settle()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `step` sets λ21. Don't `prefetch` before it: the next batch's keys would count as seen."""
+        return (self.count + 1) % self.interval == 0 or self.count + 1 == self.steps
+
+    def settle(self) -> None:
+        """Set λ21 by all groups and sweep: the live share is what the schedule asks for at this moment.
+
+        Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
+        """
+        self.rate = self.set_l21(0)
+        self.optimizer.sweep(drop_untrained=True)
+
+    def set_l21(self, sample: int) -> float | None:
+        """Set λ21 to what the schedule asks for at this moment, without a sweep.
+
+        Args:
+            sample: How many groups of a parameter to look at, at most; 0 for all.
+
+        Returns:
+            The share that is left where that λ21 has reached all groups; None if nothing was seen yet.
+        """
+        censuses = self._censuses(sample)
+        costs = self._costs(censuses)
+        total = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
+        if not total:
+            return None
+        self._final = min(1.0, self._final_rate(censuses))
+        self.scheduled_rate = self._scheduled(self._final)
+        self.rate = _rate_of(censuses, costs)
+        self._hand_over(l21_for(censuses, costs, self.scheduled_rate * total))
+        over = self.steps is None or self.count == self.steps
+        if over and self._final * total < min(costs) and not self._warned:
+            self._warned = True
+            warnings.warn(f"{self} is less than one group: nothing will be left", RuntimeWarning, stacklevel=3)
+        left = zip(costs, censuses, strict=True)
+        return sum(cost * one.weight * float((one.critical > self.l21).sum()) for cost, one in left) / total
+
+    def _scheduled(self, final: float) -> float:
+        """r + (r₀ - r) (1 - p)³, with p the share of the ramp that is behind us."""
+        if self.count >= self.ramp:
+            return final
+        return final + (max(self._begin, final) - final) * (1 - self.count / self.ramp) ** 3
+
+    def _is_away(self) -> bool:
+        """Whether the schedule has come to its end, and rows that no batch has touched since are not there."""
+        if self.rate is None or self.scheduled_rate is None or self.scheduled_rate > self._final * (1 + _SLACK):
+            return False
+        return abs(self.rate - self.scheduled_rate) > _SLACK * self.scheduled_rate
+
+    def _censuses(self, sample: int) -> list[GroupCensus]:
+        seed = (self.seed, self.count)
+        return [one for number in self.param_groups for one in self.optimizer.census(number, sample, seed)]
+
+    def _present_rate(self) -> float:
+        censuses = self._censuses(self.sample)
+        return _rate_of(censuses, [1.0] * len(censuses)) or 1.0
+
+    def _hand_over(self, l21: float) -> None:
+        # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
+        self.l21 = l21 if self.optimizer.rule.state else max(l21, _UNNOTICED)
+        for number in self.param_groups:
+            self.optimizer.param_groups[number]["l21"] = self.l21
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers from which `load_state_dict` goes on; λ21 is in the optimizer's state."""
+        return {
+            "count": self.count,
+            "begin": self._begin,
+            "l21": self.l21,
+            "rate": self.rate,
+            "scheduled_rate": self.scheduled_rate,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` found another target with the same arguments."""
+        self.count, self._begin = int(state["count"]), float(state["begin"])
+        self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
+        self._hand_over(float(state["l21"]))
+
+
+def _chosen(optimizer: GroupOptimizer, numbers: Sequence[int] | None) -> tuple[int, ...]:
+    groups = optimizer.param_groups
+    if numbers is not None:
+        for number in numbers:
+            if not 0 <= number < len(groups):
+                raise ValueError(f"param_groups: the optimizer has {len(groups)} param groups, no number {number}")
+        if not len(numbers):
+            raise ValueError("param_groups must name at least one param group")
+        return _checked(optimizer, numbers)
+    tables = [n for n, group in enumerate(groups) if any(store_of(p) is not None for p in group["params"])]
+    chosen = tables or [number for number, group in enumerate(groups) if group["l21"] > 0]
+    if not chosen:
+        raise ValueError(
+            "no param group holds a HashEmbedding or has a positive l21: say which are to be made sparse, by "
+            "param_groups=[…]"
+        )
+    return _checked(optimizer, chosen)
+
+
+def _checked(optimizer: GroupOptimizer, numbers: Sequence[int]) -> tuple[int, ...]:
+    for number in numbers:
+        if optimizer.param_groups[number]["capturable"]:
+            raise ValueError(
+                f"param group {number} has capturable=True: a captured step keeps the λ21 it was captured with"
+            )
+    return tuple(numbers)
+
+
+def _rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:
+    seen = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
+    return sum(cost * census.live for cost, census in zip(costs, censuses, strict=True)) / seen if seen else None
