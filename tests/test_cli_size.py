@@ -169,3 +169,15 @@ def test_any_number_of_threads_leads_to_the_same_model(tmp_path: Path, run: Run)
         done = run("train", log, "--lr", 0.05, *options)
         assert done.returncode == 0, done.stderr
     assert state_of(tmp_path / "run1") == state_of(tmp_path / "run2")
+
+
+def test_features_seen_once_get_no_row_if_asked(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    done = run("train", log, "--lr", 0.05, "--l21", 0, "--admit-after", 2, "--batch-size", 64, "--fallback")
+    assert done.returncode == 0, done.stderr
+    fields = summary_of(tmp_path / "runs" / "log")["fields"]
+    assert isinstance(fields, dict)
+    assert fields["color"] == {"seen": 7, "rows": 7, "live": 7}
+    assert fields["noise"]["rows"] < 0.1 * fields["noise"]["seen"]
+    done = run("export", "runs/log", "served", "--test", log)
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optimizer_cases import assert_identical
-from sparsegroup import GroupAdam, GroupSGD, HashEmbedding
+from sparsegroup import AfterSightings, GroupAdam, GroupSGD, HashEmbedding, WithProbability
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table import RowBlock
@@ -250,3 +250,59 @@ def test_untouched_rows_are_evicted() -> None:
     optimizer.zero_grad()
     assert table.shrink() == 3
     assert table.contains(keys_of(1, 2, 3, 4)).tolist() == [False, True, False, False]
+
+
+class TestAfterSightings:
+    """The library's own policies; `NthSight` above has shown what the table makes of such a one."""
+
+    @pytest.mark.parametrize("k", [1, 2, 3])
+    def test_the_kth_sighting_counts(self, k: int) -> None:
+        table = HashEmbedding(4, std=0.5, admission=AfterSightings(k))
+        for sight in range(1, 5):
+            table(keys_of(5, 5, -3))
+            assert (table.num_seen, table.num_rows) == (2, 2 if sight >= k else 0)
+
+    def test_waiting_features_teach_the_fallback_vector(self) -> None:
+        table = HashEmbedding(4, std=0.5, admission=AfterSightings(2), fallback=True)
+        assert table.fallback is not None
+        optimizer = GroupAdam([{"params": [table.weight]}, {"params": [table.fallback]}], lr=0.1)
+        (table(torch.arange(10)) - 1).square().sum().backward()
+        optimizer.step()
+        assert table.num_rows == 0
+        assert (table.fallback > 0).all()
+        table.eval()
+        assert torch.equal(table(torch.tensor([77])), table.fallback)
+
+    def test_k_is_positive(self) -> None:
+        with pytest.raises(ValueError, match="k must be >= 1, got 0"):
+            AfterSightings(0)
+
+
+class TestWithProbability:
+    def test_a_share_is_admitted_at_each_sighting(self) -> None:
+        table = HashEmbedding(4, admission=WithProbability(0.25, seed=3))
+        keys = random_keys(20_000)
+        for sight in range(1, 4):
+            table(keys)
+            assert table.num_rows / len(keys) == pytest.approx(1 - 0.75**sight, abs=0.02)
+        assert table.num_seen == len(keys)
+
+    def test_the_seed_decides_and_nothing_else(self) -> None:
+        keys = random_keys(1_000)
+        one, same, other = (HashEmbedding(4, admission=WithProbability(0.5, seed=s)) for s in (1, 1, 2))
+        one(keys)
+        for part in keys.split(100):
+            same(part)
+        other(keys)
+        assert torch.equal(one.contains(keys), same.contains(keys))
+        assert not torch.equal(one.contains(keys), other.contains(keys))
+
+    @pytest.mark.parametrize("p", [0, -0.1, 1.5, float("nan")])
+    def test_p_is_a_probability(self, p: float) -> None:
+        with pytest.raises(ValueError, match=r"p must be in \(0, 1\]"):
+            WithProbability(p)
+
+    def test_one_is_every_key(self) -> None:
+        table = HashEmbedding(4, admission=WithProbability(1.0))
+        table(random_keys(500))
+        assert table.num_rows == 500

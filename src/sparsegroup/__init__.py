@@ -23,12 +23,20 @@ if TYPE_CHECKING:
     from sparsegroup.penalties import MCP, Penalty
     from sparsegroup.rules import Rule
     from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
-    from sparsegroup.table import FieldCount, HashEmbedding, HashEmbeddingBag, TableMemory
+    from sparsegroup.table import (
+        AfterSightings,
+        FieldCount,
+        HashEmbedding,
+        HashEmbeddingBag,
+        TableMemory,
+        WithProbability,
+    )
 
     __version__: str
 
 __all__ = [
     "MCP",
+    "AfterSightings",
     "FieldCount",
     "GroupAMSGrad",
     "GroupAdaHessian",
@@ -47,6 +55,7 @@ __all__ = [
     "TableMemory",
     "TargetBytes",
     "TargetRate",
+    "WithProbability",
     "feature_rate",
     "param_groups",
     "sparsity_report",

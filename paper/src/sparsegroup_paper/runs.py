@@ -92,8 +92,9 @@ class Run:
         """All that the result depends on, but the log."""
         config = self.config.as_dict()
         model, optimizer = config["model"], config["optimizer"]
-        if not model["fallback"]:  # as before there was one
-            del model["fallback"]
+        for name, default in (("fallback", False), ("admit_after", 1)):  # as before there were any
+            if model[name] == default:
+                del model[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
         targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes")}

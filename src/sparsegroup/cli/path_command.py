@@ -51,6 +51,13 @@ def path_command(
             show_default="no",
         ),
     ] = None,
+    admit_after: Annotated[
+        int | None,
+        typer.Option(
+            help="Batches in which a feature must have come to get a row of its own.",
+            show_default="1",
+        ),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.", show_default="512")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.", show_default="0")] = None,
     threads: Threads = THREADS,

@@ -149,6 +149,14 @@ def train_command(
             show_default="no",
         ),
     ] = None,
+    admit_after: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel="Size",
+            help="Batches in which a feature must have come to get a row of its own.",
+            show_default="1",
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
     ] = None,

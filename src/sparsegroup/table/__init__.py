@@ -1,6 +1,6 @@
 """The hash-keyed embedding table: rows appear when a key is first seen, and go when they are exactly zero."""
 
-from sparsegroup.table.admission import AdmissionPolicy, EveryKey
+from sparsegroup.table.admission import AdmissionPolicy, AfterSightings, EveryKey, WithProbability
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.eviction import EvictionPolicy, RowBlock, ZeroRows
 from sparsegroup.table.hash_embedding import HashEmbedding
@@ -8,6 +8,7 @@ from sparsegroup.table.table_report import FieldCount, TableMemory
 
 __all__ = [
     "AdmissionPolicy",
+    "AfterSightings",
     "EveryKey",
     "EvictionPolicy",
     "FieldCount",
@@ -15,5 +16,6 @@ __all__ = [
     "HashEmbeddingBag",
     "RowBlock",
     "TableMemory",
+    "WithProbability",
     "ZeroRows",
 ]

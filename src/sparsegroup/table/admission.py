@@ -1,6 +1,7 @@
-"""Which keys get a row: the policy of a table, and the one it has unless another is given."""
+"""Which keys get a row: the policy of a table, the one it has unless another is given, and those to choose from."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,3 +38,71 @@ class EveryKey:
 
 
 EVERY_KEY = EveryKey()
+
+
+@dataclass(frozen=True)
+class AfterSightings:
+    """A key gets a row when it comes for the k-th time; until then it takes 24 to 40 bytes, exactly counted.
+
+    Args:
+        k: In so many lookups of training mode, ≥ 1; twice in one lookup is one sighting.
+
+    Raises:
+        ValueError: k is less than 1.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import AfterSightings, HashEmbedding
+        >>> table = HashEmbedding(4, admission=AfterSightings(2))
+        >>> bool(table(torch.tensor([7])).any()), table.num_rows, table.num_seen
+        (False, 0, 1)
+        >>> bool(table(torch.tensor([7])).any()), table.num_rows
+        (True, 1)
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be >= 1, got {self.k}")
+
+    def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
+        """See `AdmissionPolicy`."""
+        return sights >= self.k
+
+
+@dataclass(frozen=True)
+class WithProbability:
+    """A key gets a row at each sighting with a probability: after 1 / p of them on average.
+
+    Whether it does is a function of key, sighting and seed, so that a resumed training decides alike.
+
+    Args:
+        p: In (0, 1].
+        seed: In [0, 2⁶³).
+
+    Raises:
+        ValueError: p is out of range.
+    """
+
+    p: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"p must be in (0, 1], got {self.p}")
+
+    def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
+        """See `AdmissionPolicy`."""
+        drawn = _mixed(keys.view(np.uint64) ^ _mixed(sights.view(np.uint64) ^ _mixed(np.uint64(self.seed))))
+        admitted: npt.NDArray[np.bool_] = (drawn >> np.uint64(11)) * 2.0**-53 < self.p
+        return admitted
+
+
+def _mixed(value: Any) -> Any:
+    """SplitMix64's output function (Steele et al., 2014): uint64 → uint64."""
+    with np.errstate(over="ignore"):
+        value = value + np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return value ^ (value >> np.uint64(31))

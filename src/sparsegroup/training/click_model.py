@@ -7,7 +7,7 @@ from torch import nn
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, MLP, OPNN
 from sparsegroup.names import ModelName
-from sparsegroup.table import HashEmbedding
+from sparsegroup.table import AfterSightings, HashEmbedding
 from sparsegroup.table.table import Table
 from sparsegroup.training.lookup_model import LookupModel
 
@@ -42,6 +42,12 @@ class ClickModel(LookupModel):
         return self.embedding.table.dim * self.embedding.table.config.dtype.itemsize
 
 
-def new_table(dim: int, seed: int = 0, *, fallback: bool = False) -> HashEmbedding:
-    """An empty table for the keys of a click log, whose rows start small; `fallback` as of `HashEmbedding`."""
-    return HashEmbedding(dim, std=INITIAL_STD, seed=seed, field_bits=FIELD_BITS, fallback=fallback)
+def new_table(dim: int, seed: int = 0, *, fallback: bool = False, admit_after: int = 1) -> HashEmbedding:
+    """An empty table for the keys of a click log, whose rows start small.
+
+    Args:
+        dim, seed, fallback: See `HashEmbedding`.
+        admit_after: Sightings after which a feature gets a row.
+    """
+    admission = None if admit_after == 1 else AfterSightings(admit_after)
+    return HashEmbedding(dim, std=INITIAL_STD, seed=seed, field_bits=FIELD_BITS, fallback=fallback, admission=admission)

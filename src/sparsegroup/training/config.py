@@ -70,6 +70,7 @@ class ModelConfig(StrictSettings):
         hidden: Sizes of the hidden layers; None is the paper's.
         dropout: After each hidden layer, in [0, 1); None is the model's default.
         fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`.
+        admit_after: Batches in which a feature must have come to get a row of its own.
     """
 
     name: ModelName = "dcn"
@@ -77,6 +78,7 @@ class ModelConfig(StrictSettings):
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
     fallback: bool = False
+    admit_after: int = Field(default=1, ge=1)
 
     @property
     def vector_dim(self) -> int:
@@ -177,7 +179,10 @@ class Config(StrictSettings):
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""
         torch.manual_seed(self.training.seed)
-        table = new_table(self.model.vector_dim, self.training.seed, fallback=self.model.fallback)
+        options = self.model
+        table = new_table(
+            options.vector_dim, self.training.seed, fallback=options.fallback, admit_after=options.admit_after
+        )
         model = ClickModel(table, self.model.network(fields, numbers))
         return model, self.optimizer.make(model)
 
