@@ -278,6 +278,16 @@ class TestAfterSightings:
             AfterSightings(0)
 
 
+def test_many_waiting_keys_are_found_as_fast_as_few() -> None:
+    """Their index goes on growing as they come; where it did not, a lookup took as long as there were keys."""
+    table = HashEmbedding(4, admission=AfterSightings(2))
+    for first in range(0, 400_000, 100_000):
+        table(torch.arange(first, first + 100_000) * 977)
+        old, new = table.table.directory.waiting.growth
+        assert old == new
+    assert 24 < table.table.directory.waiting.nbytes / 400_000 < 48
+
+
 class TestWithProbability:
     def test_a_share_is_admitted_at_each_sighting(self) -> None:
         table = HashEmbedding(4, admission=WithProbability(0.25, seed=3))

@@ -42,7 +42,7 @@ EVERY_KEY = EveryKey()
 
 @dataclass(frozen=True)
 class AfterSightings:
-    """A key gets a row when it comes for the k-th time; until then it takes 24 to 40 bytes, exactly counted.
+    """A key gets a row when it comes for the k-th time; until then it takes some 36 bytes. Counted exactly.
 
     Args:
         k: In so many lookups of training mode, ≥ 1; twice in one lookup is one sighting.

@@ -291,6 +291,11 @@ class Index:
         """Homes, those of a growth that is under way included."""
         return int(self.state[_NEW])
 
+    @property
+    def growth(self) -> tuple[int, int]:
+        """Homes before and after a growth that is under way; the same where none is."""
+        return int(self.state[_OLD]), int(self.state[_NEW])
+
     def with_buckets(self, buckets: int) -> "Index":
         """The same keys in an index of so many buckets, which must suffice."""
         other = Index(self._huge_pages, buckets)

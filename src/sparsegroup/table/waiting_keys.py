@@ -24,6 +24,11 @@ class WaitingKeys:
         """Memory that they take."""
         return self._index.bytes + self._sights.nbytes if len(self._sights) else 0
 
+    @property
+    def growth(self) -> tuple[int, int]:
+        """Buckets of their index before and after a growth that is under way; the same where none is."""
+        return self._index.growth
+
     def sights(self, keys: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """How often each of some keys has come, and whether it has ever waited."""
         places = self._index.find(keys)
@@ -44,6 +49,7 @@ class WaitingKeys:
             grown = np.zeros(max(2 * len(self._sights), first + count), np.int64)
             grown[: len(self._sights)] = self._sights
             self._sights = grown
+        self._index.settle(count)  # before, for it may be as many as there are
         self._index.insert(keys[new], np.arange(first, first + count))
         self._sights[first : first + count] = sights[new]
 
