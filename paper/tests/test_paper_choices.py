@@ -89,7 +89,10 @@ def test_between_two_points_auc_is_linear_in_the_logarithm_of_the_rate(monkeypat
         np.testing.assert_allclose(found.resampled.mean(1), found.aucs, rtol=1e-6)
     for rate in (0.039, 0.17, 0.5, 0.98):
         assert at_rate(points, rate) is None
-    assert at_rate(points[:2], 0.04) is None
+    alone = at_rate(points[:2], 0.0401)  # a point that is as good as there needs no neighbour
+    assert alone is not None
+    assert alone.aucs == pytest.approx([0.70, 0.72])
+    assert at_rate(points[:2], 0.041) is None
 
 
 def test_points_of_one_rate_are_no_trouble() -> None:
