@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
-from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, TargetBytes, TargetRate, feature_rate
+from sparsegroup import (
+    AfterSightings,
+    GroupAdagrad,
+    GroupAdam,
+    GroupOptimizer,
+    HashEmbedding,
+    TargetBytes,
+    TargetRate,
+    feature_rate,
+)
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.optim.group_census import GroupCensus, l21_for
 from sparsegroup.optim.target_rate import bytes_of
@@ -369,6 +378,23 @@ class TestQuantile:
 
     def test_nobody_is_there(self) -> None:
         assert l21_for([], [], 0.0) == 0.0
+        nobody = GroupCensus(np.empty(0), 0.0, 0, 5, 1)
+        assert l21_for([nobody], [1.0], 0.5) == 0.0
+        somebody = GroupCensus(np.array([1.0, 2.0]), 1.0, 2, 2, 1)
+        assert l21_for([nobody, somebody], [1.0, 1.0], 1.0) == 1.5
+
+    def test_no_key_has_been_admitted_yet(self) -> None:
+        table = HashEmbedding(4, std=0.1, admission=AfterSightings(2))
+        optimizer = GroupAdam([table.weight, nn.Parameter(torch.ones(2))], lr=1e-2, penalty="hard")
+        target = TargetRate(optimizer, 0.1, steps=STEPS)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            keys = keys_of(step)
+            pull(table(keys), keys).backward()
+            optimizer.step()
+            target.step()
+        assert table.num_rows < 0.8 * table.num_seen
+        assert table.num_live == pytest.approx(0.1 * table.num_seen, abs=1)
 
 
 def test_the_rate_of_a_weight_is_that_of_the_target() -> None:
