@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, use_threads
-from sparsegroup.cli.options import DATASET, EXCLUDE, LABEL, SCHEMA, log_option
+from sparsegroup.cli.options import ADMIT_AFTER, DATASET, EXCLUDE, FALLBACK, LABEL, SCHEMA, log_option
 from sparsegroup.names import DatasetName, ModelName, OptimizerName, PenaltyName
 
 
@@ -47,14 +47,14 @@ def path_command(
         bool | None,
         typer.Option(
             "--fallback/--no-fallback",
-            help="Learn a vector per field for features without a live row.",
+            help=FALLBACK,
             show_default="no",
         ),
     ] = None,
     admit_after: Annotated[
         int | None,
         typer.Option(
-            help="Batches in which a feature must have come to get a row of its own.",
+            help=ADMIT_AFTER,
             show_default="1",
         ),
     ] = None,

@@ -49,7 +49,8 @@ def path_run(
     }
     text = json.dumps(finite(content), indent=1) + "\n"
     write_atomically(folder / "path.json", lambda path: path.write_text(text, encoding="utf-8"))
-    everything, *smaller = points
+    everything, *others = points
+    smaller = [point for point in others if point.live_rows]  # nothing has no place on a logarithmic axis
     title = f"{config.model.name.upper()} on {Path(data.name).name}: how small can it be?"
     plot_path(
         [point.feature_rate for point in smaller],

@@ -7,10 +7,12 @@ import typer
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
 from sparsegroup.cli.options import (
+    ADMIT_AFTER,
     AVAZU_HOUR,
     CRITEO_NUMBERS,
     DATASET,
     EXCLUDE,
+    FALLBACK,
     LABEL,
     MAX_BAD,
     ON_BAD_ROW,
@@ -145,7 +147,7 @@ def train_command(
         typer.Option(
             "--fallback/--no-fallback",
             rich_help_panel="Size",
-            help="Learn a vector per field for features without a live row.",
+            help=FALLBACK,
             show_default="no",
         ),
     ] = None,
@@ -153,7 +155,7 @@ def train_command(
         int | None,
         typer.Option(
             rich_help_panel="Size",
-            help="Batches in which a feature must have come to get a row of its own.",
+            help=ADMIT_AFTER,
             show_default="1",
         ),
     ] = None,

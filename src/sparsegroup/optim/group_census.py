@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+KEY_BYTES = 8
+"""What a live row takes beside its vector where a model is served: its key."""
+
 
 @dataclass(frozen=True)
 class GroupCensus:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ _UNNOTICED = 1e-30
 """A λ21 that no group feels."""
 
 
-class SizeTarget:
+class SizeTarget(ABC):
     """What `TargetRate` and `TargetBytes` share: a schedule of the live share, and λ21 set to follow it.
 
     Attributes:
@@ -77,13 +78,13 @@ class SizeTarget:
 
     # What a subclass says
 
+    @abstractmethod
     def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
         """The share of the groups seen that is to live at the end, by what there is now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
         """What a live group of each parameter costs, of the unit in which shares are counted."""
-        raise NotImplementedError
 
     # Use
 

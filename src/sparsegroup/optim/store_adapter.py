@@ -9,15 +9,12 @@ from torch import Tensor
 
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.optim.arguments import check_device
-from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.group_census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import Shielded, check_names
 from sparsegroup.optim.plans import ParameterSite, StorePlan
 from sparsegroup.optim.stored import RowStep, RowStore, store_of
 from sparsegroup.rules import Rule
-
-KEY_BYTES = 8
-"""What a live row takes beside its vector where a model is served: its key."""
 
 
 class StoreAdapter:

@@ -29,6 +29,7 @@ from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
+from sparsegroup.training.config import ModelConfig
 from sparsegroup.training.run_dir import VOCABULARY
 
 
@@ -122,8 +123,13 @@ def apply_deltas(
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
-        ("another network", new.columns_and_config()[1].model, base.columns_and_config()[1].model),
+        ("another network", _network_of(new), _network_of(base)),
         ("another dimension", new.dim, base.dim),
     ):
         if ours != theirs:
             raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
+
+
+def _network_of(manifest: ExportManifest) -> ModelConfig:
+    """The model's settings, but for when a feature got its row, which a server need not know."""
+    return manifest.columns_and_config()[1].model.model_copy(update={"admit_after": 1})

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparsegroup.data import Log
+from sparsegroup.optim.group_census import KEY_BYTES
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
 from sparsegroup.training.log_pass import score, train
 from sparsegroup.training.pruning import prune_rows
-
-KEY_BYTES, FLOAT_BYTES = 8, 4
 
 Reporter = tuple[Callable[[int, float], None], Callable[[HistoryPoint], None]]
 
@@ -93,6 +92,6 @@ def _method_score(name: str, log: Log, model: ClickModel, metrics: Metrics) -> M
         metrics,
         table.feature_rate,
         rows,
-        rows * (KEY_BYTES + FLOAT_BYTES * table.dim),
+        rows * (model.vector_bytes + KEY_BYTES),
         informative,
     )

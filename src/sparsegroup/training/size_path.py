@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparsegroup.data.log import Log
-from sparsegroup.optim.store_adapter import KEY_BYTES
+from sparsegroup.optim.group_census import KEY_BYTES
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.comparison import Reporter
 from sparsegroup.training.config import Config
