@@ -10,8 +10,9 @@ import torch
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.optim.stored import HEIGHT
+from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
-from sparsegroup.table.eviction import ZERO_ROWS, EvictionPolicy
+from sparsegroup.table.eviction import LEAST_RECENTLY_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy
 from sparsegroup.table.row_start import Init
 
 
@@ -33,6 +34,8 @@ class TableConfig:
     device: torch.device
     admission: AdmissionPolicy
     eviction: EvictionPolicy
+    max_bytes: int | None
+    ranking: RankingPolicy
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
 
@@ -49,6 +52,8 @@ def checked_config(
     huge_pages: bool,
     admission: AdmissionPolicy | None,
     eviction: EvictionPolicy | None,
+    max_bytes: int | str | None,
+    ranking: RankingPolicy | None,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> TableConfig:
@@ -61,6 +66,8 @@ def checked_config(
     check_int("dim", dim, 1, 1 << 20)
     check_int("seed", seed, 0, (1 << 64) - 1)
     check_int("field_bits", field_bits, 0, 16)
+    if ranking is not None and max_bytes is None:
+        raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
     if max_rows is not None:
         check_int("max_rows", max_rows, 1, HEIGHT)
     if isinstance(std, bool) or not isinstance(std, Real):
@@ -90,6 +97,8 @@ def checked_config(
         huge_pages=bool(huge_pages),
         admission=EVERY_KEY if admission is None else admission,
         eviction=ZERO_ROWS if eviction is None else eviction,
+        max_bytes=None if max_bytes is None else bytes_of(max_bytes),
+        ranking=LEAST_RECENTLY_USED if ranking is None else ranking,
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,
         device=place,
