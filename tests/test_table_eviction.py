@@ -17,7 +17,6 @@ from sparsegroup import (
     GroupAdam,
     GroupOptimizer,
     HashEmbedding,
-    LeastOftenUsed,
     LeastRecentlyUsed,
     UnseenFor,
 )
@@ -237,7 +236,7 @@ def offered(step: int, count: int = 2_000) -> Tensor:
     return torch.arange(count, dtype=torch.int64) + 1_000 * step
 
 
-@pytest.mark.parametrize("ranking", [None, LeastOftenUsed()])
+@pytest.mark.parametrize("ranking", [None, LeastRecentlyUsed()])
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_limit_is_never_exceeded(ranking: Any, fallback: bool) -> None:
     table, optimizer = capped(ranking=ranking, fallback=fallback)
@@ -261,7 +260,7 @@ def test_a_larger_limit_holds_more_rows() -> None:
 
 
 def test_dead_rows_go_first_then_those_that_are_not_used() -> None:
-    table, optimizer = capped()
+    table, optimizer = capped(ranking=LeastRecentlyUsed())
     dead, used, idle = torch.arange(1000), torch.arange(1000, 2000), torch.arange(2000, 3000)
     train(table, optimizer, torch.cat([dead, used, idle]))
     table.assign(dead, torch.zeros(1000, 8))
@@ -279,7 +278,7 @@ def test_dead_rows_go_first_then_those_that_are_not_used() -> None:
 
 
 def test_rows_that_came_often_outlast_those_that_came_lately() -> None:
-    table, optimizer = capped(ranking=LeastOftenUsed())
+    table, optimizer = capped()  # LeastOftenUsed
     often = torch.arange(1000)
     for _ in range(5):
         train(table, optimizer, often)

@@ -125,4 +125,4 @@ class LeastOftenUsed:
         return (np.where(rows.live(), 1 << 30, 0) + times) * (LATEST + 1) + LATEST - rows.unseen_for()
 
 
-LEAST_RECENTLY_USED = LeastRecentlyUsed()
+LEAST_OFTEN_USED = LeastOftenUsed()

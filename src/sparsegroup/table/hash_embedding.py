@@ -64,8 +64,8 @@ class HashEmbedding(nn.Module):
             tenth of the rows goes, between two steps: dead ones first, then live ones, see `ranking`; until then, new
             keys get no row. Both are counted, `num_evicted` and `num_refused`; training goes on. `num_seen` is then an
             estimate, within .8 % (1.6 % of each field's, with `field_bits`), and sightings are counted in a sketch.
-        ranking: With `max_bytes`, which rows go first, see `RankingPolicy`. None: dead ones, then those that training
-            has not looked up for longest.
+        ranking: With `max_bytes`, which rows go first, see `RankingPolicy`. None: dead ones, then those that came least
+            often (`LeastOftenUsed`).
         fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
             live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
             dead row's key still counts for the row. Regularize `weight` alone, as `param_groups` does.

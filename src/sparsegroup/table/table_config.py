@@ -12,7 +12,7 @@ from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.optim.stored import HEIGHT
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
-from sparsegroup.table.eviction import LEAST_RECENTLY_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy
+from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy
 from sparsegroup.table.row_start import Init
 
 
@@ -98,7 +98,7 @@ def checked_config(
         admission=EVERY_KEY if admission is None else admission,
         eviction=ZERO_ROWS if eviction is None else eviction,
         max_bytes=None if max_bytes is None else bytes_of(max_bytes),
-        ranking=LEAST_RECENTLY_USED if ranking is None else ranking,
+        ranking=LEAST_OFTEN_USED if ranking is None else ranking,
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,
         device=place,
