@@ -1,0 +1,128 @@
+"""The size asked for, against a constant λ21 and pruning, on 10M rows of the synthetic Criteo, at the same rates.
+
+DCN, d = 8, Group Adam, lr 1e-3, 2,048 samples a batch, one pass over the first 6/7 of the rows, one seed. The lasso
+with a constant λ21 is trained at three λ21; the recipe (`hard`, a ramp), with and without fallback vectors, and the
+lasso under the same control are asked for the very rates that it ends with; Adam is pruned to them by norm, and
+fine-tuned on the last 0 and 10 % of the samples. Bytes are those of the table at the end of training, with all that it
+remembers; those of what is served follow from the rate.
+
+    python benchmarks/size_at_scale.py    # 6 GiB of memory, and 2 GB of disk for the log
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import timing
+from sparsegroup.data import PreparedLog
+from sparsegroup.data.synthetic.log_shapes import DATASETS
+from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.training import Config, score, train
+from sparsegroup_paper.learner import Learner
+from sparsegroup_paper.magnitude import magnitude_pruning
+from sparsegroup_paper.runs import Pruned
+
+ROWS, QUICK_ROWS, BATCH = 10_000_000, 300_000, 2_048
+L21S = (1e-4, 4e-4, 1.5e-3)
+FINE_TUNED = (0.0, 0.1)
+PLAIN = Config.of(model="dcn", dim=8, lr=1e-3, l21=0.0, batch_size=BATCH)
+
+
+def one_pass(log: PreparedLog, config: Config) -> dict[str, float]:
+    """A pass, and what it came to."""
+    model, optimizer = config.build(log)
+    trained = train(
+        model,
+        optimizer,
+        log,
+        batch_size=BATCH,
+        target=lambda steps: config.optimizer.target(optimizer, steps),
+        compile=config.training.compiles(log.train_rows),
+    )
+    last = trained.history[-1]
+    return {
+        "test_auc": trained.test.auc,
+        "test_log_loss": trained.test.log_loss,
+        "feature_rate": trained.feature_rate,
+        "table_bytes": float(model.embedding.memory().total),
+        "samples_per_s": last.samples / last.seconds,
+    }
+
+
+def pruned(log: PreparedLog, rates: list[float]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Adam, pruned to each of the rates in each way; a pass in all, and its end once more for each of them."""
+    learner = Learner(log, PLAIN)
+    ways = [Pruned(rate, share) for rate in rates for share in FINE_TUNED]
+    for way in magnitude_pruning(learner, ways, log.train_rows):
+        found = score(learner.model, log)
+        yield (
+            f"pruned_tuned_{way.fine_tune:.0%}_{rates.index(way.keep)}",
+            {
+                "test_auc": found.auc,
+                "test_log_loss": found.log_loss,
+                "feature_rate": learner.model.embedding.feature_rate,
+                "table_bytes": float(learner.model.embedding.memory().total),
+            },
+        )
+
+
+def all_of(log: PreparedLog) -> Iterator[tuple[str, dict[str, float]]]:
+    """Every contender's name and figures, as they are there."""
+    yield "all", one_pass(log, PLAIN)
+    rates = []
+    for number, l21 in enumerate(L21S):
+        found = one_pass(log, PLAIN.replace(l21=l21))
+        rates.append(found["feature_rate"])
+        yield f"lasso_constant_{number}", found
+    for number, rate in enumerate(rates):
+        for name, settings in (
+            ("recipe", {"penalty": "hard"}),
+            ("recipe_fallback", {"penalty": "hard", "fallback": True}),
+            ("lasso_asked", {"penalty": "lasso"}),
+        ):
+            yield f"{name}_{number}", one_pass(log, PLAIN.replace(target_rate=rate, **settings))
+    yield from pruned(log, rates)
+
+
+def main() -> None:
+    parser = timing.parser(__doc__, quick=f"{QUICK_ROWS:,} rows")
+    parser.add_argument("--log", type=Path, help="a prepared log, in place of the one that is made")
+    arguments = parser.parse_args()
+    set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
+    print(timing.machine())
+    figures: dict[str, float] = {}
+    lines = []
+    with tempfile.TemporaryDirectory() as temporary, timing.undisturbed():
+        rows = QUICK_ROWS if arguments.quick else ROWS
+        log = (
+            PreparedLog(arguments.log)
+            if arguments.log
+            else synthesize(DATASETS["criteo"], rows, Path(temporary, "log"))
+        )
+        for name, found in all_of(log):
+            print(name, {key: round(value, 5) for key, value in found.items()}, flush=True)
+            figures |= {f"{name}_{key}": value for key, value in found.items()}
+            timing.write_json(arguments.json, figures)
+            auc, rate, size = found["test_auc"], found["feature_rate"], found["table_bytes"] / 1e6
+            lines.append(
+                [
+                    name,
+                    f"{rate:.4f}",
+                    f"{auc:.4f}",
+                    f"{auc - figures['all_test_auc']:+.4f}",
+                    f"{found['test_log_loss']:.4f}",
+                    f"{size:,.0f}",
+                    f"{found['samples_per_s']:,.0f}" if "samples_per_s" in found else "–",
+                ]
+            )
+    columns = ["", "rate", "test AUC", "to all", "log loss", "table, MB", "samples/s"]
+    timing.show("Test AUC at the same feature rate", columns, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
