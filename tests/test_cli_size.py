@@ -155,6 +155,31 @@ def test_path_wants_rates(tmp_path: Path, run: Run, rates: str) -> None:
     assert "--rates wants feature rates between 0 and 1" in done.stderr
 
 
+def test_path_keeps_what_is_there(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv", 1_000)
+    options = ("--rates", ".3", "--lr", 0.05, "--batch-size", 64, "--out", "here")
+    assert run("path", log, *options).returncode == 0
+    before = (tmp_path / "here" / "path.json").read_bytes()
+    done = run("path", log, *options, "--seed", 1)
+    assert done.returncode != 0
+    assert "--overwrite" in done.stderr
+    assert (tmp_path / "here" / "path.json").read_bytes() == before
+    assert run("path", log, *options, "--seed", 1, "--overwrite").returncode == 0
+    assert (tmp_path / "here" / "path.json").read_bytes() != before
+
+
+def test_path_without_an_auc_draws_nothing(tmp_path: Path, run: Run) -> None:
+    """The test rows are all of one class."""
+    lines = many_features(tmp_path / "all.csv", 1_000).read_text().splitlines()
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([*lines[:901], *("0" + line[1:] for line in lines[901:])]) + "\n")
+    done = run("path", log, "--rates", ".3", "--lr", 0.05, "--batch-size", 64)
+    assert done.returncode == 0, done.stderr
+    assert "all of one class" in done.stdout
+    assert not (tmp_path / "paths" / "log" / "path.png").exists()
+    assert json.loads((tmp_path / "paths" / "log" / "path.json").read_text())["points"][0]["test"]["auc"] is None
+
+
 def test_path_wants_a_test_set(tmp_path: Path, run: Run) -> None:
     done = run("path", click_log(tmp_path / "log.csv"), "--set", "data.test_fraction=0")
     assert done.returncode == 2

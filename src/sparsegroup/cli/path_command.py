@@ -27,6 +27,7 @@ def path_command(
         Path | None,
         typer.Option(help="Folder for path.json and path.png; default paths/<name of the log>.", show_default=False),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --out holds.")] = False,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting (repeatable).", show_default=False),
@@ -63,8 +64,8 @@ def path_command(
     threads: Threads = THREADS,
 ) -> None:
     """How good would a smaller model be? One pass for each feature rate, against all features: table, plot and JSON."""
-    options = {name: value for name, value in locals().items() if value is not None}
+    options = {name: value for name, value in locals().items() if value is not None and name != "overwrite"}
     from sparsegroup.cli.path_run import path_run
 
     use_threads(threads)
-    path_run(log, rates, tolerance, out, options, set_ or [], threads)
+    path_run(log, rates, tolerance, out, options, set_ or [], threads, overwrite=overwrite)

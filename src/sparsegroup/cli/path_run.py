@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
 from sparsegroup.reporting.formatting import count, metric, percent, size
 from sparsegroup.reporting.path_plot import plot_path
-from sparsegroup.training.config import read_config
+from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.run_manifest import finite
 from sparsegroup.training.size_path import PathPoint, cheapest, size_path
+
+_JSON, _PNG = "path.json", "path.png"
 
 
 def path_run(
@@ -28,12 +31,16 @@ def path_run(
     options: Mapping[str, Any],
     assignments: Sequence[str],
     threads: int,
+    *,
+    overwrite: bool,
 ) -> None:
     """Train at each rate and show what came out; the arguments are those of the command."""
     asked = _rates(rates)
     values = {**setting_values(log, options, assignments), "optimizer.target_rate": asked[0]}
     config = read_config(log if is_settings_file(log) else None, values, "the command line")
     folder = out or Path("paths") / log_name(config)
+    if (folder / _JSON).exists() and not overwrite:
+        raise UsageError(f"{folder} holds a {_JSON}; give another --out, or --overwrite")
     data = open_config_log(config, threads)
     if len(data) == data.train_rows:
         raise UsageError(f"{data.name} has no test rows: give a test set, `--test` say, to measure the models on")
@@ -48,10 +55,22 @@ def path_run(
         "points": [asdict(point) for point in points],
     }
     text = json.dumps(finite(content), indent=1) + "\n"
-    write_atomically(folder / "path.json", lambda path: path.write_text(text, encoding="utf-8"))
+    write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
+    console.print(_table(points, best, tolerance))
+    written = (
+        _JSON if isnan(points[0].test.auc) else f"{_JSON}, {_plotted(config, data.name, points, tolerance, folder)}"
+    )
+    console.print(f"written to {folder}: {written}", highlight=False, soft_wrap=True, markup=False)
+    if isnan(points[0].test.auc):
+        console.print("no plot: the test rows are all of one class, so that there is no AUC")
+
+
+def _plotted(config: Config, name: str, points: Sequence[PathPoint], tolerance: float, folder: Path) -> str:
+    """Plot the points; gives the file's name."""
     everything, *others = points
+    best = cheapest(points, tolerance)
     smaller = [point for point in others if point.live_rows]  # nothing has no place on a logarithmic axis
-    title = f"{config.model.name.upper()} on {Path(data.name).name}: how small can it be?"
+    title = f"{config.model.name.upper()} on {Path(name).name}: how small can it be?"
     plot_path(
         [point.feature_rate for point in smaller],
         [point.test.auc for point in smaller],
@@ -60,10 +79,9 @@ def path_run(
         tolerance,
         best.feature_rate if best is not everything else None,
         title,
-        folder / "path.png",
+        folder / _PNG,
     )
-    console.print(_table(points, best, tolerance))
-    console.print(f"written to {folder}: path.json, path.png", highlight=False, soft_wrap=True, markup=False)
+    return _PNG
 
 
 def _rates(text: str) -> list[float]:
