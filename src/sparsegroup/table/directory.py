@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from sparsegroup.table.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.row_fields import RowFields, fields_of
 from sparsegroup.table.row_locations import Generation, Int64s
 from sparsegroup.table.waiting_keys import WaitingKeys
 
@@ -45,6 +46,7 @@ class Directory:
         waiting: Keys that were not admitted.
         num_seen: Distinct keys that training has ever seen.
         generation: The numbering of the rows.
+        row_fields: The fields of rows, once they have been asked for.
     """
 
     def __init__(self, max_rows: int, huge_pages: bool, buckets: int | None = None) -> None:
@@ -55,6 +57,7 @@ class Directory:
         self.waiting = WaitingKeys(huge_pages)
         self.num_seen = 0
         self.generation = Generation()
+        self.row_fields: RowFields | None = None
 
     @property
     def num_rows(self) -> int:
@@ -76,6 +79,18 @@ class Directory:
         keys = self.keys()[rows[:5]].tolist()
         more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
         return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
+
+    def fields(self, bits: int) -> RowFields:
+        """The fields of all rows, in the top `bits` bits of their keys; noted from now on as rows come and go."""
+        known = self.row_fields
+        if known is None or known.bits != bits or known.num_rows != self.num_rows:
+            known = self.row_fields = RowFields.of_index(self.index, bits)
+        return known
+
+    def seen_without_row(self, bits: int) -> Int64s:
+        """`[2**bits]`: of how many keys without a row training has seen each field."""
+        keys = self.keys_without_row() if len(self.dropped) else self.waiting.content()[0]
+        return np.bincount(fields_of(keys, bits), minlength=1 << bits)
 
     def set_buckets(self, buckets: int) -> None:
         """Have an index of so many buckets, which must suffice."""
@@ -148,6 +163,8 @@ class Directory:
         index.insert(remaining, np.arange(len(remaining)))
         self.drop(gone)
         self.index = index
+        if self.row_fields is not None:
+            self.row_fields.keep(kept)
         self.renumber()
         return gone
 

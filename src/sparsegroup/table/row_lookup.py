@@ -132,6 +132,9 @@ class RowLookup:
             if index.num_keys < before + count:
                 index.extend()
         index.settle(count)
+        if (fields := self._directory.row_fields) is not None:
+            new = some >= before
+            fields.add(scratch.distinct[places][new], some[new])
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
         search.count_given(count)
