@@ -1,6 +1,7 @@
 """λ21 by field in one table: what a table for each field would do, whatever the optimizer and the threshold."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from optimizer_cases import ALLOW_CREATE_GRAPH
 from sparsegroup import AfterSightings, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.table.row_fields import FieldClasses, RowFields, fields_of
+from sparsegroup.table.table_config import check_fields
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -231,6 +233,13 @@ class TestBadInput:
     def test_keys_without_fields(self) -> None:
         with pytest.raises(ValueError, match="give HashEmbedding field_bits > 0"):
             GroupAdam([{"params": HashEmbedding(4).parameters(), "field_l21": {1: 0.1}}])
+
+    def test_a_table_on_a_device(self) -> None:
+        config = dataclasses.replace(HashEmbedding(4, field_bits=BITS).table.config, on_device=True)
+        with pytest.raises(
+            ValueError, match=r"needs a HashEmbedding on the CPU, .* \(param group 0\); or give each field"
+        ):
+            check_fields(config, [1], "param group 0")
 
     def test_no_table(self) -> None:
         with pytest.raises(ValueError, match="there is none in param group 0"):
