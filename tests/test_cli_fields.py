@@ -94,6 +94,7 @@ def test_the_next_day_keeps_the_rates(tmp_path: Path, run: Run) -> None:
             "optimizer.field_rates.color: input should be less than or equal to 1, got 1.5",
         ),
         (["--field-rate", "color=0"], "optimizer.field_rates.color: input should be greater than 0, got 0"),
+        (["--field-rate", "color=.5", "--max-table-bytes", "9MB"], "leave one of them out"),
         (["--field-rate", "color"], "--field-rate wants FIELD=RATE, such as C3=.5: got 'color'"),
         (["--field-rate", "color=a"], "--field-rate wants FIELD=RATE, such as C3=.5: got 'color=a'"),
         (["--field-rate", "color=.1", "--field-rate", "color=.2"], "--field-rate names color twice: 0.1 and 0.2"),

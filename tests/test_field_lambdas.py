@@ -158,7 +158,7 @@ class TestFieldsOfRows:
             assert directory.fields(BITS) is known  # it was told, and has not looked
             np.testing.assert_array_equal(known.of(slice(None)), fields_of(keys, BITS))
             np.testing.assert_array_equal(known.counts, np.bincount(fields_of(keys, BITS), minlength=1 << BITS))
-            seen = known.counts + directory.seen_without_row(BITS)
+            seen = directory.seen_by_field(BITS)
             counted = table.field_counts()
             assert {field: int(seen[field]) for field in np.flatnonzero(seen)} == {
                 f: c.seen for f, c in counted.items()
@@ -240,6 +240,12 @@ class TestBadInput:
             ValueError, match=r"needs a HashEmbedding on the CPU, .* \(param group 0\); or give each field"
         ):
             check_fields(config, [1], "param group 0")
+
+    def test_a_table_that_may_take_so_many_bytes(self) -> None:
+        with pytest.raises(ValueError, match="memory for each row that max_bytes=10,000,000 does not count"):
+            GroupAdam(
+                [{"params": HashEmbedding(4, field_bits=BITS, max_bytes="10MB").parameters(), "field_l21": {1: 0.1}}]
+            )
 
     def test_no_table(self) -> None:
         with pytest.raises(ValueError, match="there is none in param group 0"):

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
         FieldCount,
         HashEmbedding,
         HashEmbeddingBag,
+        LeastOftenUsed,
+        LeastRecentlyUsed,
         TableMemory,
+        UnseenFor,
         WithProbability,
     )
 
@@ -48,6 +51,8 @@ __all__ = [
     "GroupSGD",
     "HashEmbedding",
     "HashEmbeddingBag",
+    "LeastOftenUsed",
+    "LeastRecentlyUsed",
     "ParameterSparsity",
     "Penalty",
     "Rule",
@@ -55,6 +60,7 @@ __all__ = [
     "TableMemory",
     "TargetBytes",
     "TargetRate",
+    "UnseenFor",
     "WithProbability",
     "feature_rate",
     "param_groups",

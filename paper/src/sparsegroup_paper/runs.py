@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.training import NETWORKS, Config, OptimizerConfig
+from sparsegroup.training.config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Run:
         """All that the result depends on, but the log."""
         config = self.config.as_dict()
         model, optimizer = config["model"], config["optimizer"]
-        for name, default in (("fallback", False), ("admit_after", 1)):  # as before there were any
-            if model[name] == default:
+        for name in ("fallback", *WHEN_FEATURES_HAVE_ROWS):  # as before there were any
+            if model[name] == ModelConfig.model_fields[name].default:
                 del model[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim

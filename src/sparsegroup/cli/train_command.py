@@ -8,13 +8,16 @@ import typer
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
 from sparsegroup.cli.options import (
     ADMIT_AFTER,
+    ADMIT_SKETCH,
     AVAZU_HOUR,
     CRITEO_NUMBERS,
     DATASET,
+    EVICT_UNSEEN,
     EXCLUDE,
     FALLBACK,
     LABEL,
     MAX_BAD,
+    MAX_TABLE_BYTES,
     ON_BAD_ROW,
     SCHEMA,
     log_option,
@@ -168,6 +171,18 @@ def train_command(
             help=ADMIT_AFTER,
             show_default="1",
         ),
+    ] = None,
+    admit_sketch: Annotated[
+        str | None,
+        typer.Option(rich_help_panel="Size", help=ADMIT_SKETCH, show_default="counted exactly"),
+    ] = None,
+    evict_unseen: Annotated[
+        int | None,
+        typer.Option(rich_help_panel="Size", help=EVICT_UNSEEN, show_default="0"),
+    ] = None,
+    max_table_bytes: Annotated[
+        str | None,
+        typer.Option(rich_help_panel="Size", help=MAX_TABLE_BYTES, show_default="no limit"),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")

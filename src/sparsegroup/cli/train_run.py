@@ -181,5 +181,7 @@ def _outcome(summary: Summary, folder: Path) -> Table:
             table.add_row("calibration", f"{summary.test.calibration:.4f}  (predicted over actual positives)")
     rate = f"{summary.feature_rate:.4f}  ({summary.live_rows:,} of {summary.features_seen:,} features)"
     table.add_row("feature rate", rate)
+    if summary.evicted_rows or summary.refused_rows:
+        table.add_row("evicted", f"{summary.evicted_rows:,} rows, and {summary.refused_rows:,} times no room for one")
     table.add_row("written to", f"{folder}; see {folder / REPORT}")
     return table

@@ -33,7 +33,7 @@ class TargetRate(SizeTarget):
 
     Raises:
         ValueError: A number out of range, no param group to be chosen, or `fields` that a table has not, or of a table
-            on a GPU.
+            on a GPU or under `max_bytes`.
         TypeError: Not an optimizer of this library.
 
     Examples:

@@ -168,6 +168,8 @@ def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
             ("started", _moment(summary.started)),
             ("training took", duration(summary.seconds)),
             ("continued from", summary.continued_from or NONE),
+            ("rows evicted", count(summary.evicted_rows)),
+            ("no room for a row", f"{count(summary.refused_rows)} times"),
         ],
         "Bad rows left out": [(reason, count(rows)) for reason, rows in summary.bad_rows.items()] or [("none", "0")],
         "Versions": list(summary.versions.items()),

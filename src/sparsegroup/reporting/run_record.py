@@ -80,6 +80,8 @@ class Summary:
         versions: The versions of Python, this package and those it computes with.
         continued_from: The run that this one went on with, or None.
         bad_rows: Reason → rows of the log that were left out.
+        evicted_rows: Rows of features that the table has dropped by itself, by age or for want of room.
+        refused_rows: How often a feature would have got a row, had there been room.
     """
 
     log: str
@@ -96,3 +98,5 @@ class Summary:
     versions: Mapping[str, str]
     continued_from: str | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
+    evicted_rows: int = 0
+    refused_rows: int = 0

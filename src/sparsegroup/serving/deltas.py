@@ -29,7 +29,7 @@ from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
-from sparsegroup.training.config import ModelConfig
+from sparsegroup.training.config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
 from sparsegroup.training.run_dir import VOCABULARY
 
 
@@ -131,5 +131,6 @@ def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> No
 
 
 def _network_of(manifest: ExportManifest) -> ModelConfig:
-    """The model's settings, but for when a feature got its row, which a server need not know."""
-    return manifest.columns_and_config()[1].model.model_copy(update={"admit_after": 1})
+    """The model's settings, but for when a feature has its row, which a server need not know."""
+    plain = {name: ModelConfig.model_fields[name].default for name in WHEN_FEATURES_HAVE_ROWS}
+    return manifest.columns_and_config()[1].model.model_copy(update=plain)

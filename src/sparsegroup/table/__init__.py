@@ -2,8 +2,16 @@
 
 from sparsegroup.table.admission import AdmissionPolicy, AfterSightings, EveryKey, WithProbability
 from sparsegroup.table.bag import HashEmbeddingBag
-from sparsegroup.table.eviction import EvictionPolicy, RowBlock, ZeroRows
+from sparsegroup.table.eviction import (
+    EvictionPolicy,
+    LeastOftenUsed,
+    LeastRecentlyUsed,
+    RankingPolicy,
+    UnseenFor,
+    ZeroRows,
+)
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.row_block import RowBlock
 from sparsegroup.table.table_report import FieldCount, TableMemory
 
 __all__ = [
@@ -14,8 +22,12 @@ __all__ = [
     "FieldCount",
     "HashEmbedding",
     "HashEmbeddingBag",
+    "LeastOftenUsed",
+    "LeastRecentlyUsed",
+    "RankingPolicy",
     "RowBlock",
     "TableMemory",
+    "UnseenFor",
     "WithProbability",
     "ZeroRows",
 ]

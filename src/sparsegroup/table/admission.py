@@ -13,7 +13,8 @@ class AdmissionPolicy(Protocol):
     """Decides which keys that have no row get one. Give it as `HashEmbedding(..., admission=policy)`.
 
     It is asked in training mode, once per lookup that brings such keys. A key that is not admitted gives zeros and gets
-    no gradient; it counts as seen all the same. It is copied and pickled with its table.
+    no gradient; it counts as seen all the same. Sightings are counted exactly, or, where the policy has an attribute
+    `sketch_bytes` or the table a limit of bytes, in a sketch. The policy is copied and pickled with its table.
     """
 
     def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
@@ -40,15 +41,25 @@ class EveryKey:
 EVERY_KEY = EveryKey()
 
 
+class SetKeys(EveryKey):
+    """Keys whose vectors are set from outside get a row, and room has been found for them."""
+
+
+SET_KEYS = SetKeys()
+
+
 @dataclass(frozen=True)
 class AfterSightings:
-    """A key gets a row when it comes for the k-th time; until then it takes some 36 bytes. Counted exactly.
+    """A key gets a row when it comes for the k-th time.
 
     Args:
         k: In so many lookups of training mode, ≥ 1; twice in one lookup is one sighting.
+        sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early, see
+            `SightingSketch` for how often; k is 255 at most. None: exactly, in some 36 bytes for each key that waits
+            (with `max_bytes`: in a sketch of a sixteenth of these).
 
     Raises:
-        ValueError: k is less than 1.
+        ValueError: A number out of range.
 
     Examples:
         >>> import torch
@@ -61,10 +72,15 @@ class AfterSightings:
     """
 
     k: int
+    sketch_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"k must be >= 1, got {self.k}")
+        if self.sketch_bytes is not None and self.sketch_bytes < 4096:
+            raise ValueError(f"sketch_bytes must be >= 4,096, got {self.sketch_bytes:,}")
+        if self.sketch_bytes is not None and self.k > 255:
+            raise ValueError(f"a sketch counts to 255: k must be <= 255 with sketch_bytes, got {self.k}")
 
     def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
         """See `AdmissionPolicy`."""

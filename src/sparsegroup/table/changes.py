@@ -32,7 +32,12 @@ class Changes:
         _mark(rows, self._changed)
 
     def keep(self, kept: npt.NDArray[np.bool_], keys: Int64s) -> None:
-        """The rows of the mask `kept` stay and are renumbered in their order; `keys` are those of the others."""
+        """The rows of the mask `kept` stay and are renumbered in their order.
+
+        Args:
+            kept: `[rows]`.
+            keys: Those of the `known` rows that do not stay.
+        """
         before = kept[: self.known]
         self._changed = self._changed[before]
         self.known = len(self._changed)
@@ -40,7 +45,7 @@ class Changes:
 
     @property
     def removed(self) -> Int64s:
-        """Keys that had a row at some time since, and lost it; some may have one again."""
+        """Keys that had a row then, and lost it; some may have one again."""
         return np.unique(np.concatenate(self._removed)) if self._removed else np.zeros(0, np.int64)
 
     def mask(self, count: int) -> npt.NDArray[np.bool_]:

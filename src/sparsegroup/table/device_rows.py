@@ -202,8 +202,9 @@ class DeviceRows:
                 begin = end
         return other
 
-    def compact(self, kept: Int64s) -> None:
-        """Keep the rows `kept`, ascending, as rows 0, 1, …, and give the memory of the others back."""
+    def compact(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows of the mask as rows 0, 1, …, and give the memory of the others back."""
+        kept = np.flatnonzero(mask)
         words = self.row_bytes // 4
         layout = launch_rows.Layout(
             self._addresses, self.shift, self.row_bytes, 0, 0, torch.float32, torch.float32, words

@@ -24,12 +24,14 @@ class _Lookup(Function):
     @staticmethod
     def forward(ctx: Any, weight: StoredParameter, locations: RowLocations, vectors: list[Tensor]) -> Tensor:
         ctx.locations = locations
+        locations.generation.await_gradient(locations)
         return vectors[0]  # in a list: of a tensor that is an argument autograd would return a view
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         locations = ctx.locations
         locations.generation.check()
+        locations.generation.settle(locations)
         if locations.inverse is None:
             values = gradient.contiguous()  # or autograd would copy it, and the rows with it
         elif torch.is_grad_enabled():  # create_graph=True

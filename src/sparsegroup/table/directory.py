@@ -1,15 +1,20 @@
 """Which key has which row, which keys have been seen, and who is let in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.admission import AdmissionPolicy, EveryKey
+from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.row_fields import RowFields, fields_of
 from sparsegroup.table.row_locations import Generation, Int64s
+from sparsegroup.table.row_uses import RowUses
+from sparsegroup.table.sighting_sketch import SightingSketch
 from sparsegroup.table.waiting_keys import WaitingKeys
 
 Bools = npt.NDArray[np.bool_]
@@ -24,12 +29,14 @@ class Admission:
         keys: `[n]`, all of them; None where all are admitted and none has been seen before.
         admitted: `[n]`, which get one; None for all.
         sights: `[n]`, what the policy was told of them; None if none was asked.
+        refused: How many more would get one if there were room.
     """
 
     count: int
     keys: Int64s | None = None
     admitted: Bools | None = None
     sights: Int64s | None = None
+    refused: int = 0
 
 
 class Directory:
@@ -39,30 +46,63 @@ class Directory:
         max_rows: The most there may be.
         huge_pages: See `MappedPages`.
         buckets: How many the index begins with; None for few.
+        sketch_bytes: The size of a sketch that counts the sightings of keys without a row; None: each is known.
+        estimate: Estimates how many keys have been seen; None: those that lost their row are remembered, so that they
+            are not counted twice.
+        uses: Knows when rows were used; None where nobody asks.
 
     Attributes:
         index: Key → row.
         dropped: Keys that had a row and lost it, ascending as uint64; some may have one again.
         waiting: Keys that were not admitted.
-        num_seen: Distinct keys that training has ever seen.
+        estimate, uses: As above.
+        evicted: Rows that were dropped by themselves, by a policy that is asked now and then or for want of room.
+        refused: How often a key would have got a row, had there been room.
+        steps: The optimizer's, as far as anybody counts them.
         generation: The numbering of the rows.
         row_fields: The fields of rows, once they have been asked for.
     """
 
-    def __init__(self, max_rows: int, huge_pages: bool, buckets: int | None = None) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        huge_pages: bool,
+        buckets: int | None = None,
+        *,
+        sketch_bytes: int | None = None,
+        estimate: DistinctCount | None = None,
+        uses: RowUses | None = None,
+    ) -> None:
         self.max_rows = max_rows
         self._huge_pages = huge_pages
         self.index = Index(huge_pages) if buckets is None else Index(huge_pages, buckets)
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.waiting = WaitingKeys(huge_pages)
-        self.num_seen = 0
+        self.waiting = WaitingKeys(huge_pages) if sketch_bytes is None else SightingSketch(sketch_bytes)
+        self.estimate, self.uses = estimate, uses
+        self.evicted = self.refused = self.steps = 0
         self.generation = Generation()
         self.row_fields: RowFields | None = None
+        self._num_seen = 0
 
     @property
     def num_rows(self) -> int:
         """Keys that have a row."""
         return self.index.num_keys
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct keys that training has ever seen."""
+        return self._num_seen if self.estimate is None else max(self.num_rows, self.estimate.total)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory of what is known of keys without a row, where it does not grow."""
+        return self.waiting.nbytes + (0 if self.estimate is None else self.estimate.nbytes)
+
+    @property
+    def noted_bytes(self) -> int:
+        """Memory of what is known beside key and row."""
+        return self.fixed_bytes + self.dropped.nbytes + (0 if self.uses is None else self.uses.nbytes)
 
     def find(self, keys: Int64s) -> Int64s:
         """Rows of `keys`, `ABSENT` where there is none."""
@@ -87,10 +127,13 @@ class Directory:
             known = self.row_fields = RowFields.of_index(self.index, bits)
         return known
 
-    def seen_without_row(self, bits: int) -> Int64s:
-        """`[2**bits]`: of how many keys without a row training has seen each field."""
-        keys = self.keys_without_row() if len(self.dropped) else self.waiting.content()[0]
-        return np.bincount(fields_of(keys, bits), minlength=1 << bits)
+    def seen_by_field(self, bits: int) -> Int64s:
+        """`[2**bits]`: how many distinct keys of each field training has ever seen."""
+        rows = self.fields(bits).counts
+        if self.estimate is not None:
+            return np.maximum(rows, np.rint(self.estimate.by_field()).astype(np.int64))
+        keys = self.keys_without_row() if len(self.dropped) else self.waiting.keys()
+        return rows + np.bincount(fields_of(keys, bits), minlength=1 << bits)
 
     def set_buckets(self, buckets: int) -> None:
         """Have an index of so many buckets, which must suffice."""
@@ -98,14 +141,22 @@ class Directory:
             self.index = self.index.with_buckets(buckets)
 
     def keys_without_row(self) -> Int64s:
-        """Keys that training has seen and that have no row now: dropped, or never admitted."""
-        known = np.union1d(self.dropped, self.waiting.content()[0].view(np.uint64)).view(np.int64)
+        """Keys that training has seen and that have no row now, as far as they are known: dropped, or not admitted."""
+        known = np.union1d(self.dropped, self.waiting.keys().view(np.uint64)).view(np.int64)
         return known[self.find(known) == ABSENT] if len(known) else known
 
     # Coming
 
-    def decide(self, count: int, keys: Callable[[], Int64s], policy: AdmissionPolicy) -> Admission:
+    def decide(
+        self, count: int, keys: Callable[[], Int64s], policy: AdmissionPolicy, room: Callable[[int], int] | None = None
+    ) -> Admission:
         """Which of `count` distinct keys without a row are admitted. Nothing is changed.
+
+        Args:
+            count: How many keys.
+            keys: Gives them.
+            policy: Is asked.
+            room: Tells how many of so many rows that are wanted can be had; None: all.
 
         Raises:
             RuntimeError: `max_rows` would be exceeded.
@@ -114,13 +165,15 @@ class Directory:
         if not isinstance(policy, EveryKey) or self.waiting.nbytes:
             decision = self._ask(keys(), policy)
         else:
-            decision = Admission(count, keys() if len(self.dropped) else None)
+            known = len(self.dropped) or self.estimate is not None
+            decision = Admission(count, keys() if known else None)
         if self.num_rows + decision.count > self.max_rows:
             raise RuntimeError(
                 f"the table is full: max_rows={self.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
                 f"brings {decision.count:,} new keys; none was inserted"
             )
-        return decision
+        places = decision.count if room is None else room(decision.count)
+        return decision if places == decision.count else _cut(decision, keys(), places)
 
     def _ask(self, keys: Int64s, policy: AdmissionPolicy) -> Admission:
         sights = self.waiting.sights(keys)[0] + 1
@@ -132,17 +185,45 @@ class Directory:
             )
         return Admission(int(admitted.sum()), keys, admitted, sights)
 
+    def count_evicted(self, count: int) -> None:
+        """So many rows more have been dropped by themselves."""
+        self.evicted += count
+
+    def set_time(self, seconds: int) -> None:
+        """It is `seconds` now, where rows' uses are told in these."""
+        if self.uses is not None and not self.uses.by_steps:
+            self.uses.advance_to(seconds)
+
+    def tick(self) -> None:
+        """The optimizer has taken a step."""
+        self.steps += 1
+        if self.uses is not None and self.uses.by_steps:
+            self.uses.advance_to(self.uses.now + 1)
+
+    def used(self, rows: Int64s) -> None:
+        """Training has looked up the distinct `rows`; negative ones are none."""
+        if self.uses is not None:
+            self.uses.mark(rows)
+
+    def came(self, count: int) -> None:
+        """So many rows have been added to the index."""
+        if self.uses is not None:
+            self.uses.add(count)
+
     def note(self, decision: Admission) -> None:
         """Count the keys of a decision that has been carried out."""
         keys = decision.keys
+        self.refused += decision.refused
         if keys is None:
-            self.num_seen += decision.count
+            self._num_seen += decision.count
             return
         known = self._was_dropped(keys)
         if decision.admitted is not None and decision.sights is not None:
             known |= self.waiting.sights(keys)[1]
             self.waiting.note(keys, np.where(decision.admitted, 0, decision.sights))
-        self.num_seen += len(keys) - int(np.count_nonzero(known))
+        if self.estimate is not None:
+            self.estimate.add(keys)
+        self._num_seen += len(keys) - int(np.count_nonzero(known))
 
     def _was_dropped(self, keys: Int64s) -> Bools:
         if not len(self.dropped):
@@ -154,34 +235,30 @@ class Directory:
 
     # Going
 
-    def keep(self, kept: Bools) -> Int64s:
-        """Keep the rows of the mask `[num_rows]`, renumbered in their order; gives the keys of the others, dropped."""
-        keys = self.keys()
-        remaining, gone = keys[kept], keys[~kept]
-        index = Index(self._huge_pages)
-        index.reserve(len(remaining))
-        index.insert(remaining, np.arange(len(remaining)))
-        self.drop(gone)
-        self.index = index
+    def keep(self, kept: Bools) -> tuple[Int64s, Int64s]:
+        """Keep the rows of the mask `[num_rows]`, renumbered in their order.
+
+        Returns:
+            Keys and former rows of the others.
+        """
+        gone, rows = keep_rows(self.index, kept)
+        if self.uses is not None:
+            self.uses.keep(kept)
         if self.row_fields is not None:
             self.row_fields.keep(kept)
+        self._drop(gone)
         self.renumber()
-        return gone
+        return gone, rows
 
-    def drop(self, keys: Int64s) -> None:
-        """Remember keys without a row as dropped."""
-        if len(keys):
+    def give_back(self) -> None:
+        """Give memory back that the index has no use for any more, if it is much."""
+        least = Index.buckets_for(self.num_rows)
+        if 2 * least <= self.index.buckets:
+            self.index = self.index.with_buckets(least)
+
+    def _drop(self, keys: Int64s) -> None:
+        if len(keys) and self.estimate is None:
             self.dropped = np.union1d(self.dropped, keys.view(np.uint64))
-
-    def set_seen(self, dropped: Int64s, waiting: Int64s, sights: Int64s) -> None:
-        """Have these keys and no others for dropped, and for waiting, each with its sights."""
-        self.dropped = np.unique(dropped.view(np.uint64))
-        self.waiting = WaitingKeys(self._huge_pages)
-        self.waiting.note(waiting, sights)
-
-    def count_seen(self, total: int | None = None) -> None:
-        """Set how many distinct keys have ever been seen; None counts those that are known."""
-        self.num_seen = self.num_rows + len(self.keys_without_row()) if total is None else total
 
     def masked_without(self, keys: Int64s) -> Bools:
         """`[num_rows]`, the rows but those of `keys`."""
@@ -194,3 +271,58 @@ class Directory:
         """The rows have other numbers: what was looked up before is stale."""
         self.generation.end()
         self.generation = Generation()
+
+    # What is known of keys, to be kept
+
+    def notes(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
+        """What is known beside key and row, by name; of some rows, or of all, what is known of rows."""
+        result = self.waiting.content()
+        if self.estimate is not None:
+            result |= self.estimate.content()
+        if self.uses is not None:
+            result |= self.uses.content(rows)
+        if self.steps or self.evicted or self.refused:
+            result["turnover"] = np.array([self.steps, self.evicted, self.refused], np.int64)
+        return result
+
+    def set_dropped(self, dropped: Int64s) -> None:
+        """Have these keys and no others for dropped."""
+        if self.estimate is None:
+            self.dropped = np.unique(dropped.view(np.uint64))
+        else:
+            self.estimate.add(dropped)
+
+    def set_notes(self, notes: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Know what another one knew of keys.
+
+        Raises:
+            ValueError: That cannot be; the message begins with the name of what cannot.
+        """
+        self.waiting.load(notes)
+        if self.estimate is not None:
+            self.estimate.load(notes)
+            self.estimate.add(notes.get("waiting", np.zeros(0, np.int64)))
+        self.steps, self.evicted, self.refused = map(int, notes.get("turnover", (0, 0, 0)))
+
+    def set_uses(self, notes: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
+        """Know of `rows` what another one knew of its rows, in that order.
+
+        Raises:
+            ValueError: It knew of more rows, or fewer.
+        """
+        if self.uses is not None:
+            self.uses.load(notes, rows)
+
+    def count_seen(self, total: int | None = None) -> None:
+        """Set how many distinct keys have ever been seen; None counts those that are known."""
+        if self.estimate is None:
+            self._num_seen = self.num_rows + len(self.keys_without_row()) if total is None else total
+        else:
+            self.estimate.add(self.keys())
+
+
+def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
+    """The decision with the first `places` of those that are admitted."""
+    admitted = np.ones(len(keys), np.bool_) if decision.admitted is None else decision.admitted.copy()
+    admitted[np.flatnonzero(admitted)[places:]] = False
+    return Admission(places, keys, admitted, decision.sights, decision.count - places)

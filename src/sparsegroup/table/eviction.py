@@ -1,61 +1,30 @@
-"""Which rows `shrink` drops: the policy of a table, and the one it has unless another is given."""
+"""Which rows lose their place: by themselves or when `shrink` is called, and for want of room."""
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.table.directory import Directory
-from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_block import RowBlock
+from sparsegroup.table.row_uses import LATEST
 
 Int64s = npt.NDArray[np.int64]
 
-_ROWS_AT_A_TIME = 1 << 18
-
-
-class RowBlock:
-    """Some rows, as an eviction policy looks at them. What it does not ask for is not read.
-
-    Args:
-        memory: Where the rows are.
-        keys_of_all: Gives the keys of all rows.
-        first, last: The rows first, …, last - 1.
-    """
-
-    def __init__(self, memory: RowMemory, keys_of_all: Callable[[], Int64s], first: int, last: int) -> None:
-        self._memory = memory
-        self._keys_of_all = keys_of_all
-        self._first, self._last = first, last
-
-    def __len__(self) -> int:
-        return self._last - self._first
-
-    @property
-    def keys(self) -> Int64s:
-        """`[n]`."""
-        return self._keys_of_all()[self._first : self._last]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """What the rows hold: "weight", and "u" and the optimizer's state where there is one."""
-        return self._memory.parts
-
-    def part(self, name: str) -> npt.NDArray[Any]:
-        """`[n, dim]` of a part, a copy."""
-        return self._memory.read(name, np.arange(self._first, self._last))
-
-    def live(self) -> npt.NDArray[np.bool_]:
-        """`[n]`, which rows have a non-zero vector."""
-        return self._memory.live(self._first, self._last)
+Unit = Literal["steps", "seconds"]
+"""In what a table tells the time: the optimizer's steps, or seconds, of which it is told."""
 
 
 class EvictionPolicy(Protocol):
-    """Decides which rows `shrink` drops. Give it as `HashEmbedding(..., eviction=policy)`.
+    """Decides which rows are dropped. Give it as `HashEmbedding(..., eviction=policy)`.
 
-    An evicted key stays counted as seen; if it returns and is admitted, it is a new row. The policy is copied and
-    pickled with its table.
+    It is asked when `shrink` is called. One with an attribute `every`, an int, is also asked after that many steps, at
+    the next lookup in training that no gradient is due to. One with an attribute `unit`, "steps" or "seconds", may ask
+    when rows were seen, which the table then keeps, in 8 bytes a row.
+
+    An evicted key loses its vector and the optimizer's state, its dual residual among it. It stays counted as seen; if
+    it returns and is admitted, it is a new row. Deltas and incremental checkpoints name it as gone. The policy is
+    copied and pickled with its table.
     """
 
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
@@ -73,22 +42,87 @@ class ZeroRows:
 ZERO_ROWS = ZeroRows()
 
 
-def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> npt.NDArray[np.bool_]:
-    """Which rows of a table stay, `[num_rows]`: a policy's answers, put together.
+@dataclass(frozen=True)
+class UnseenFor:
+    """Dead rows that training has not looked up for long are dropped, by themselves, now and then.
+
+    Args:
+        steps: For so many of the optimizer's steps, ≥ 1.
+        seconds: Or for so many seconds, ≥ 1, of which the table is told by `set_time`.
+        live: Drop live rows, too.
+        every: Look after that many steps, ≥ 1.
 
     Raises:
-        ValueError: An answer has another shape or dtype.
+        ValueError: Both or neither of `steps` and `seconds`, or a number out of range.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding, UnseenFor
+        >>> table = HashEmbedding(4, eviction=UnseenFor(steps=10, every=1))
+        >>> optimizer = GroupAdam(table.parameters(), l21=1e3)  # so that all rows die
+        >>> for step in range(12):
+        ...     optimizer.zero_grad()
+        ...     table(torch.tensor([7 if step else 1])).sum().backward()
+        ...     optimizer.step()
+        >>> 1 in table, 7 in table, table.num_seen, table.num_evicted
+        (False, True, 2, 1)
     """
-    count = directory.num_rows
-    kept = np.ones(count, np.bool_)
-    keys = cache(directory.keys)
-    for first in range(0, count, _ROWS_AT_A_TIME):
-        block = RowBlock(memory, keys, first, min(first + _ROWS_AT_A_TIME, count))
-        evicted = np.asarray(policy.evicts(block))
-        if evicted.dtype != np.bool_ or evicted.shape != (len(block),):
-            raise ValueError(
-                f"{type(policy).__name__}.evicts must give bool {[len(block)]}, got {evicted.dtype} "
-                f"{list(evicted.shape)}"
-            )
-        kept[first : first + len(block)] = ~evicted
-    return kept
+
+    steps: int | None = None
+    seconds: int | None = None
+    live: bool = False
+    every: int = 1000
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError(f"one of steps and seconds is expected, got steps={self.steps}, seconds={self.seconds}")
+        if not 1 <= self._limit <= LATEST:
+            raise ValueError(f"{self.unit} must be in [1, {LATEST:,}], got {self._limit}")
+        if self.every < 1:
+            raise ValueError(f"every must be >= 1, got {self.every}")
+
+    @property
+    def unit(self) -> Unit:
+        """In what it counts."""
+        return "seconds" if self.steps is None else "steps"
+
+    @property
+    def _limit(self) -> int:
+        limit = self.seconds if self.steps is None else self.steps
+        assert limit is not None
+        return limit
+
+    def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
+        """See `EvictionPolicy`."""
+        old: npt.NDArray[np.bool_] = rows.unseen_for() >= self._limit
+        return old if self.live or not old.any() else old & ~rows.live()
+
+
+class RankingPolicy(Protocol):
+    """Says which rows go first when a table with `max_bytes` is full. Give it as `HashEmbedding(..., ranking=policy)`.
+
+    What is lost with a row is what an eviction loses, see `EvictionPolicy`.
+    """
+
+    def ranks(self, rows: RowBlock) -> Int64s:
+        """The ranks of some rows, `[len(rows)]` int64: those with the lowest go first, of equal ones the older ones."""
+
+
+class LeastRecentlyUsed:
+    """Dead rows go first, then live ones; among either, those that training has not looked up for longest."""
+
+    def ranks(self, rows: RowBlock) -> Int64s:
+        """See `RankingPolicy`."""
+        return np.where(rows.live(), LATEST + 1, 0) + LATEST - rows.unseen_for()
+
+
+class LeastOftenUsed:
+    """Dead rows go first, then live ones; among either, those that came least often, and of these the longest ago."""
+
+    def ranks(self, rows: RowBlock) -> Int64s:
+        """See `RankingPolicy`."""
+        times = np.minimum(rows.times_seen(), (1 << 30) - 1)
+        return (np.where(rows.live(), 1 << 30, 0) + times) * (LATEST + 1) + LATEST - rows.unseen_for()
+
+
+LEAST_RECENTLY_USED = LeastRecentlyUsed()

@@ -1,7 +1,9 @@
 """A learned vector per field for keys without a live row: dead, evicted, not admitted, unknown in evaluation."""
 
+from collections.abc import Mapping
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 
@@ -29,3 +31,25 @@ def field_numbers(keys: Tensor, field_bits: int) -> Tensor:
     if not field_bits:
         return torch.zeros_like(keys)
     return (keys >> (64 - field_bits)) & ((1 << field_bits) - 1)
+
+
+def load_fallback(
+    fallback: nn.Parameter | None,
+    name: str,
+    state_dict: Mapping[str, Tensor],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Set the fallback vectors to those that a state dict has under `name`; see `nn.Module._load_from_state_dict`."""
+    given = state_dict.get(name)
+    if fallback is None:
+        unexpected_keys.extend([name] if strict and given is not None else [])
+    elif given is None:
+        missing_keys.extend([name] if strict else [])
+    elif given.shape != fallback.shape:
+        error_msgs.append(f"{name} must have shape {list(fallback.shape)}, got {list(given.shape)}")
+    else:
+        with torch.no_grad():
+            fallback.copy_(given)

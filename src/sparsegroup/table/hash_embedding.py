@@ -13,11 +13,13 @@ from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
-from sparsegroup.table.eviction import EvictionPolicy
-from sparsegroup.table.fallback import stand_in
+from sparsegroup.table.directory_notes import NOTES
+from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
+from sparsegroup.table.fallback import load_fallback, stand_in
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.row_uses import LATEST
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_report import FieldCount, TableMemory
@@ -57,7 +59,13 @@ class HashEmbedding(nn.Module):
             case, and "raise" raises in a step soon after.
         huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
         admission: Decides which keys get a row in training, see `AdmissionPolicy`. None: every key.
-        eviction: Decides which rows `shrink` drops, see `EvictionPolicy`. None: those that are exactly zero.
+        eviction: Decides which rows are dropped, see `EvictionPolicy`. None: those that are exactly zero, by `shrink`.
+        max_bytes: What `memory().total` never exceeds, a number or a text such as "2GB". Where room gets scarce, a
+            tenth of the rows goes, between two steps: dead ones first, then live ones, see `ranking`; until then, new
+            keys get no row. Both are counted, `num_evicted` and `num_refused`; training goes on. `num_seen` is then an
+            estimate, within .8 % (1.6 % of each field's, with `field_bits`), and sightings are counted in a sketch.
+        ranking: With `max_bytes`, which rows go first, see `RankingPolicy`. None: dead ones, then those that training
+            has not looked up for longest.
         fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
             live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
             dead row's key still counts for the row. Regularize `weight` alone, as `param_groups` does.
@@ -102,6 +110,8 @@ class HashEmbedding(nn.Module):
         huge_pages: bool = True,
         admission: AdmissionPolicy | None = None,
         eviction: EvictionPolicy | None = None,
+        max_bytes: int | str | None = None,
+        ranking: RankingPolicy | None = None,
         fallback: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -118,6 +128,8 @@ class HashEmbedding(nn.Module):
             huge_pages=huge_pages,
             admission=admission,
             eviction=eviction,
+            max_bytes=max_bytes,
+            ranking=ranking,
             device=device,
             dtype=dtype,
         )
@@ -146,6 +158,8 @@ class HashEmbedding(nn.Module):
             MemoryError: The system has no more (nothing is inserted).
         """
         array, ahead = self._as_array(keys), self._ahead
+        if self.training and self.weight.grad is None:
+            self.table.keep_up()
         if ahead is not None and ahead.is_for(array, self.training):
             self._ahead = None
             located, vectors = self.table.fetch(ahead)
@@ -214,6 +228,27 @@ class HashEmbedding(nn.Module):
     def skipped_rows(self) -> int:
         """Row updates left out because of a non-finite gradient, with `nonfinite="skip"`."""
         return self.table.skipped_rows
+
+    @property
+    def num_evicted(self) -> int:
+        """Rows that the table has dropped by itself: its policy's, and those for which there was no room."""
+        return self.table.directory.evicted
+
+    @property
+    def num_refused(self) -> int:
+        """How often a key would have got a row, had there been room within `max_bytes`."""
+        return self.table.directory.refused
+
+    def set_time(self, seconds: int) -> None:
+        """Tell the table the time, of the log that it is trained on, say, in whole seconds from any moment on.
+
+        Policies that count in seconds go by it; the steps that follow happen then.
+
+        Raises:
+            ValueError: It is not in [0, 2³²).
+        """
+        check_int("seconds", seconds, 0, LATEST)
+        self.table.set_time(seconds)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -336,37 +371,16 @@ class HashEmbedding(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self._load_fallback(state_dict, prefix, strict, missing_keys, unexpected_keys, error_msgs)
+        load_fallback(self.fallback, prefix + _FALLBACK, state_dict, strict, missing_keys, unexpected_keys, error_msgs)
         if _rows_left_out.get():
             return
         names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
         if missing := [prefix + name for name in names if prefix + name not in state_dict]:
             missing_keys.extend(missing)
             return
-        names = tuple(name for name in (*names, "waiting", "sights") if prefix + name in state_dict)
+        names = tuple(name for name in (*names, *NOTES) if prefix + name in state_dict)
         try:
             tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
             self.table.load(TableSnapshot.of_tensors(tensors, self.table.config))
         except ValueError as error:
             error_msgs.append(f"{prefix}{error}")
-
-    def _load_fallback(
-        self,
-        state_dict: Any,
-        prefix: str,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        name = prefix + _FALLBACK
-        given = state_dict.get(name)
-        if self.fallback is None:
-            unexpected_keys.extend([name] if strict and given is not None else [])
-        elif given is None:
-            missing_keys.extend([name] if strict else [])
-        elif given.shape != self.fallback.shape:
-            error_msgs.append(f"{name} must have shape {list(self.fallback.shape)}, got {list(given.shape)}")
-        else:
-            with torch.no_grad():
-                self.fallback.copy_(given)

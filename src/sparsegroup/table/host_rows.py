@@ -136,12 +136,12 @@ class HostRows:
         self.pages.resize(0)
         return other
 
-    def compact(self, kept: Int64s) -> None:
-        """Keep the rows `kept`, ascending, as rows 0, 1, …, and give the memory of the others back."""
-        _compact(kept, self.pages.addresses, self.shift, self.row_bytes)
-        pages = -(-len(kept) // (1 << self.shift))
+    def compact(self, kept: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows of the mask `kept` as rows 0, 1, …, and give the memory of the others back."""
+        count = int(_compact(kept, self.pages.addresses, self.shift, self.row_bytes))
+        pages = -(-count // (1 << self.shift))
         self.pages.resize(pages)
-        used = len(kept) - ((pages - 1) << self.shift)
+        used = count - ((pages - 1) << self.shift)
         if pages and used < 1 << self.shift:
             self.pages.clear_after(used * self.row_bytes)
 
@@ -188,15 +188,19 @@ def _live_rows(first: int, pages: Any, shift: int, row_bytes: int, offset: int, 
                 break
 
 
-def _compact_rows(kept: Any, pages: Any, shift: int, row_bytes: int) -> None:
+def _compact_rows(kept: Any, pages: Any, shift: int, row_bytes: int) -> int:
     mask = (np.int64(1) << shift) - 1
     words = row_bytes // 4
-    for i in range(len(kept)):
-        if kept[i] != i:
-            source = array_at(pages[kept[i] >> shift] + (kept[i] & mask) * row_bytes, words, np.int32(0))
-            target = array_at(pages[i >> shift] + (i & mask) * row_bytes, words, np.int32(0))
-            for e in range(words):
-                target[e] = source[e]
+    count = 0
+    for row in range(len(kept)):
+        if kept[row]:
+            if row != count:
+                source = array_at(pages[row >> shift] + (row & mask) * row_bytes, words, np.int32(0))
+                target = array_at(pages[count >> shift] + (count & mask) * row_bytes, words, np.int32(0))
+                for e in range(words):
+                    target[e] = source[e]
+            count += 1
+    return count
 
 
 _read = kernel(_read_rows, "the table's rows (read)")

@@ -26,14 +26,14 @@ Int64s = npt.NDArray[np.int64]
 BUCKET_BYTES = 64
 _SHIFT = 17
 _PAGE_BUCKETS = 1 << _SHIFT
-_SLACK = 1 << 12
+SLACK = 1 << 12
 """Buckets after the last home, for what is displaced beyond it."""
-_FULLEST, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.25, 1 << 10
+KEYS_PER_BUCKET, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.25, 1 << 10
 _SPEED = 4
 """Buckets that the frontier moves per key inserted: it arrives long before the next stretch is due."""
 
 # The state of an index, an int64 array that the kernels read and write.
-_OLD, _NEW, _FRONTIER, _COUNT, _PHYSICAL, _STATE = 0, 1, 2, 3, 4, 5
+_OLD, _NEW, _FRONTIER, COUNT, PHYSICAL, _STATE = 0, 1, 2, 3, 4, 5
 
 ABSENT = -1
 
@@ -84,10 +84,10 @@ def _is_full(bucket: Any, pages: Any) -> bool:
 
 
 @jitted
-def _put(key: Any, row_plus_1: Any, hashed: Any, state: Any, pages: Any) -> bool:
+def put(key: Any, row_plus_1: Any, hashed: Any, state: Any, pages: Any) -> bool:
     """Add a key that is not there. False if the slack ran out."""
     bucket = home(hashed, measure(state))
-    while bucket < state[_PHYSICAL] - 1:  # the last one stays empty: there every search ends
+    while bucket < state[PHYSICAL] - 1:  # the last one stays empty: there every search ends
         if not _is_full(bucket, pages):
             slot = bucket_address(bucket, pages)
             while load(slot + 8) != 0:
@@ -108,14 +108,14 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
         while begin > 0 and _is_full(begin - 1, pages):
             begin -= 1
         end = state[_FRONTIER]
-        while end < state[_PHYSICAL] and _is_full(end, pages):
+        while end < state[PHYSICAL] and _is_full(end, pages):
             end += 1
-        end = min(end + 1, state[_PHYSICAL])
+        end = min(end + 1, state[PHYSICAL])
         # What is put back may lengthen the run behind the last home by as much as is taken out.
         last = max(state[_NEW] - 1, end)
-        while last < state[_PHYSICAL] and _is_full(last, pages):
+        while last < state[PHYSICAL] and _is_full(last, pages):
             last += 1
-        if last + (end - begin) + 2 >= state[_PHYSICAL]:
+        if last + (end - begin) + 2 >= state[PHYSICAL]:
             return False
         taken = np.empty((4 * (end - begin), 2), np.int64)
         count = 0
@@ -131,10 +131,10 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
         budget -= state[_FRONTIER] - begin
         state[_FRONTIER] = begin
         for i in range(count):
-            _put(taken[i, 0], taken[i, 1], hash_of(taken[i, 0]), state, pages)
+            put(taken[i, 0], taken[i, 1], hash_of(taken[i, 0]), state, pages)
         if begin == 0:
             state[_OLD] = state[_NEW]
-            state[_FRONTIER] = state[_PHYSICAL]
+            state[_FRONTIER] = state[PHYSICAL]
     return True
 
 
@@ -167,9 +167,9 @@ def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
 @jitted
 def insert(key: Any, row: Any, hashed: Any, state: Any, pages: Any) -> bool:
     """Add a key that is not there. False if the slack ran out."""
-    if not _put(key, row + 1, hashed, state, pages):
+    if not put(key, row + 1, hashed, state, pages):
         return False
-    state[_COUNT] += 1
+    state[COUNT] += 1
     return True
 
 
@@ -209,7 +209,7 @@ def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -
 
 def _keys_of_rows(first: int, last: int, state: Any, pages: Any, keys: Any) -> None:
     """Write the keys of the rows first, …, last - 1 into `keys`."""
-    for bucket in range(state[_PHYSICAL]):
+    for bucket in range(state[PHYSICAL]):
         slot = bucket_address(bucket, pages)
         for _ in range(4):
             row = load(slot + 8) - 1
@@ -221,7 +221,7 @@ def _keys_of_rows(first: int, last: int, state: Any, pages: Any, keys: Any) -> N
 def _entries_of(wanted: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
     """Write keys and rows of the rows that the mask `wanted` names."""
     count = 0
-    for bucket in range(state[_PHYSICAL]):
+    for bucket in range(state[PHYSICAL]):
         slot = bucket_address(bucket, pages)
         for _ in range(4):
             row = load(slot + 8) - 1
@@ -234,7 +234,7 @@ def _entries_of(wanted: Any, state: Any, pages: Any, keys: Any, rows: Any) -> No
 def _end(state: Any, pages: Any) -> int:
     """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
     end = state[_NEW]
-    while end < state[_PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
+    while end < state[PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
         end += 1
     return int(end)
 
@@ -269,12 +269,12 @@ class Index:
         self.state: Int64s = np.zeros(_STATE, np.int64)
         self._lay_out(buckets)
         self.state[_OLD] = buckets
-        self.state[_FRONTIER] = self.state[_PHYSICAL]
+        self.state[_FRONTIER] = self.state[PHYSICAL]
 
     @property
     def num_keys(self) -> int:
         """Keys in it."""
-        return int(self.state[_COUNT])
+        return int(self.state[COUNT])
 
     @property
     def pages(self) -> int:
@@ -284,7 +284,7 @@ class Index:
     @property
     def bytes(self) -> int:
         """Bytes of all slots."""
-        return (int(self.state[_NEW]) + _SLACK) * BUCKET_BYTES
+        return (int(self.state[_NEW]) + SLACK) * BUCKET_BYTES
 
     @property
     def buckets(self) -> int:
@@ -295,6 +295,21 @@ class Index:
     def growth(self) -> tuple[int, int]:
         """Homes before and after a growth that is under way; the same where none is."""
         return int(self.state[_OLD]), int(self.state[_NEW])
+
+    def bytes_for(self, count: int) -> int:
+        """What `bytes` will be with `count` keys."""
+        return (self._buckets_for(count) + SLACK) * BUCKET_BYTES
+
+    def _buckets_for(self, count: int) -> int:
+        buckets = int(self.state[_NEW])
+        if count <= KEYS_PER_BUCKET * buckets:
+            return buckets
+        return max(int(buckets * (_GROWTH if buckets > 1 << 18 else 2)), int(count / KEYS_PER_BUCKET * 1.1))
+
+    @staticmethod
+    def buckets_for(count: int) -> int:
+        """How many an index of `count` keys takes that has grown no further than it must."""
+        return max(_FIRST_BUCKETS, int(count / KEYS_PER_BUCKET * 1.1))
 
     def with_buckets(self, buckets: int) -> "Index":
         """The same keys in an index of so many buckets, which must suffice."""
@@ -309,11 +324,9 @@ class Index:
         Raises:
             MemoryError: The system has no more; nothing has changed.
         """
-        while count > _FULLEST * self.state[_NEW]:
+        while (buckets := self._buckets_for(count)) > self.state[_NEW]:
             self._stretch(int(self.state[_OLD]) + 1)  # to the end; it has arrived long since, but in a small table
-            buckets = int(self.state[_NEW])
-            growth = _GROWTH if buckets > 1 << 18 else 2
-            self._lay_out(max(int(buckets * growth), int(count / _FULLEST * 1.1)))
+            self._lay_out(buckets)
         if count > 2 * self.num_keys:  # more at a time than the frontier keeps pace with
             self._stretch(int(self.state[_OLD]) + 1)
 
@@ -323,10 +336,10 @@ class Index:
             self._stretch(_SPEED * inserted)
 
     def _lay_out(self, buckets: int) -> None:
-        self._pages.resize(max(len(self._pages), -(-(buckets + _SLACK) // _PAGE_BUCKETS)))
+        self._pages.resize(max(len(self._pages), -(-(buckets + SLACK) // _PAGE_BUCKETS)))
         self.state[_NEW] = buckets
         self.state[_FRONTIER] = self.state[_OLD]
-        self.state[_PHYSICAL] = len(self._pages) * _PAGE_BUCKETS
+        self.state[PHYSICAL] = len(self._pages) * _PAGE_BUCKETS
 
     def extend(self) -> None:
         """Add slack: so many keys crowd at the upper end that they don't fit behind their homes.
@@ -335,9 +348,9 @@ class Index:
         """
         self._pages.resize(len(self._pages) + 1)
         settled = self.state[_FRONTIER] > self.state[_OLD]
-        self.state[_PHYSICAL] = len(self._pages) * _PAGE_BUCKETS
+        self.state[PHYSICAL] = len(self._pages) * _PAGE_BUCKETS
         if settled:
-            self.state[_FRONTIER] = self.state[_PHYSICAL]
+            self.state[_FRONTIER] = self.state[PHYSICAL]
 
     def _stretch(self, budget: int) -> None:
         while not _stretch_kernel(budget, self.state, self.pages):

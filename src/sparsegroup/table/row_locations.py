@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,20 @@ class Generation:
 
     def __init__(self) -> None:
         self.is_current = True
+        self._awaited: WeakSet[RowLocations] = WeakSet()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a gradient may still come whose rows have these numbers."""
+        return len(self._awaited) > 0
+
+    def await_gradient(self, locations: "RowLocations") -> None:
+        """A graph has been made that holds `locations`."""
+        self._awaited.add(locations)
+
+    def settle(self, locations: "RowLocations") -> None:
+        """Their gradient has come."""
+        self._awaited.discard(locations)
 
     def end(self) -> None:
         """The rows have other numbers from now on."""
@@ -57,7 +72,7 @@ class GradientLines:
         return replace(self, count=count) if self.order is None else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowLocations:
     """Where the keys of one lookup are.
 

@@ -1,5 +1,6 @@
 """The lookup: from keys to rows and vectors, at once or ahead of time; new keys get a row on the way."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from sparsegroup.kernels.views import array_of
 from sparsegroup.table import batch
-from sparsegroup.table.admission import AdmissionPolicy
+from sparsegroup.table.admission import AdmissionPolicy, SetKeys
+from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.index import ABSENT
 from sparsegroup.table.key_search import KeySearch, LookAhead
@@ -29,12 +31,16 @@ class RowLookup:
         directory: Key → row.
         storage: The rows.
         starts: Where new rows start.
+        budget: Limits the bytes, where they are limited.
     """
 
-    def __init__(self, directory: Directory, storage: RowStorage, starts: RowStarts) -> None:
+    def __init__(
+        self, directory: Directory, storage: RowStorage, starts: RowStarts, budget: ByteBudget | None = None
+    ) -> None:
         self._directory = directory
         self._storage = storage
         self._starts = starts
+        self._budget = budget
         self._scratch = batch.Scratch(0, starts.dim, starts.dtype)
 
     def look_up(self, keys: Int64s, admission: AdmissionPolicy | None) -> Found:
@@ -45,7 +51,7 @@ class RowLookup:
             MemoryError: The system has no more; nothing has changed.
         """
         search = self._search(keys, admission, fetch=True) if len(keys) <= CHUNK else self._search_many(keys, admission)
-        return self._vectors(search)
+        return self._vectors(search, admission)
 
     def run_ahead(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> None:
         """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
@@ -58,10 +64,20 @@ class RowLookup:
         stale = ahead.generation is not self._directory.generation
         if stale or (ahead.search.absent and not ahead.insert):  # another lookup may have inserted them since
             return self.look_up(ahead.search.keys, admission)
-        return self._vectors(ahead.search)
+        return self._vectors(ahead.search, admission)
 
-    def _vectors(self, search: KeySearch) -> Found:
+    def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
+        return None if self._budget is None or isinstance(admission, SetKeys) else self._room
+
+    def _room(self, wanted: int) -> int:
+        """How many of `wanted` new rows can be had."""
+        assert self._budget is not None
+        return self._budget.room(wanted, self._directory, self._storage.rows)
+
+    def _vectors(self, search: KeySearch, admission: AdmissionPolicy | None) -> Found:
         directory = self._directory
+        if admission is not None:
+            directory.used(array_of(search.distinct_rows))
         return self._storage.vectors(search, directory.index, self._scratch, directory.generation)
 
     def _search(self, keys: Int64s, admission: AdmissionPolicy | None, *, fetch: bool) -> KeySearch:
@@ -83,7 +99,7 @@ class RowLookup:
         rows = directory.find(distinct)
         new = distinct[rows == ABSENT]
         if admission is not None and len(new):
-            decision = directory.decide(len(new), lambda: new, admission)
+            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission))
             coming = new if decision.admitted is None else new[decision.admitted]
             for first in range(0, len(coming), CHUNK):
                 search = self._search(coming[first : first + CHUNK], None, fetch=False)
@@ -96,7 +112,9 @@ class RowLookup:
         """Give rows to those of the search's keys that have none and are admitted."""
         rows = array_of(search.distinct_rows)
         directory, distinct = self._directory, self._scratch.distinct[: len(rows)]
-        decision = directory.decide(search.absent, lambda: distinct[rows == ABSENT], admission)
+        decision = directory.decide(
+            search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission)
+        )
         if decision.admitted is None or decision.count == search.absent:
             self._give_rows(search, slice(0, len(rows)))
         elif decision.count:
@@ -132,6 +150,7 @@ class RowLookup:
             if index.num_keys < before + count:
                 index.extend()
         index.settle(count)
+        self._directory.came(count)
         if (fields := self._directory.row_fields) is not None:
             new = some >= before
             fields.add(scratch.distinct[places][new], some[new])

@@ -66,6 +66,7 @@ class RowSteps:
         directory: Its keys.
         storage: Its rows.
         pending: What other threads have promised to the table.
+        on_step: Called when a step has been taken.
         claim: Whose state the rows hold.
 
     Attributes:
@@ -79,9 +80,11 @@ class RowSteps:
         directory: Directory,
         storage: RowStorage,
         pending: Pending,
+        on_step: Callable[[], None],
         claim: Claim | None = None,
     ) -> None:
         self.claim = claim
+        self._on_step = on_step
         self.changes: Changes | None = None
         self._config, self._directory, self._storage, self._pending = config, directory, storage, pending
         self._known_lambdas: RowLambdas | None = None
@@ -131,11 +134,11 @@ class RowSteps:
             if read.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
                 read = read.finite_lines()
-            if not len(read.rows):
-                return
-            if self.changes is not None:
-                self.changes.mark(read.rows_on_host())
-            storage.step(read, request, self._num_rows, self._lambdas(request))
+            if len(read.rows):
+                if self.changes is not None:
+                    self.changes.mark(read.rows_on_host())
+                storage.step(read, request, self._num_rows, self._lambdas(request))
+            self._on_step()
 
     def lay_out(
         self, claim: Claim, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
@@ -216,7 +219,7 @@ class RowSteps:
                 which, alive = fields.classified(classes), storage.rows.live(0, count)
             critical = storage.critical_l21(rows, count, request)
             totals = classes.sums(fields.counts)
-            seen = totals + classes.sums(self._directory.seen_without_row(fields.bits))
+            seen = classes.sums(self._directory.seen_by_field(fields.bits))
             found = []
             split = zip(classes.split(critical, which), classes.split(alive, which), strict=True)
             for number, (its, lives) in enumerate(split):
@@ -235,7 +238,7 @@ class RowSteps:
         if self.changes is not None:
             self.changes.mark(rows)
 
-    def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s) -> None:
-        """The rows of the mask stay, the keys `gone` do not."""
+    def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> None:
+        """The rows of the mask stay, the keys `gone` of the former `rows` do not."""
         if self.changes is not None:
-            self.changes.keep(kept, gone)
+            self.changes.keep(kept, gone[rows < self.changes.known])

@@ -114,8 +114,8 @@ class RowMemory(Protocol):
     def blocks(self, count: int) -> Iterator[Any]:
         """The first `count` rows in order, `[rows, parts, dim]` at a time, as memory that can be written to a file."""
 
-    def compact(self, kept: Int64s) -> None:
-        """Keep the rows `kept`, ascending, as rows 0, 1, …, and give the memory of the others back."""
+    def compact(self, kept: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows of the mask as rows 0, 1, …, and give the memory of the others back."""
 
 
 class RowStorage(Protocol):

@@ -14,10 +14,10 @@ from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table import key_search
-from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
+from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.eviction import ZeroRows, kept_rows
+from sparsegroup.table.index import ABSENT
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.pending import Pending
 from sparsegroup.table.row_locations import Int64s
@@ -25,10 +25,11 @@ from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowMemory, RowStorage
-from sparsegroup.table.storage_kinds import new_storage
+from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig, check_fields
 from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
 from sparsegroup.table.table_snapshot import TableSnapshot
+from sparsegroup.table.upkeep import Upkeep, kept_rows
 
 
 class Table:
@@ -51,12 +52,18 @@ class Table:
         self.config = config
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
-        self._compose(directory or Directory(config.max_rows, config.huge_pages), storage or new_storage(config))
+        directory, storage = directory or new_directory(config), storage or new_storage(config)
+        self._upkeep = Upkeep(config, directory, storage.rows)
+        if self._upkeep.budget is not None:
+            self._upkeep.fit_index(directory, storage.rows)
+        self._compose(directory, storage)
 
     def _compose(self, directory: Directory, storage: RowStorage, claim: Claim | None = None) -> None:
         self.directory, self.storage = directory, storage
-        self._steps = RowSteps(self.config, directory, storage, self._pending, claim)
-        self._lookup = RowLookup(directory, storage, self.starts)
+        self._steps = RowSteps(
+            self.config, directory, storage, self._pending, partial(self._upkeep.note_step, directory), claim
+        )
+        self._lookup = RowLookup(directory, storage, self.starts, self._upkeep.budget)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -265,27 +272,44 @@ class Table:
 
     def _rows_for(self, keys: Int64s) -> Int64s:
         self._pending.check_process("insert keys")
-        self._lookup.look_up(keys, EVERY_KEY)
+        if self._upkeep.budget is not None:
+            new = int(np.count_nonzero(self.directory.find(keys) == ABSENT))
+            self._upkeep.budget.check_room(new, self.directory, self.rows)
+        self._lookup.look_up(keys, SET_KEYS)
         return self.directory.find(keys)
 
     def shrink(self) -> int:
         """Drop the rows that the policy evicts; gives how many."""
         with self._pending.lock, self._pending:
             self._pending.check_process("shrink the table")
-            policy = self.config.eviction
-            kept = kept_rows(policy, self.rows, self.directory)
-            dropped = self._keep(kept)
-            if dropped and not isinstance(policy, ZeroRows):
-                self.storage.recount(self.directory.num_rows)
-            return dropped
+            return self._keep(kept_rows(self.config.eviction, self.rows, self.directory))
+
+    def set_time(self, seconds: int) -> None:
+        """See `HashEmbedding`."""
+        with self._pending.lock, self._pending:
+            self.directory.set_time(seconds)
+
+    def keep_up(self) -> None:
+        """Drop what its policies want dropped by now, and make room, if no gradient may come for rows as they are."""
+        if not self._upkeep.is_due:
+            return
+        with self._pending.lock, self._pending:
+            if not self.directory.generation.is_awaited:
+                self._pending.check_process("drop rows")
+                kept = self._upkeep.kept(self.directory, self.rows)
+                self.directory.count_evicted(0 if kept is None else self._keep(kept))
+                if self._upkeep.budget is not None:
+                    self._upkeep.fit_index(self.directory, self.rows)
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
         """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
         if kept.all():
             return 0
-        gone = self.directory.keep(kept)
-        self._steps.keep(kept, gone)
-        self.rows.compact(np.flatnonzero(kept))
+        gone, rows = self.directory.keep(kept)
+        self._steps.keep(kept, gone, rows)
+        self.rows.compact(kept)
+        self._upkeep.fit_index(self.directory, self.rows)
+        self.storage.recount(self.directory.num_rows)
         return len(gone)
 
     # Content
@@ -306,6 +330,7 @@ class Table:
             self._pending.check_process("load a table")
             self.directory.renumber()
             self._compose(other.directory, other.storage, claim)
+            self._upkeep.restart()
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
@@ -333,13 +358,16 @@ class Table:
                         self.rows.write(part, rows, parts[part])
             if snapshot.skipped_rows is not None:
                 self.storage.count_skipped(snapshot.skipped_rows)
+            self._upkeep.restart()
 
     def _replace(self, snapshot: TableSnapshot, weight: Floats) -> None:
         staying = ~self.directory.masked_without(snapshot.keys)
         self._keep(staying)
         self.directory.renumber()
-        self.directory.set_seen(snapshot.dropped, snapshot.waiting, snapshot.sights)
+        self.directory.set_notes(snapshot.notes)
+        self.directory.set_dropped(snapshot.dropped)
         self.assign(snapshot.keys, weight)
+        self.directory.set_uses(snapshot.notes, self.directory.find(snapshot.keys))
         self.directory.count_seen(snapshot.num_seen)
 
     def __getstate__(self) -> dict[str, Any]:

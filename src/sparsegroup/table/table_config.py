@@ -11,8 +11,9 @@ import torch
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.optim.stored import HEIGHT
+from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
-from sparsegroup.table.eviction import ZERO_ROWS, EvictionPolicy
+from sparsegroup.table.eviction import LEAST_RECENTLY_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy
 from sparsegroup.table.row_start import Init
 
 
@@ -34,6 +35,8 @@ class TableConfig:
     device: torch.device
     admission: AdmissionPolicy
     eviction: EvictionPolicy
+    max_bytes: int | None
+    ranking: RankingPolicy
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
 
@@ -50,6 +53,8 @@ def checked_config(
     huge_pages: bool,
     admission: AdmissionPolicy | None,
     eviction: EvictionPolicy | None,
+    max_bytes: int | str | None,
+    ranking: RankingPolicy | None,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> TableConfig:
@@ -62,6 +67,8 @@ def checked_config(
     check_int("dim", dim, 1, 1 << 20)
     check_int("seed", seed, 0, (1 << 64) - 1)
     check_int("field_bits", field_bits, 0, 16)
+    if ranking is not None and max_bytes is None:
+        raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
     if max_rows is not None:
         check_int("max_rows", max_rows, 1, HEIGHT)
     if isinstance(std, bool) or not isinstance(std, Real):
@@ -91,6 +98,8 @@ def checked_config(
         huge_pages=bool(huge_pages),
         admission=EVERY_KEY if admission is None else admission,
         eviction=ZERO_ROWS if eviction is None else eviction,
+        max_bytes=None if max_bytes is None else bytes_of(max_bytes),
+        ranking=LEAST_RECENTLY_USED if ranking is None else ranking,
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,
         device=place,
@@ -106,6 +115,11 @@ def check_fields(config: TableConfig, fields: Iterable[int], where: str) -> None
         raise ValueError(
             f"λ21 by field needs a HashEmbedding on the CPU, this one is on {config.device} ({where}); or give each "
             "field a table of its own, and its weight a param group"
+        )
+    if config.max_bytes is not None:
+        raise ValueError(
+            f"λ21 by field takes memory for each row that max_bytes={config.max_bytes:,} does not count ({where}): "
+            "leave one of them out"
         )
     if unknown := [field for field in fields if field >> config.field_bits]:
         raise ValueError(

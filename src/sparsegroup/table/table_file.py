@@ -1,8 +1,8 @@
 """A table in files, written and read in pieces: all of its rows, or those that have changed since.
 
-A file holds `keys` [n], `dropped` [k] (keys that `shrink` has dropped) and `rows` [n, parts, dim]: the vectors, u and
-the optimizer's state, in the order of `parts`. Where a policy has not admitted keys, it holds those, `waiting` [w],
-and how often each has come, `sights` [w]. Reading it drops the rows of the one and sets those of the other, so that all
+A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
+the optimizer's state, in the order of `parts`. What policies know of keys and rows lies behind them, by the names in
+`directory_notes`. Reading it drops the rows of the one and sets those of the other, so that all
 rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
 """
 
@@ -23,14 +23,15 @@ from sparsegroup.artifact.tensor_file import NAMES, TensorWriter
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
+from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes
 from sparsegroup.table.index import ABSENT
 from sparsegroup.table.row_storage import WEIGHT, RowMemory, RowStorage
-from sparsegroup.table.storage_kinds import new_storage
+from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
-from sparsegroup.table.waiting_keys import check_waiting
 
 Int64s = npt.NDArray[np.int64]
+Notes = dict[str, npt.NDArray[Any]]
 
 _PIECE_BYTES = 8 << 20
 """Of rows, or of keys, that are in memory at a time beside the table; more where the table is large."""
@@ -124,15 +125,15 @@ def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
         OSError: The disk is full, say.
     """
     rows, directory, count = table.rows, table.directory, table.num_rows
-    waiting = directory.waiting.content()
-    with _writer(rows, path, count, directory.dropped, waiting) as file:
+    notes = directory.notes()
+    with _writer(rows, path, count, directory.dropped, notes) as file:
         at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
         for first in range(0, count, at_a_time):
             file.write(directory.index.keys_of_rows(first, min(first + at_a_time, count)))
         file.write(directory.dropped)
         for block in rows.blocks(count):
             file.write(block)
-        _write_waiting(file, waiting)
+        _write_notes(file, notes)
     return file.facts, TableFacts.of(table, count)
 
 
@@ -145,8 +146,8 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
     mask, dropped = changes.mask(table.num_rows), changes.removed
     count = int(np.count_nonzero(mask))
     spans = list(_spans(mask, max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // _BYTES_TO_SORT))
-    waiting = table.directory.waiting.content()
-    with _writer(table.rows, path, count, dropped, waiting) as file:
+    notes = table.directory.notes(np.flatnonzero(mask))
+    with _writer(table.rows, path, count, dropped, notes) as file:
         for first, last in spans:
             file.write(_keys_within(table, mask, first, last))
         file.write(dropped)
@@ -154,7 +155,7 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
             numbers = first + np.flatnonzero(mask[first:last])
             for piece in _pieces(len(numbers), table.rows):
                 file.write(table.rows.read_whole(numbers[piece]))
-        _write_waiting(file, waiting)
+        _write_notes(file, notes)
     return file.facts, TableFacts.of(table, count)
 
 
@@ -179,34 +180,30 @@ def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int
     yield first, len(mask)
 
 
-def _writer(
-    rows: RowMemory, path: Path, count: int, dropped: npt.NDArray[Any], waiting: tuple[Int64s, Int64s]
-) -> TensorWriter:
+def _writer(rows: RowMemory, path: Path, count: int, dropped: npt.NDArray[Any], notes: Notes) -> TensorWriter:
     keys = np.dtype(np.int64)
     shapes = {
         "keys": (keys, (count,)),
         "dropped": (keys, (len(dropped),)),
         "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
+        **{name: (array.dtype, array.shape) for name, array in notes.items()},
     }
-    if len(waiting[0]):
-        shapes |= {"waiting": (keys, waiting[0].shape), "sights": (keys, waiting[1].shape)}
     return TensorWriter(path, shapes, {"parts": ",".join(rows.parts)})
 
 
-def _write_waiting(file: TensorWriter, waiting: tuple[Int64s, Int64s]) -> None:
-    for array in waiting if len(waiting[0]) else ():
+def _write_notes(file: TensorWriter, notes: Notes) -> None:
+    for array in notes.values():
         file.write(array)
 
 
-def _read_waiting(file: Any, path: Path) -> tuple[Int64s, Int64s]:
-    """The keys that wait, and their sights; none in a file of a table that admits every key."""
-    if not {"waiting", "sights"} <= set(file.keys()):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    keys, sights = file.get_tensor("waiting"), file.get_tensor("sights")
-    if keys.dtype != np.int64 or sights.dtype != np.int64 or keys.ndim != 1:
-        raise ValueError(f"{path}: waiting and sights are {keys.dtype} {keys.shape} and {sights.dtype} {sights.shape}")
-    check_waiting(keys, sights)
-    return keys, sights
+def _read_notes(file: Any, path: Path, config: TableConfig, written: int) -> Notes:
+    """What policies knew; the rows that it is of are those in the file."""
+    notes = {name: file.get_tensor(name) for name in NOTES if name in file.keys()}  # noqa: SIM118
+    try:
+        check_notes(notes, config, written)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return notes
 
 
 def _pieces(count: int, rows: RowMemory) -> list[slice]:
@@ -226,7 +223,7 @@ def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) ->
         MemoryError: The system has no more.
     """
     first, last = chain[0][1], chain[-1][1]
-    directory, storage = Directory(config.max_rows, config.huge_pages, first.sensible_buckets), new_storage(config)
+    directory, storage = new_directory(config, first.sensible_buckets), new_storage(config)
     for path, facts in chain:
         _apply(directory, storage, config, path, facts)
     directory.set_buckets(last.sensible_buckets)
@@ -247,8 +244,10 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
         kept = directory.masked_without(dropped)
         if not kept.all():
             directory.keep(kept)
-            storage.rows.compact(np.flatnonzero(kept))
-        directory.set_seen(np.union1d(directory.dropped.view(np.int64), dropped), *_read_waiting(file, path))
+            storage.rows.compact(kept)
+        notes = _read_notes(file, path, config, facts.written)
+        directory.set_notes(notes)
+        directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
         storage.lay_out(facts.parts, directory.num_rows, None)
         memory, index = storage.rows, directory.index
         was_empty = not directory.num_rows
@@ -272,9 +271,15 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
                     index.insert(some[new], numbers[new])
                 except ValueError as error:
                     raise ValueError(f"{path}: {error}") from error
+                directory.came(int(new.sum()))
+                directory.set_uses(_of_rows(notes, piece), numbers)
                 write(memory.write_whole, numbers, rows[piece].reshape(len(some), -1))
     if directory.num_rows != facts.rows:
         raise ValueError(f"{path}: {directory.num_rows:,} rows, the manifest says {facts.rows:,}")
+
+
+def _of_rows(notes: Notes, piece: slice) -> Notes:
+    return {name: array[piece] if name in OF_ROWS else array for name, array in notes.items()}
 
 
 class _WriteHelper:

@@ -19,8 +19,8 @@ class TableMemory:
     Attributes:
         index: What the index's slots take, and the fields of the rows where λ21 differs by field.
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
-        dropped: What keys without a row take, dropped by `shrink` or not admitted: they are remembered to count
-            distinct keys.
+        dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
+            and of rows, when they were used, where a policy asks for that.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
     """
 
@@ -58,7 +58,10 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
     counts[:, 1] = counts[:, 0]
-    counts[:, 0] += np.bincount(_fields(directory.keys_without_row(), bits), minlength=len(counts))
+    if directory.estimate is None:
+        counts[:, 0] += np.bincount(_fields(directory.keys_without_row(), bits), minlength=len(counts))
+    else:
+        counts[:, 0] = np.maximum(counts[:, 0], np.rint(directory.estimate.by_field()))
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
 
 
@@ -66,9 +69,8 @@ def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
     """Bytes of a table."""
     count, index = directory.num_rows, directory.index
     parts = {part: count * rows.dim * rows.itemsize(part) for part in rows.parts}
-    remembered = directory.dropped.nbytes + directory.waiting.nbytes
     fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
-    return TableMemory(index.bytes + fields, rows.bytes(count), remembered, parts)
+    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts)
 
 
 def _fields(keys: Int64s, bits: int) -> Int64s:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.table.directory import Directory
+from sparsegroup.table.directory_notes import check_notes
 from sparsegroup.table.row_storage import WEIGHT, RowMemory
 from sparsegroup.table.table_config import TableConfig
-from sparsegroup.table.waiting_keys import check_waiting
 
 Int64s = npt.NDArray[np.int64]
 
@@ -30,8 +30,7 @@ class TableSnapshot:
         keys: `[n]`, in the order of the rows.
         parts: "weight", "u" and the optimizer's state, as far as they are in it → `[n, dim]`.
         dropped: `[k]`, keys that had a row and lost it; some may have one again.
-        waiting: `[w]`, keys that were seen and not admitted.
-        sights: `[w]`, in how many lookups each of these has come.
+        notes: What else the directory knows, by name, see `Directory.notes`; of rows, in the order of `keys`.
         num_seen: Distinct keys ever seen; None if it is to be counted.
         skipped_rows: Row updates left out; None if that is not in it.
     """
@@ -39,8 +38,7 @@ class TableSnapshot:
     keys: Int64s
     parts: Mapping[str, npt.NDArray[Any]]
     dropped: Int64s = field(default_factory=_none)
-    waiting: Int64s = field(default_factory=_none)
-    sights: Int64s = field(default_factory=_none)
+    notes: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     num_seen: int | None = None
     skipped_rows: int | None = None
 
@@ -50,22 +48,18 @@ class TableSnapshot:
     ) -> "TableSnapshot":
         """A copy of what a table holds, with some parts of its rows, or all of them."""
         rows = np.arange(directory.num_rows)
-        waiting, sights = directory.waiting.content()
         return cls(
             keys=directory.keys(),
             parts={part: memory.read(part, rows) for part in (memory.parts if parts is None else parts)},
             dropped=directory.dropped.view(np.int64).copy(),
-            waiting=waiting,
-            sights=sights,
+            notes=directory.notes(),
             num_seen=directory.num_seen,
             skipped_rows=skipped_rows,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """As a module's state dict has it."""
-        content = {**self.arrays(), "dropped": self.dropped}
-        if len(self.waiting):
-            content |= {"waiting": self.waiting, "sights": self.sights}
+        content = {**self.arrays(), "dropped": self.dropped, **self.notes}
         return {name: torch.from_numpy(array) for name, array in content.items()}
 
     @classmethod
@@ -75,21 +69,20 @@ class TableSnapshot:
         Raises:
             ValueError: A tensor does not fit; its name begins the message.
         """
-        numbers = {"keys", "dropped", "waiting", "sights"}
-        for name in numbers & tensors.keys():
+        for name in ("keys", "dropped"):
             if tensors[name].dtype != torch.int64 or tensors[name].ndim != 1:
                 raise ValueError(f"{name}: int64 [n] is expected, got {_shape(tensors[name])}")
-        content = {name: np.ascontiguousarray(tensors[name].numpy()) for name in numbers & tensors.keys()}
-        keys, weight = content["keys"], tensors[WEIGHT]
-        waiting, sights = content.get("waiting", _none()), content.get("sights", _none())
+        content = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items() if name != WEIGHT}
+        keys, weight = content.pop("keys"), tensors[WEIGHT]
         if weight.shape != (len(keys), config.dim):
             raise ValueError(f"{WEIGHT}: [{len(keys)}, {config.dim}] is expected, got {_shape(weight)}")
         if len(np.unique(keys)) != len(keys):
             raise ValueError("keys: a key appears twice")
         if len(keys) > config.max_rows:
             raise ValueError(f"keys: {len(keys):,} rows are more than max_rows={config.max_rows:,}")
-        check_waiting(waiting, sights)
-        return cls(keys, {WEIGHT: weight.to(TORCH_DTYPES[config.dtype]).numpy()}, content["dropped"], waiting, sights)
+        dropped = content.pop("dropped")
+        check_notes(content, config, len(keys))
+        return cls(keys, {WEIGHT: weight.to(TORCH_DTYPES[config.dtype]).numpy()}, dropped, content)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The keys and the parts by name."""

@@ -1,5 +1,8 @@
 """Keys that training has seen and an admission policy has not given a row."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +19,7 @@ class WaitingKeys:
     """
 
     def __init__(self, huge_pages: bool) -> None:
+        self._huge_pages = huge_pages
         self._index = Index(huge_pages, 16)
         self._sights: Int64s = np.zeros(0, np.int64)
 
@@ -53,15 +57,29 @@ class WaitingKeys:
         self._index.insert(keys[new], np.arange(first, first + count))
         self._sights[first : first + count] = sights[new]
 
-    def content(self) -> tuple[Int64s, Int64s]:
-        """The keys that wait, `[n]`, and their sights, `[n]`, in the order in which they first came."""
+    def keys(self) -> Int64s:
+        """The keys that wait, `[n]`, in the order in which they first came."""
+        return self._content()[0]
+
+    def _content(self) -> tuple[Int64s, Int64s]:
         count = self._index.num_keys
         sights = self._sights[:count]
         waits = sights > 0
         return self._index.keys_of_rows(0, count)[waits], sights[waits]
 
+    def content(self) -> dict[str, npt.NDArray[Any]]:
+        """What is known, to be kept: keys that wait, and how often each has come; nothing where none does."""
+        keys, sights = self._content()
+        return {"waiting": keys, "sights": sights} if len(keys) else {}
 
-def check_waiting(keys: Int64s, sights: Int64s) -> None:
-    """Raise ValueError unless waiting keys that come from elsewhere can be such."""
-    if keys.shape != sights.shape or len(np.unique(keys)) != len(keys) or (sights < 1).any():
-        raise ValueError("waiting, sights: distinct keys [w] and positive counts [w] are expected")
+    def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Know what another one knew.
+
+        Raises:
+            ValueError: These cannot be keys that wait.
+        """
+        keys, sights = (content.get(name, np.zeros(0, np.int64)) for name in ("waiting", "sights"))
+        if keys.shape != sights.shape or len(np.unique(keys)) != len(keys) or (sights < 1).any():
+            raise ValueError("waiting, sights: distinct keys [w] and positive counts [w] are expected")
+        self._index, self._sights = Index(self._huge_pages, 16), np.zeros(0, np.int64)
+        self.note(keys, sights)

@@ -7,7 +7,8 @@ from torch import nn
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, MLP, OPNN
 from sparsegroup.names import ModelName
-from sparsegroup.table import AfterSightings, HashEmbedding
+from sparsegroup.optim.target_rate import bytes_of
+from sparsegroup.table import AfterSightings, HashEmbedding, UnseenFor
 from sparsegroup.table.table import Table
 from sparsegroup.training.lookup_model import LookupModel
 
@@ -42,12 +43,40 @@ class ClickModel(LookupModel):
         return self.embedding.table.dim * self.embedding.table.config.dtype.itemsize
 
 
-def new_table(dim: int, seed: int = 0, *, fallback: bool = False, admit_after: int = 1) -> HashEmbedding:
+def new_table(
+    dim: int,
+    seed: int = 0,
+    *,
+    fallback: bool = False,
+    admit_after: int = 1,
+    admit_sketch: int | str | None = None,
+    evict_unseen: int = 0,
+    max_bytes: int | str | None = None,
+) -> HashEmbedding:
     """An empty table for the keys of a click log, whose rows start small.
 
     Args:
-        dim, seed, fallback: See `HashEmbedding`.
+        dim, seed, fallback, max_bytes: See `HashEmbedding`.
         admit_after: Sightings after which a feature gets a row.
+        admit_sketch: Bytes of the sketch that counts them; None: they are counted exactly.
+        evict_unseen: Steps after which dead features that have not come lose their row; 0 for never.
+
+    Raises:
+        ValueError: See `HashEmbedding`, `AfterSightings`.
     """
-    admission = None if admit_after == 1 else AfterSightings(admit_after)
-    return HashEmbedding(dim, std=INITIAL_STD, seed=seed, field_bits=FIELD_BITS, fallback=fallback, admission=admission)
+    sketch_bytes = None if admit_sketch is None else bytes_of(admit_sketch)
+    return HashEmbedding(
+        dim,
+        std=INITIAL_STD,
+        seed=seed,
+        field_bits=FIELD_BITS,
+        fallback=fallback,
+        admission=None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
+        eviction=UnseenFor(steps=evict_unseen, every=_often(evict_unseen)) if evict_unseen else None,
+        max_bytes=max_bytes,
+    )
+
+
+def _often(steps: int) -> int:
+    """Look a few times while a row is on its way out, so that it is there a quarter longer at most."""
+    return max(1, steps // 4)

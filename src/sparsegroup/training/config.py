@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from sparsegroup.data.log import Log
@@ -15,8 +15,8 @@ from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, 
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
-from sparsegroup.training.optimizer_config import OptimizerConfig
-from sparsegroup.yaml_settings import Share, StrictSettings, checked, keys_of, read_yaml, with_values
+from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting
+from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
 
 class DataConfig(StrictSettings):
@@ -71,6 +71,9 @@ class ModelConfig(StrictSettings):
         dropout: After each hidden layer, in [0, 1); None is the model's default.
         fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`.
         admit_after: Batches in which a feature must have come to get a row of its own.
+        admit_sketch: Bytes of the sketch that counts these, see `AfterSightings`; None: they are counted exactly.
+        evict_unseen: Steps after which dead features that have not come lose their row, see `UnseenFor`; 0 for never.
+        max_table_bytes: What the table never exceeds, such as "2GB", see `HashEmbedding`.
     """
 
     name: ModelName = "dcn"
@@ -79,6 +82,9 @@ class ModelConfig(StrictSettings):
     dropout: float | None = Field(default=None, ge=0, lt=1)
     fallback: bool = False
     admit_after: int = Field(default=1, ge=1)
+    admit_sketch: SizeSetting | None = None
+    evict_unseen: int = Field(default=0, ge=0)
+    max_table_bytes: SizeSetting | None = None
 
     @property
     def vector_dim(self) -> int:
@@ -90,6 +96,10 @@ class ModelConfig(StrictSettings):
         options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
         given = {name: value for name, value in options.items() if value is not None}
         return NETWORKS[self.name](fields, self.vector_dim, numbers, **given)
+
+
+WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
+"""Settings of a model that do not change what it computes from its rows."""
 
 
 class TrainingConfig(StrictSettings):
@@ -146,6 +156,15 @@ class Config(StrictSettings):
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.optimizer.field_rates and self.model.max_table_bytes is not None:
+            raise ValueError(
+                "optimizer.field_rates take memory for each row that model.max_table_bytes does not count: leave one "
+                "of them out"
+            )
+        return self
+
     @classmethod
     def of(cls, **settings: Any) -> Self:
         """A config by the settings' short names: `model` and `optimizer` are those of their names, the others are as
@@ -173,16 +192,29 @@ class Config(StrictSettings):
         return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
 
     def build(self, log: Log) -> tuple[ClickModel, GroupOptimizer]:
-        """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator."""
+        """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
+
+        Raises:
+            SettingsError: A table of that model cannot be so small.
+        """
         return self.build_for(len(log.fields), len(log.numbers))
 
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""
         torch.manual_seed(self.training.seed)
         options = self.model
-        table = new_table(
-            options.vector_dim, self.training.seed, fallback=options.fallback, admit_after=options.admit_after
-        )
+        try:
+            table = new_table(
+                options.vector_dim,
+                self.training.seed,
+                fallback=options.fallback,
+                admit_after=options.admit_after,
+                admit_sketch=options.admit_sketch,
+                evict_unseen=options.evict_unseen,
+                max_bytes=options.max_table_bytes,
+            )
+        except ValueError as error:  # of numbers that depend on each other
+            raise SettingsError(f"model: {error}") from error
         model = ClickModel(table, self.model.network(fields, numbers))
         return model, self.optimizer.make(model)
 

@@ -299,6 +299,8 @@ def summarize(
         },
         continued_from=continued_from,
         bad_rows=dict(bad_rows or {}),
+        evicted_rows=table.num_evicted,
+        refused_rows=table.num_refused,
     )
 
 

@@ -1,0 +1,164 @@
+"""What a table's memory comes to over a pass that offers 33.8M features, and what each way to save some costs.
+
+A synthetic log of Criteo's fields whose 12M rows bring as many features as the real one's 45.8M; the first 6/7 are
+trained on, by DCN with d = 8, Group Adam, 2,048 samples a batch. The contenders take the same pass one after the other,
+each in a process of its own:
+
+    all           every feature keeps its row
+    lasso         the paper's lasso at a constant λ21
+    recipe        3 % asked for, as `--target-rate .03`
+    unseen        the recipe; dead features that have not come for 500 steps lose their row
+    admit_2, 5    the recipe; a row at the second, at the fifth sighting, counted in 64 MB
+    admit_2_exact the same, counted exactly
+    quarter       the recipe under `--max-table-bytes` of a quarter of what `all` took
+    tenth         under a tenth
+    tenth_admit_2 under a tenth, with a row at the second sighting
+
+Table bytes are looked at after each batch; memory is the peak of the whole process, libraries, compiled network and the
+reading of the log included.
+
+    python benchmarks/memory.py              # 8 GiB of memory, and 3 GB of disk for the log
+    python benchmarks/memory.py --log LOG    # another prepared log
+"""
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import timing
+from sparsegroup.data import PreparedLog
+from sparsegroup.data.synthetic.log_shapes import DATASETS
+from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.training import Config, train
+
+ROWS, QUICK_ROWS, BATCH, RATE, UNSEEN, SKETCH = 12_000_000, 300_000, 2_048, 0.03, 500, "64MB"
+POINTS = (0.25, 0.5, 0.75)
+"""Of the pass, at which the table's bytes are given."""
+
+PLAIN = {"model": "dcn", "dim": 8, "lr": 1e-3, "batch_size": BATCH}
+RECIPE = {**PLAIN, "target_rate": RATE}
+
+
+def contenders(everything: float) -> dict[str, dict[str, Any]]:
+    """Settings by name; `everything` is what all features take, in bytes."""
+    return {
+        "lasso": {**PLAIN, "l21": 1e-4},
+        "recipe": RECIPE,
+        "unseen": {**RECIPE, "evict_unseen": UNSEEN},
+        "admit_2_exact": {**RECIPE, "admit_after": 2},
+        "admit_2": {**RECIPE, "admit_after": 2, "admit_sketch": SKETCH},
+        "admit_5": {**RECIPE, "admit_after": 5, "admit_sketch": SKETCH},
+        "quarter": {**RECIPE, "max_table_bytes": int(everything / 4)},
+        "tenth": {**RECIPE, "max_table_bytes": int(everything / 10)},
+        "tenth_admit_2": {**RECIPE, "max_table_bytes": int(everything / 10), "admit_after": 2},
+    }
+
+
+def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[str, float]:
+    """A pass with these settings, and what it came to."""
+    set_num_threads(threads)
+    torch.set_num_threads(1)
+    log, config = PreparedLog(folder), Config.of(**settings)
+    model, optimizer = config.build(log)
+    sizes: list[int] = []
+    trained = train(
+        model,
+        optimizer,
+        log,
+        batch_size=BATCH,
+        target=lambda steps: config.optimizer.target(optimizer, steps),
+        compile=config.training.compiles(log.train_rows),
+        on_batch=lambda samples, loss: sizes.append(model.embedding.memory().total),
+    )
+    table, last = model.embedding, trained.history[-1]
+    figures = {
+        "test_auc": trained.test.auc,
+        "test_log_loss": trained.test.log_loss,
+        "calibration": trained.test.calibration,
+        "feature_rate": trained.feature_rate,
+        "features_seen": float(table.num_seen),
+        "rows": float(table.num_rows),
+        "table_bytes": float(sizes[-1]),
+        "most_table_bytes": float(max(sizes)),
+        "peak_bytes": float(timing.peak_memory()),
+        "samples_per_s": last.samples / last.seconds,
+        "evicted": float(table.num_evicted),
+        "refused": float(table.num_refused),
+    }
+    for share in POINTS:
+        figures[f"table_bytes_at_{share:.0%}"] = float(sizes[int(share * len(sizes))])
+    limit = config.model.max_table_bytes
+    if limit is not None and max(sizes) > int(limit):
+        raise AssertionError(f"{max(sizes):,} bytes are more than {limit:,}")
+    return figures
+
+
+def in_a_process(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[str, float]:
+    """The same in a new process, whose peak of memory is its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(one_pass, dict(settings), folder, threads).result()
+
+
+def table_of(found: Mapping[str, dict[str, float]]) -> None:
+    """Print what came out."""
+    whole = found["all"]
+    points = [f"at {share:.0%}" for share in POINTS]
+    columns = ["", "test AUC", "rate", *points, "end", "most, MB", "of all", "peak, MB", "samples/s", "ratio"]
+    lines = []
+    for name, figures in found.items():
+        sizes = [figures[f"table_bytes_at_{share:.0%}"] for share in POINTS] + [figures["table_bytes"]]
+        lines.append(
+            [
+                name,
+                f"{figures['test_auc']:.4f}",
+                f"{figures['feature_rate']:.4f}",
+                *(f"{size / 1e6:,.0f}" for size in [*sizes, figures["most_table_bytes"]]),
+                f"{figures['most_table_bytes'] / whole['most_table_bytes']:.1%}",
+                f"{figures['peak_bytes'] / 1e6:,.0f}",
+                f"{figures['samples_per_s']:,.0f}",
+                f"{figures['samples_per_s'] / whole['samples_per_s']:.2f}",
+            ]
+        )
+    timing.show(f"{whole['features_seen']:,.0f} features seen in training", columns, lines)
+
+
+def run(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """All contenders, one after the other."""
+    found = {"all": in_a_process({**PLAIN, "l21": 0.0}, folder, arguments.threads)}
+    wanted = contenders(found["all"]["most_table_bytes"])
+    for name in arguments.only or wanted:
+        found[name] = in_a_process(wanted[name], folder, arguments.threads)
+        print(name, {key: round(value, 4) for key, value in found[name].items()}, flush=True)
+        timing.write_json(
+            arguments.json, {f"{one}_{key}": value for one, part in found.items() for key, value in part.items()}
+        )
+    return found
+
+
+def main() -> None:
+    parser = timing.parser(__doc__, quick=f"a log of {QUICK_ROWS:,} rows")
+    parser.add_argument("--log", type=Path, help="a prepared log, in place of the one that is made")
+    parser.add_argument("--only", nargs="*", help="contenders, beside `all`; default: all of them")
+    arguments = parser.parse_args()
+    print(timing.machine())
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.log or Path(temporary, "log")
+        if arguments.log is None:
+            rows = QUICK_ROWS if arguments.quick else ROWS
+            shape = DATASETS["criteo"]
+            synthesize(shape if arguments.quick else replace(shape, full_rows=rows), rows, folder)
+        with timing.undisturbed():
+            table_of(run(folder, arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

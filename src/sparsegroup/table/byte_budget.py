@@ -1,0 +1,61 @@
+"""How many rows a table may have, so that all that belongs to it stays below a number of bytes."""
+
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.index import BUCKET_BYTES, KEYS_PER_BUCKET, SLACK
+from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_uses import BYTES
+
+_MARKS = 2.2
+"""Bytes of a row that mark what stays when others go, and what has changed since a checkpoint."""
+
+_PARTS = 5
+"""Of a row, while no optimizer has said which: x, u and three moments."""
+
+_FEWEST = 1000
+"""Rows below which a table is of no use."""
+
+
+class ByteBudget:
+    """Shares a table's bytes out: so much to rows, and to the index what so many take, from the beginning.
+
+    Args:
+        max_bytes: That are never exceeded.
+        directory: What it takes beside its index does not change.
+        memory: Rows, whose parts may become more once.
+
+    Raises:
+        ValueError: That is too little for 1,000 rows.
+    """
+
+    def __init__(self, max_bytes: int, directory: Directory, memory: RowMemory) -> None:
+        self.max_bytes = max_bytes
+        self._left = max_bytes - SLACK * BUCKET_BYTES - directory.fixed_bytes - memory.bytes(1)
+        if self.most_rows(memory) < _FEWEST:
+            least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory)) + 1
+            raise ValueError(f"max_bytes must be at least {least:,} for 1,000 rows of this table, got {max_bytes:,}")
+
+    def most_rows(self, memory: RowMemory) -> int:
+        """How many rows there can be."""
+        return max(0, int(self._left / self._bytes_of_row(memory)))
+
+    def buckets(self, memory: RowMemory) -> int:
+        """How many an index of that many keys takes."""
+        return int(self.most_rows(memory) / KEYS_PER_BUCKET) + 1
+
+    def check_room(self, wanted: int, directory: Directory, memory: RowMemory) -> None:
+        """Raise RuntimeError unless there is room for `wanted` more rows with the parts that they have."""
+        room = int(self._left / (self._bytes_of_row(memory, known=True))) - directory.num_rows
+        if wanted > room:
+            raise RuntimeError(
+                f"the table is full: within max_bytes={self.max_bytes:,} there is room for {max(room, 0):,} more rows, "
+                f"and {wanted:,} are to be set; none was"
+            )
+
+    def room(self, wanted: int, directory: Directory, memory: RowMemory) -> int:
+        """How many of `wanted` more rows there is room for."""
+        return max(0, min(wanted, self.most_rows(memory) - directory.num_rows))
+
+    def _bytes_of_row(self, memory: RowMemory, *, known: bool = False) -> float:
+        """With the parts that it has, or (unless they are `known`) those that it may get."""
+        parts = _PARTS if len(memory.parts) == 1 and not known else 1
+        return memory.row_bytes * parts + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET

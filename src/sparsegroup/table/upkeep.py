@@ -1,0 +1,128 @@
+"""What a table does by itself between two steps: it asks its eviction policy, and makes room where little is left."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.table.byte_budget import ByteBudget
+from sparsegroup.table.directory import Directory
+from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
+from sparsegroup.table.row_block import RowBlock, answer, blocks
+from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.table_config import TableConfig
+
+Bools = npt.NDArray[np.bool_]
+
+_FULL, _EVICTED = 0.02, 0.1
+"""Of the rows that there is room for: what shall be free, and how many go when it is not."""
+
+_SAMPLE = 1 << 16
+"""Rows whose ranks tell which rank is low."""
+
+
+class Upkeep:
+    """Decides which rows stay.
+
+    Args:
+        config: The table's.
+        directory, memory: An empty table's.
+
+    Raises:
+        ValueError: `max_bytes` are too few.
+
+    Attributes:
+        budget: The table's bytes, where they are limited.
+        is_due: Whether a step has been taken, or rows were read, since `kept` was asked.
+    """
+
+    def __init__(self, config: TableConfig, directory: Directory, memory: RowMemory) -> None:
+        limit = config.max_bytes
+        self.budget = None if limit is None else ByteBudget(limit, directory, memory)
+        self._eviction, self._ranking = config.eviction, config.ranking
+        self._every: int | None = getattr(config.eviction, "every", None)
+        self.is_due = self._is_wanted
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._every is not None or self.budget is not None
+
+    def note_step(self, directory: Directory) -> None:
+        """A step has been taken."""
+        if self._is_wanted or directory.uses is not None:
+            directory.tick()
+            self.is_due = self._is_wanted
+
+    def kept(self, directory: Directory, memory: RowMemory) -> Bools | None:
+        """Which rows stay, `[num_rows]`; None for all."""
+        self.is_due = False
+        kept: Bools | None = None
+        if self._every is not None and directory.steps % self._every == 0:
+            kept = kept_rows(self._eviction, memory, directory)
+        if self.budget is not None:
+            most, rows = self.budget.most_rows(memory), directory.num_rows
+            staying = rows if kept is None else int(np.count_nonzero(kept))
+            if most - staying < _FULL * most:
+                number = staying - int((1 - _EVICTED) * most)
+                kept = _without_lowest(self._ranking, number, kept, memory, directory)
+        return kept
+
+    def restart(self) -> None:
+        """Rows have been read."""
+        self.is_due = self._is_wanted
+
+    def fit_index(self, directory: Directory, memory: RowMemory) -> None:
+        """Have an index that suits the rows: as small as they allow, or as the budget says."""
+        if self.budget is None:
+            directory.give_back()
+        elif directory.num_rows <= self.budget.most_rows(memory):
+            directory.set_buckets(self.budget.buckets(memory))
+
+
+def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> Bools:
+    """Which rows of a table stay, `[num_rows]`: a policy's answers, put together.
+
+    Raises:
+        ValueError: An answer has another shape or dtype.
+    """
+    kept = np.ones(directory.num_rows, np.bool_)
+    for first, block in blocks(memory, directory):
+        kept[first : first + len(block)] = ~answer(policy, "evicts", policy.evicts(block), block, np.bool_)
+    return kept
+
+
+def _without_lowest(
+    policy: RankingPolicy, number: int, kept: Bools | None, memory: RowMemory, directory: Directory
+) -> Bools:
+    """The mask without some `number` of its rows, those with the lowest ranks: at least so many, and few more."""
+    kept = np.ones(directory.num_rows, np.bool_) if kept is None else kept
+    limit = _low_rank(policy, number, kept, memory, directory)
+    ties = number
+    for first, block in blocks(memory, directory):
+        ranks, span = _ranks(policy, block), kept[first : first + len(block)]
+        ties -= int(np.count_nonzero(span & (ranks < limit)))
+    for first, block in blocks(memory, directory):
+        ranks, span = _ranks(policy, block), kept[first : first + len(block)]
+        tied = np.flatnonzero(span & (ranks == limit))[: max(ties, 0)]
+        ties -= len(tied)
+        span[ranks < limit] = False
+        span[tied] = False
+    if ties > 0:  # the sample has taken the limit too low
+        return _without_lowest(policy, ties, kept, memory, directory)
+    return kept
+
+
+def _low_rank(policy: RankingPolicy, number: int, kept: Bools, memory: RowMemory, directory: Directory) -> int:
+    """The rank that about `number` of the rows of the mask are below, by every k-th of them."""
+    step = max(1, len(kept) // _SAMPLE)
+    found = []
+    for first, block in blocks(memory, directory):
+        some = slice(-first % step, None, step)
+        found.append(_ranks(policy, block)[some][kept[first : first + len(block)][some]])
+    ranks = np.concatenate(found)
+    if not len(ranks):
+        return int(np.iinfo(np.int64).max)
+    place = min(len(ranks) - 1, number // step)
+    return int(np.partition(ranks, place)[place])
+
+
+def _ranks(policy: RankingPolicy, block: RowBlock) -> npt.NDArray[np.int64]:
+    return answer(policy, "ranks", policy.ranks(block), block, np.int64)

@@ -1,0 +1,96 @@
+"""A table of limited memory through the real command line: train, resume, export, a delta."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command import Run
+from run_folders import state_of
+
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of 25,000 features, most of which come once, and of which few say anything."""
+    path = tmp_path_factory.mktemp("logs") / "log.csv"
+    lines = ["label,ts,color,noise,user,item"]
+    lines += [
+        f"{int(i % 7 in (1, 3))},{i},c{i % 7},n{i * 7919 % 1_000_003},u{i // 20},t{i * 31 % 4001}" for i in range(ROWS)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def summary_of(folder: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((folder / "summary.json").read_text())
+    return content
+
+
+OPTIONS = ("--lr", 0.05, "--batch-size", 128, "--target-rate", 0.05)
+LIMITS = ("--max-table-bytes", "4MB", "--evict-unseen", 20, "--admit-after", 2, "--admit-sketch", "64KiB", "--fallback")
+
+
+def test_a_table_keeps_to_its_limit(log: Path, tmp_path: Path, run: Run) -> None:
+    done = run("train", log, *OPTIONS, "--max-table-bytes", "4.5MB")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "log"
+    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert max(point["table_bytes"] for point in points) <= 4_500_000
+    summary = summary_of(folder)
+    assert summary["evicted_rows"] > 0  # type: ignore[operator]
+    assert summary["features_seen"] == pytest.approx(ROWS * 0.9 * (1 + 1 / 20) + 4008, rel=0.05)
+    assert summary["test"]["auc"] > 0.9  # type: ignore[index]
+    assert f"{summary['evicted_rows']:,} rows" in done.stdout
+    assert "rows evicted" in (folder / "report.html").read_text()
+
+
+def test_a_run_under_all_limits_is_resumed_to_the_same_bits(log: Path, tmp_path: Path, run: Run) -> None:
+    options = (*OPTIONS, *LIMITS, "--checkpoint-steps", 30, "--keep-checkpoints", 9)
+    for name in ("whole", "cut"):
+        done = run("train", log, *options, "--out", name)
+        assert done.returncode == 0, done.stderr
+    cut = tmp_path / "cut"
+    for late in sorted((cut / "checkpoints").iterdir())[2:]:
+        shutil.rmtree(late)
+    (cut / "summary.json").unlink()
+    resumed = run("train", "--resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert state_of(tmp_path / "whole") == state_of(cut)
+    first, second = (summary_of(tmp_path / name) for name in ("whole", "cut"))
+    for name in ("features_seen", "live_rows", "evicted_rows", "refused_rows", "table_bytes", "test"):
+        assert first[name] == second[name], name
+    assert first["evicted_rows"] > 0  # type: ignore[operator]
+
+
+def test_deltas_name_what_was_evicted(log: Path, tmp_path: Path, run: Run) -> None:
+    """Live features that lose their row are gone from the server too."""
+    for arguments in (
+        ("train", log, "--lr", 0.05, "--l21", 0, "--batch-size", 128, "--out", "first"),
+        ("export", "first", "served"),
+        ("train", log, "--continue", "first", "--out", "second", "--max-table-bytes", "4MB"),
+        ("export", "second", "change", "--since", "served"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+    manifest = json.loads((tmp_path / "change" / "manifest.json").read_text())
+    assert manifest["changes"]["tombstones"] > 0
+    assert run("apply", "served", "change", "applied", "--no-onnx").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max-table-bytes", "lots", "200MB"),
+        ("--max-table-bytes", "1000", "max_bytes must be at least"),
+        ("--admit-sketch", "10", "sketch_bytes must be >= 4,096"),
+        ("--evict-unseen", "-1", "greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_limit_is_explained(log: Path, run: Run, option: str, value: str, message: str) -> None:
+    done = run("train", log, "--admit-after", 2, option, value)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
