@@ -22,7 +22,7 @@ AT_A_TIME = 1 << 19
 
 def filled(clicks: Clicks, gradient: float) -> tuple[HashEmbedding, GroupAdam]:
     """A table of all keys, each stepped once."""
-    table = HashEmbedding(DIM)
+    table = HashEmbedding(DIM, field_bits=8)
     optimizer = GroupAdam(table.parameters(), **GROUP_ADAM)
     generator = torch.Generator().manual_seed(0)
     for field, count in enumerate(clicks.cardinalities.tolist()):

@@ -1,5 +1,6 @@
 """What the tests of the command line share: the command, and a small click log."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,3 +12,16 @@ def click_log(path: Path, rows: int = 2_000) -> Path:
     lines += [f"{int(i % 7 in (1, 3))},{i},{i},c{i % 7},{i * 2654435761 % 97}" for i in range(rows)]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def many_features(path: Path, rows: int = 3_000) -> Path:
+    """A log of some 3,000 features, few of which say anything."""
+    lines = ["label,ts,color,noise,size"]
+    lines += [f"{int(i % 7 in (1, 3))},{i},c{i % 7},{i * 2654435761 % 9973},{i * 40503 % 613}" for i in range(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def summary_of(folder: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((folder / "summary.json").read_text())
+    return content

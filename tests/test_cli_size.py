@@ -6,22 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli_cases import click_log
+from cli_cases import click_log, many_features, summary_of
 from command import Run
 from run_folders import state_of
-
-
-def many_features(path: Path, rows: int = 3_000) -> Path:
-    """A log of some 3,000 features, few of which say anything."""
-    lines = ["label,ts,color,noise,size"]
-    lines += [f"{int(i % 7 in (1, 3))},{i},c{i % 7},{i * 2654435761 % 9973},{i * 40503 % 613}" for i in range(rows)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def summary_of(folder: Path) -> dict[str, object]:
-    content: dict[str, object] = json.loads((folder / "summary.json").read_text())
-    return content
 
 
 def test_train_lands_at_the_rate_that_was_asked_for(tmp_path: Path, run: Run) -> None:

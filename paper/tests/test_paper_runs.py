@@ -68,6 +68,8 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
         {"dropout": 0.5},
         {"batch_size": 100},
         {"options": {"betas": [0.8, 0.9]}},
+        {"l21": 0.0, "target_rate": 0.1},
+        *({"l21": 0.0, "target_rate": 0.1, "field_rates": {"f0": rate}} for rate in (0.2, 0.3)),
     ]
     methods: list[Method] = [
         Pruned(0.1),
@@ -81,6 +83,13 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
     runs = [Run(BASE), *(Run(BASE.replace(**change)) for change in changes), *(Run(BASE, m) for m in methods)]
     runs += [replace(run, validate=True) for run in runs]
     assert len({run.key for run in runs}) == len(runs)
+
+
+def test_settings_that_came_later_are_not_in_the_keys_of_runs_without_them() -> None:
+    optimizer = Run(BASE.replace(l21=0.0, target_rate=0.1)).as_dict()["optimizer"]
+    assert isinstance(optimizer, dict)
+    assert "field_rates" not in optimizer
+    assert optimizer["target_rate"] == 0.1
 
 
 def test_runs_that_share_their_training_are_one_job() -> None:

@@ -59,7 +59,7 @@ class Learner:
             self.model.network,
             self.model.embedding,
             self.optimizer,
-            target=self.config.optimizer.target(self.optimizer, -(-(stop - start) // size)),
+            target=self.config.optimizer.target(self.optimizer, -(-(stop - start) // size), self.log),
             window=max(1, stop - start),
         )
         trainer.fit(self.log.batches(start, stop, size), on_batch=on_batch)

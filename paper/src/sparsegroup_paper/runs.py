@@ -98,8 +98,8 @@ class Run:
                 del model[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
-        targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes")}
-        targets = {name: value for name, value in targets.items() if value is not None}
+        targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes", "field_rates")}
+        targets = {name: value for name, value in targets.items() if value not in (None, {})}
         optimizer |= targets  # the keys of runs without one are those from before there were any
         if not optimizer["l21"] and not targets:  # then these do nothing
             optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.progress import print_notes, reading_bar
 from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
 from sparsegroup.training import Config
@@ -23,15 +24,36 @@ def setting_values(log: Path | None, options: Mapping[str, Any], assignments: Se
         log: The log, a settings file, or None.
         options: Those that were given, by their names in Python; what is no setting is left out.
         assignments: `key=value` each, which come last.
+
+    Raises:
+        UsageError, SettingsError: One cannot be read.
     """
     values: dict[str, Any] = {
         SHORT[name]: str(value) if isinstance(value, Path) else value
         for name, value in options.items()
         if name in SHORT and name != "log"
     }
+    if given := options.get("field_rate"):
+        values["optimizer.field_rates"] = _field_rates(given)
     if log is not None and not is_settings_file(log):
         values["data.log"] = str(log)
     return values | dict(map(assignment, assignments))
+
+
+def _field_rates(given: Sequence[str]) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    for text in given:
+        name, _, rate = text.rpartition("=")
+        try:
+            value = float(rate)
+        except ValueError:
+            name = ""
+        if not name:
+            raise UsageError(f"--field-rate wants FIELD=RATE, such as C3=.5: got {text!r}")
+        if name in rates:
+            raise UsageError(f"--field-rate names {name} twice: {rates[name]:g} and {value:g}; give one")
+        rates[name] = value
+    return rates
 
 
 def log_name(config: Config) -> str:

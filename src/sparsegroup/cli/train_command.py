@@ -145,6 +145,16 @@ def train_command(
             show_default=False,
         ),
     ] = None,
+    field_rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel="Size",
+            metavar="FIELD=RATE",
+            help="Share of a field's own features to keep, such as C3=.5; --target-rate is that of all other fields "
+            "(repeatable).",
+            show_default=False,
+        ),
+    ] = None,
     fallback: Annotated[
         bool | None,
         typer.Option(

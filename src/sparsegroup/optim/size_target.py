@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.group_census import GroupCensus, l21_for
+from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.target_part import TargetPart, rate_of
 
 SAMPLE, LEAST_SAMPLE = 65_536, 8_192
 """Groups of a parameter that λ21 is set by, of long and short trainings: so that they cost a hundredth of any."""
@@ -18,7 +19,6 @@ RAMP = 0.8
 
 _CONTROLS = 50
 _INTERVAL = 200
-_SLACK = 0.05
 
 _UNNOTICED = 1e-30
 """A λ21 that no group feels."""
@@ -35,7 +35,9 @@ class SizeTarget(ABC):
         ramp: Steps after which the target is reached.
         interval: Steps between two settings of λ21.
         count: Steps so far.
-        l21: λ21 as it was set last.
+        fields: Fields of a table's keys that have targets of their own.
+        l21: λ21 as it was set last; of all other fields where some have their own.
+        field_l21: Theirs: field → λ21.
         rate: Live groups over groups seen, as of the last setting; None before the first.
         scheduled_rate: What the schedule asked for then.
     """
@@ -50,6 +52,7 @@ class SizeTarget(ABC):
         param_groups: Sequence[int] | None,
         sample: int | None,
         seed: int,
+        fields: Sequence[int] = (),
     ) -> None:
         given = (("steps", steps, 1), ("ramp", ramp, 0), ("interval", interval, 1), ("sample", sample, 1))
         for name, value, least in given:
@@ -59,19 +62,20 @@ class SizeTarget(ABC):
             raise TypeError(f"a target needs an optimizer of sparsegroup, got {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.param_groups = _chosen(optimizer, param_groups)
+        self.fields = tuple(fields)
+        _check_fields(optimizer, self.param_groups, self.fields)
         self.steps = steps
         self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
         self.interval = interval or (_INTERVAL if steps is None else max(1, steps // _CONTROLS))
         self.sample = sample or (SAMPLE if steps is None else min(max(LEAST_SAMPLE, 4 * steps), SAMPLE))
         self.seed = seed
         self.count = 0
-        self.l21 = 0.0
         self.rate: float | None = None
         self.scheduled_rate: float | None = None
-        self._begin = self._present_rate()
-        self._warned = False
-        self._final = 1.0
-        self._hand_over(0.0)
+        sampled = bool(self.fields)
+        self._parts = [TargetPart(field, is_sampled=sampled) for field in (None, *self.fields)]
+        self._begin()
+        self._hand_over()
         self.set_l21(self.sample)
 
     target: float
@@ -79,8 +83,13 @@ class SizeTarget(ABC):
     # What a subclass says
 
     @abstractmethod
-    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
-        """The share of the groups seen that is to live at the end, by what there is now."""
+    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
+        """The share of the groups seen that is to live at the end, by what there is now.
+
+        Args:
+            field: The field of a table's keys that they are of; None for all, or those of all fields without a target.
+            censuses: The groups.
+        """
 
     @abstractmethod
     def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
@@ -103,7 +112,7 @@ class SizeTarget(ABC):
             self.settle()
         elif due:
             self.set_l21(self.sample)
-            if self._is_away():
+            if any(part.is_away for part in self._parts):
                 self.settle()
 
     @property
@@ -133,58 +142,98 @@ class SizeTarget(ABC):
         total = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
         if not total:
             return None
-        self._final = min(1.0, self._final_rate(censuses))
-        self.scheduled_rate = self._scheduled(self._final)
-        self.rate = _rate_of(censuses, costs)
-        self._hand_over(l21_for(censuses, costs, self.scheduled_rate * total))
+        ahead = 0.0 if self.count >= self.ramp else (1 - self.count / self.ramp) ** 3
+        left = 0.0
+        for part in self._parts:
+            own = [(one, cost) for one, cost in zip(censuses, costs, strict=True) if one.field == part.field]
+            its_censuses, its_costs = [one for one, _ in own], [cost for _, cost in own]
+            final = self._final_rate(part.field, its_censuses)
+            left += part.set_l21(its_censuses, its_costs, final, ahead)
+            self._warn(part, its_costs)
+        self.rate = rate_of(censuses, costs)
+        self.scheduled_rate = self._parts[0].scheduled_rate
+        if self.fields:
+            self.scheduled_rate = sum((part.scheduled_rate or 0.0) * part.cost for part in self._parts) / total
+        self._hand_over()
+        return left / total
+
+    def _warn(self, part: TargetPart, costs: Sequence[float]) -> None:
+        """Say so where a part is asked for less than a group of it."""
         over = self.steps is None or self.count == self.steps
-        if over and self._final * total < min(costs) and not self._warned:
-            self._warned = True
-            warnings.warn(f"{self} is less than one group: nothing will be left", RuntimeWarning, stacklevel=3)
-        left = zip(costs, censuses, strict=True)
-        return sum(cost * one.weight * float((one.critical > self.l21).sum()) for cost, one in left) / total
+        if over and part.cost and part.final * part.cost < min(costs) and not part.warned:
+            part.warned = True
+            asked = str(self) if part.field is None else f"{self.describe(part.field)} in field {part.field}"
+            warnings.warn(f"{asked} is less than one group: nothing will be left", RuntimeWarning, stacklevel=4)
 
-    def _scheduled(self, final: float) -> float:
-        """r + (r₀ - r) (1 - p)³, with p the share of the ramp that is behind us."""
-        if self.count >= self.ramp:
-            return final
-        return final + (max(self._begin, final) - final) * (1 - self.count / self.ramp) ** 3
-
-    def _is_away(self) -> bool:
-        """Whether the schedule has come to its end, and rows that no batch has touched since are not there."""
-        if self.rate is None or self.scheduled_rate is None or self.scheduled_rate > self._final * (1 + _SLACK):
-            return False
-        return abs(self.rate - self.scheduled_rate) > _SLACK * self.scheduled_rate
+    def describe(self, field: int) -> str:
+        """What is asked for of a field, in words."""
+        return str(self)
 
     def _censuses(self, sample: int) -> list[GroupCensus]:
         seed = (self.seed, self.count)
-        return [one for number in self.param_groups for one in self.optimizer.census(number, sample, seed)]
+        if self.fields and sample:
+            sample = max(sample // len(self._parts), min(sample, LEAST_SAMPLE))
+        groups = self.param_groups
+        return [one for number in groups for one in self.optimizer.census(number, sample, seed, self.fields)]
 
-    def _present_rate(self) -> float:
+    def _begin(self) -> None:
+        """Begin the schedule at the share that lives at present."""
         censuses = self._censuses(self.sample)
-        return _rate_of(censuses, [1.0] * len(censuses)) or 1.0
+        for part in self._parts:
+            own = [one for one in censuses if one.field == part.field]
+            part.begin = rate_of(own, [1.0] * len(own)) or 1.0
 
-    def _hand_over(self, l21: float) -> None:
+    @property
+    def l21(self) -> float:
+        """See above."""
+        return self._parts[0].l21
+
+    @property
+    def field_l21(self) -> dict[int, float]:
+        """See above."""
+        return {part.field: part.l21 for part in self._parts if part.field is not None}
+
+    def _hand_over(self) -> None:
         # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
-        self.l21 = l21 if self.optimizer.rule.state else max(l21, _UNNOTICED)
+        if not self.optimizer.rule.state:
+            for part in self._parts:
+                part.l21 = max(part.l21, _UNNOTICED)
         for number in self.param_groups:
-            self.optimizer.param_groups[number]["l21"] = self.l21
+            group = self.optimizer.param_groups[number]
+            group["l21"] = self.l21
+            group.pop("field_l21", None)
+            if self.fields:
+                group["field_l21"] = self.field_l21
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers from which `load_state_dict` goes on; λ21 is in the optimizer's state."""
-        return {
+        state: dict[str, Any] = {
             "count": self.count,
-            "begin": self._begin,
+            "begin": self._parts[0].begin,
             "l21": self.l21,
             "rate": self.rate,
             "scheduled_rate": self.scheduled_rate,
         }
+        if self.fields:
+            state["fields"] = {part.field: {"begin": part.begin, "l21": part.l21} for part in self._parts[1:]}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` found another target with the same arguments."""
-        self.count, self._begin = int(state["count"]), float(state["begin"])
+        """Go on from where `state_dict` found another target with the same arguments.
+
+        Raises:
+            ValueError: That one had targets for other fields; nothing has changed.
+        """
+        theirs = state.get("fields", {})
+        if set(theirs) != set(self.fields):
+            given, own = sorted(theirs), sorted(self.fields)
+            raise ValueError(f"the state is of a target with the fields {given}, this one has {own}: give it the same")
+        self.count = int(state["count"])
         self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
-        self._hand_over(float(state["l21"]))
+        for part in self._parts:
+            saved = state if part.field is None else theirs[part.field]
+            part.begin, part.l21 = float(saved["begin"]), float(saved["l21"])
+        self._hand_over()
 
 
 def _chosen(optimizer: GroupOptimizer, numbers: Sequence[int] | None) -> tuple[int, ...]:
@@ -215,6 +264,12 @@ def _checked(optimizer: GroupOptimizer, numbers: Sequence[int]) -> tuple[int, ..
     return tuple(numbers)
 
 
-def _rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:
-    seen = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
-    return sum(cost * census.live for cost, census in zip(costs, censuses, strict=True)) / seen if seen else None
+def _check_fields(optimizer: GroupOptimizer, numbers: Sequence[int], fields: Sequence[int]) -> None:
+    for number in numbers if fields else ():
+        where = f"param group {number}"
+        stores = [store_of(parameter) for parameter in optimizer.param_groups[number]["params"]]
+        if all(store is None for store in stores):
+            raise ValueError(f"fields are of a HashEmbedding's keys: {where} has no HashEmbedding; leave it out")
+        for store in stores:
+            if store is not None:
+                store.check_fields(fields, where)

@@ -1,9 +1,10 @@
 """A parameter whose rows, and the optimizer's state in them, lie in a store: see `ParameterAdapter`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,6 +30,8 @@ class StoreAdapter:
                 "it a param group of its own"
             )
         check_device(parameter, group, where)
+        if by_field := group.get("field_l21"):
+            _store(parameter).check_fields(by_field, where)
 
     def plan(
         self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, dict[str, Any]], number: int
@@ -55,21 +58,31 @@ class StoreAdapter:
         return StorePlan(parameter, plan)
 
     def census(
-        self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], sample: int, draw: np.random.Generator
-    ) -> GroupCensus:
+        self,
+        parameter: Tensor,
+        step: GroupStep,
+        entry: dict[str, Any],
+        sample: int,
+        draw: np.random.Generator,
+        fields: Sequence[int] = (),
+    ) -> list[GroupCensus]:
         """See `ParameterAdapter.census`. Rows that never had a gradient insist on nothing."""
         store = _store(parameter)
+        live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
+        if fields:
+            found = store.critical_by_field(_row_step(step, entry), fields, sample, draw)
+            return [
+                _census(one.critical, one.rows, one.live, one.seen, live_bytes, field)
+                for field, one in zip((None, *fields), found, strict=False)
+            ]
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
         critical = store.critical_l21(_row_step(step, entry), rows)
-        critical[np.isinf(critical)] = 0.0
-        weight = count / len(critical) if len(critical) else 0.0
-        live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
-        return GroupCensus(critical, weight, store.num_live, store.num_seen, live_bytes)
+        return [_census(critical, count, store.num_live, store.num_seen, live_bytes)]
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""
-        _store(parameter).sweep(_row_step(step, entry), drops=drop_untrained and step.regularizer.l21 > 0)
+        _store(parameter).sweep(_row_step(step, entry), drops=drop_untrained and step.regularizer.has_threshold)
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
@@ -108,6 +121,13 @@ class StoreAdapter:
         entry["claim"] = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
         for name in shielded:
             del entry[name]
+
+
+def _census(
+    critical: npt.NDArray[np.float64], count: int, live: float, seen: int, live_bytes: int, field: int | None = None
+) -> GroupCensus:
+    critical[np.isinf(critical)] = 0.0
+    return GroupCensus(critical, count / len(critical) if len(critical) else 0.0, live, seen, live_bytes, field)
 
 
 def _row_step(step: GroupStep, entry: Mapping[str, Any]) -> RowStep:

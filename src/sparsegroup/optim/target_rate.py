@@ -1,7 +1,7 @@
 """Asking for a size: a share of the groups, or a number of bytes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.group_census import GroupCensus
@@ -26,11 +26,14 @@ class TargetRate(SizeTarget):
         param_groups: Numbers of the optimizer's param groups whose λ21 is set, together; by default those that hold a
             `HashEmbedding`, or, without one, those whose l21 is positive. For targets that differ, make several
             `TargetRate`s.
+        fields: Field → rate, for fields of a `HashEmbedding`'s keys (by the number in their top `field_bits` bits) that
+            are to be held at rates of their own. `rate` is then that of all other fields together.
         sample: Groups of each parameter to look at; by default 65,536, and down to 8,192 in short trainings.
         seed: For drawing the sample.
 
     Raises:
-        ValueError: A number out of range, or no param group to be chosen.
+        ValueError: A number out of range, no param group to be chosen, or `fields` that a table has not, or of a table
+            on a GPU or under `max_bytes`.
         TypeError: Not an optimizer of this library.
 
     Examples:
@@ -59,10 +62,12 @@ class TargetRate(SizeTarget):
         param_groups: Sequence[int] | None = None,
         sample: int | None = None,
         seed: int = 0,
+        fields: Mapping[int, float] | None = None,
     ) -> None:
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {rate}")
         self.target = float(rate)
+        self.field_targets = _field_targets(fields)
         super().__init__(
             optimizer,
             steps=steps,
@@ -71,16 +76,34 @@ class TargetRate(SizeTarget):
             param_groups=param_groups,
             sample=sample,
             seed=seed,
+            fields=tuple(self.field_targets),
         )
 
     def __str__(self) -> str:
         return f"a feature rate of {self.target:g}"
 
-    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
-        return self.target
+    def describe(self, field: int) -> str:
+        """See `SizeTarget`."""
+        return f"a feature rate of {self.field_targets[field]:g}"
+
+    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
+        return self.target if field is None else self.field_targets[field]
 
     def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
         return [1.0] * len(censuses)
+
+
+def _field_targets(fields: Mapping[int, float] | None) -> dict[int, float]:
+    if fields is None:
+        return {}
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"fields must map numbers of fields to rates, as in {{3: 0.5}}, got {type(fields).__name__}")
+    for field, rate in fields.items():
+        if not isinstance(field, int) or isinstance(field, bool) or field < 0:
+            raise TypeError(f"fields must have numbers of fields, ints >= 0, for keys, got {field!r}")
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise ValueError(f"fields: the rate of field {field} must be in (0, 1], got {rate!r}")
+    return {field: float(rate) for field, rate in sorted(fields.items())}
 
 
 class TargetBytes(SizeTarget):
@@ -133,7 +156,7 @@ class TargetBytes(SizeTarget):
     def __str__(self) -> str:
         return f"a size of {self.target:,} bytes"
 
-    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
+    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
         total = sum(census.live_bytes * census.seen for census in censuses)
         return self.target / total if total else 1.0
 

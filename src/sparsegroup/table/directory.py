@@ -11,6 +11,7 @@ from sparsegroup.table.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.index_filter import keep_rows
+from sparsegroup.table.row_fields import RowFields, fields_of
 from sparsegroup.table.row_locations import Generation, Int64s
 from sparsegroup.table.row_uses import RowUses
 from sparsegroup.table.sighting_sketch import SightingSketch
@@ -59,6 +60,7 @@ class Directory:
         refused: How often a key would have got a row, had there been room.
         steps: The optimizer's, as far as anybody counts them.
         generation: The numbering of the rows.
+        row_fields: The fields of rows, once they have been asked for.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Directory:
         self.estimate, self.uses = estimate, uses
         self.evicted = self.refused = self.steps = 0
         self.generation = Generation()
+        self.row_fields: RowFields | None = None
         self._num_seen = 0
 
     @property
@@ -116,6 +119,21 @@ class Directory:
         keys = self.keys()[rows[:5]].tolist()
         more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
         return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
+
+    def fields(self, bits: int) -> RowFields:
+        """The fields of all rows, in the top `bits` bits of their keys; noted from now on as rows come and go."""
+        known = self.row_fields
+        if known is None or known.bits != bits or known.num_rows != self.num_rows:
+            known = self.row_fields = RowFields.of_index(self.index, bits)
+        return known
+
+    def seen_by_field(self, bits: int) -> Int64s:
+        """`[2**bits]`: how many distinct keys of each field training has ever seen."""
+        rows = self.fields(bits).counts
+        if self.estimate is not None:
+            return np.maximum(rows, np.rint(self.estimate.by_field()).astype(np.int64))
+        keys = self.keys_without_row() if len(self.dropped) else self.waiting.keys()
+        return rows + np.bincount(fields_of(keys, bits), minlength=1 << bits)
 
     def set_buckets(self, buckets: int) -> None:
         """Have an index of so many buckets, which must suffice."""
@@ -226,6 +244,8 @@ class Directory:
         gone, rows = keep_rows(self.index, kept)
         if self.uses is not None:
             self.uses.keep(kept)
+        if self.row_fields is not None:
+            self.row_fields.keep(kept)
         self._drop(gone)
         self.renumber()
         return gone, rows

@@ -42,24 +42,25 @@ def critical_l21(memory: RowMemory, rows: Int64s, request: RowStep, state_dtype:
 
 def sweep(
     memory: RowMemory,
-    count: int,
+    rows: Int64s,
     request: RowStep,
     weight_dtype: torch.dtype,
     state_dtype: torch.dtype,
     *,
     drops: bool,
 ) -> Int64s:
-    """The closed form on the first `count` rows; see `critical_l21`. The live rows are to be counted anew.
+    """The closed form on `rows` `[n]`, distinct; see `critical_l21`. The live rows are to be counted anew.
 
     Args:
-        memory, count, request, drops: See `RowStorage.sweep`.
+        memory, rows, request: See `critical_l21`.
         weight_dtype, state_dtype: In which weights, and u and the state, are stored.
+        drops: See `RowStorage.sweep`.
 
     Returns:
         The rows that have changed.
     """
     changed = [np.empty(0, np.int64)]
-    for some, block in _blocks(memory, np.arange(count), request):
+    for some, block in _blocks(memory, rows, request):
         x, u, touched = eager_sweep.swept(
             request.rule,
             block,

@@ -1,7 +1,8 @@
 """A table's rows in the host's memory."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from sparsegroup.table.batch import Scratch
 from sparsegroup.table.host_rows import HostRows
 from sparsegroup.table.index import Index
 from sparsegroup.table.key_search import KeySearch, Reach, RowSpace, run_search
+from sparsegroup.table.row_fields import RowLambdas
 from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient
 from sparsegroup.table.table_config import TableConfig
@@ -133,8 +135,11 @@ class HostStorage:
         """See `RowStorage`."""
         return None if finite.are_finite(values) else torch.isfinite(values).all(dim=1)
 
-    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+    def step(
+        self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int], lambdas: RowLambdas | None = None
+    ) -> None:
         """See `RowStorage`."""
+        gradient, runs = (gradient, ()) if lambdas is None else _in_runs(gradient, lambdas)
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
         memory, rule = self.rows, request.rule
@@ -150,6 +155,7 @@ class HostStorage:
             memory.dim,
             np.array([request.numbers.scalars], memory.dtype),
             request.settings,
+            runs,
         )
 
     # Sweep
@@ -163,16 +169,32 @@ class HostStorage:
         norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
         return norms / (math.sqrt(memory.dim) * request.settings.regularizer.norm.tau_scale)
 
-    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+    def sweep(self, count: int, request: RowStep, *, drops: bool, lambdas: RowLambdas | None = None) -> Int64s:
         """See `RowStorage`."""
+        if lambdas is None:
+            changed = self._sweep(None, count, request, drops=drops)
+        else:
+            changed = np.concatenate([np.empty(0, np.int64), *self._sweep_by_field(count, request, lambdas, drops)])
+        if self.rows.dim > compiled_sweep.WIDEST:
+            self.recount(count)
+        return changed
+
+    def _sweep_by_field(self, count: int, request: RowStep, lambdas: RowLambdas, drops: bool) -> Iterator[Int64s]:
+        for first in range(0, count, _COUNT_AT_A_TIME):
+            numbers = lambdas.numbers(slice(first, first + _COUNT_AT_A_TIME))
+            for number in np.flatnonzero(np.bincount(numbers)).tolist():
+                l21 = lambdas.values[number]
+                settings = replace(request.settings, regularizer=request.settings.regularizer.with_l21(l21))
+                rows = first + np.flatnonzero(numbers == number)
+                yield self._sweep(rows, count, replace(request, settings=settings), drops=drops and l21 > 0)
+
+    def _sweep(self, rows: Int64s | None, count: int, request: RowStep, *, drops: bool) -> Int64s:
         memory = self.rows
         if memory.dim > compiled_sweep.WIDEST:
-            dtype = TORCH_DTYPES[memory.dtype]
-            changed = eager_sweep_rows.sweep(memory, count, request, dtype, dtype, drops=drops)
-            self.recount(count)
-            return changed
-        _, mask = self._swept(None, count, request, applies=True, drops=drops)
-        return np.flatnonzero(mask)
+            dtype, some = TORCH_DTYPES[memory.dtype], np.arange(count) if rows is None else rows
+            return eager_sweep_rows.sweep(memory, some, request, dtype, dtype, drops=drops)
+        _, mask = self._swept(rows, count if rows is None else len(rows), request, applies=True, drops=drops)
+        return np.flatnonzero(mask) if rows is None else rows[mask]
 
     def _swept(
         self, rows: Int64s | None, count: int, request: RowStep, *, applies: bool, drops: bool = False
@@ -193,3 +215,16 @@ class HostStorage:
         )
         self.num_live += born
         return norms.astype(np.float64), changed
+
+
+def _in_runs(gradient: RowGradient, lambdas: RowLambdas) -> tuple[RowGradient, list[tuple[int, float]]]:
+    """A gradient whose lines are sorted by λ21, and how many have which."""
+    numbers = lambdas.numbers(array_of(gradient.rows.contiguous()))
+    counts = np.bincount(numbers)
+    present = np.flatnonzero(counts).tolist()
+    runs = [(int(counts[number]), lambdas.values[number]) for number in present]
+    if len(runs) == 1:
+        return gradient, runs
+    order = torch.from_numpy(np.argsort(numbers, kind="stable"))
+    hessian = None if gradient.hessian is None else gradient.hessian[order]
+    return RowGradient(gradient.rows[order], gradient.values[order], hessian, None, None), runs

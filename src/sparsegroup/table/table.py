@@ -1,6 +1,6 @@
 """The table without autograd: a directory of keys, a storage of rows, lookups in them, and an optimizer's steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.optim.stored import Claim, RowStep
+from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table import key_search
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
@@ -26,7 +26,7 @@ from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_directory, new_storage
-from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.table_config import TableConfig, check_fields
 from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
 from sparsegroup.table.table_snapshot import TableSnapshot
 from sparsegroup.table.upkeep import Upkeep, kept_rows
@@ -185,6 +185,16 @@ class Table:
     def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
         """See `sparsegroup.optim.stored.RowStore`."""
         return self._steps.critical_l21(request, rows)
+
+    def check_fields(self, fields: Iterable[int], where: str) -> None:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        check_fields(self.config, fields, where)
+
+    def critical_by_field(
+        self, request: RowStep, named: Sequence[int], sample: int, draw: np.random.Generator
+    ) -> list[FieldSample]:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        return self._steps.critical_by_field(request, named, sample, draw)
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""

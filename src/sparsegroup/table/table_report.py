@@ -17,7 +17,7 @@ class TableMemory:
     """Bytes of a table.
 
     Attributes:
-        index: What the index's slots take.
+        index: What the index's slots take, and the fields of the rows where λ21 differs by field.
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
             and of rows, when they were used, where a policy asks for that.
@@ -69,7 +69,8 @@ def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
     """Bytes of a table."""
     count, index = directory.num_rows, directory.index
     parts = {part: count * rows.dim * rows.itemsize(part) for part in rows.parts}
-    return TableMemory(index.bytes, rows.bytes(count), directory.noted_bytes, parts)
+    fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
+    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts)
 
 
 def _fields(keys: Int64s, bits: int) -> Int64s:

@@ -11,6 +11,7 @@ from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
 from sparsegroup.training.log_pass import score, train
+from sparsegroup.training.optimizer_config import NO_TARGET
 from sparsegroup.training.pruning import prune_rows
 
 Reporter = tuple[Callable[[int, float], None], Callable[[HistoryPoint], None]]
@@ -51,7 +52,7 @@ def compare(
     """
     *_, last = configs.values()
     base_name = last.optimizer.name.capitalize()
-    plain = last.replace(l1=0.0, l21=0.0, l2=0.0, target_rate=None, target_bytes=None)
+    plain = last.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
     base, base_model = _train(log, plain, base_name, reporting)
     groups = [_train(log, config, name, reporting)[0] for name, config in configs.items()]
     prune_rows(base_model.embedding, min(groups[-1].live_rows, base.live_rows))
@@ -73,7 +74,7 @@ def _train(
             optimizer,
             log,
             batch_size=config.training.batch_size,
-            target=partial(config.optimizer.target, optimizer),
+            target=partial(config.optimizer.target, optimizer, log=log),
             on_batch=on_batch,
             on_progress=on_progress,
         )

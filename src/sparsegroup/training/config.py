@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from sparsegroup.data.log import Log
@@ -155,6 +155,15 @@ class Config(StrictSettings):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.optimizer.field_rates and self.model.max_table_bytes is not None:
+            raise ValueError(
+                "optimizer.field_rates take memory for each row that model.max_table_bytes does not count: leave one "
+                "of them out"
+            )
+        return self
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

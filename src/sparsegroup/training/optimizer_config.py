@@ -1,11 +1,13 @@
 """The optimizer of a run, as people write it down."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
 from torch import nn
 
+from sparsegroup.data.log import Log
 from sparsegroup.groups import is_rows
 from sparsegroup.names import NormName, OptimizerName
 from sparsegroup.optim import (
@@ -25,7 +27,7 @@ from sparsegroup.optim import (
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
-from sparsegroup.yaml_settings import StrictSettings
+from sparsegroup.yaml_settings import SettingsError, StrictSettings
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,
@@ -61,6 +63,9 @@ SizeSetting = Annotated[int | str, BeforeValidator(_size)]
 
 DEFAULT_L21 = 1e-3
 
+NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "field_rates": {}}
+"""The settings of a constant λ21 that have to do with size."""
+
 
 class OptimizerConfig(StrictSettings):
     """The Group optimizer; with all λ = 0 it is the base optimizer.
@@ -73,6 +78,8 @@ class OptimizerConfig(StrictSettings):
         target_rate: The share of the features seen that is to be left: λ21 is set along the way, see `TargetRate`.
         target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, and
             the penalty is "hard" unless another is.
+        field_rates: Field's name → the share of its own features that is to be left; `target_rate` is then that of all
+            other fields together.
         options: Further arguments of the optimizer, such as `betas`, as its rule declares them.
     """
 
@@ -85,6 +92,7 @@ class OptimizerConfig(StrictSettings):
     penalty: PenaltySetting = Lasso()
     target_rate: float | None = Field(default=None, gt=0, le=1)
     target_bytes: SizeSetting | None = None
+    field_rates: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
     options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -102,6 +110,10 @@ class OptimizerConfig(StrictSettings):
         """A target sets λ21, and its penalty is the hard threshold if no other is asked for."""
         if not isinstance(content, Mapping):
             return content
+        if content.get("field_rates") and content.get("target_rate") is None:
+            raise ValueError(
+                "field_rates need target_rate beside them: the share of all other fields' features to keep"
+            )
         targets = [name for name in ("target_rate", "target_bytes") if content.get(name) is not None]
         if not targets:
             return content
@@ -136,11 +148,32 @@ class OptimizerConfig(StrictSettings):
         """Whether a size is asked for, so that λ21 changes along the way."""
         return self.target_rate is not None or self.target_bytes is not None
 
-    def target(self, optimizer: GroupOptimizer, steps: int) -> SizeTarget | None:
-        """What sets λ21 over a pass of so many steps; None where it is constant."""
+    def target(self, optimizer: GroupOptimizer, steps: int, log: Log) -> SizeTarget | None:
+        """What sets λ21 over a pass of so many steps over a log; None where it is constant.
+
+        Raises:
+            SettingsError: The log has not such fields.
+        """
         if self.target_rate is not None:
-            return TargetRate(optimizer, self.target_rate, steps=steps)
+            rates = self.rates_by_number(log) or None
+            return TargetRate(optimizer, self.target_rate, steps=steps, fields=rates)
         return None if self.target_bytes is None else TargetBytes(optimizer, self.target_bytes, steps=steps)
+
+    def rates_by_number(self, log: Log) -> dict[int, float]:
+        """`field_rates` by the numbers that the log's keys have for the fields.
+
+        Raises:
+            SettingsError: The log has not such fields.
+        """
+        for name in self.field_rates:
+            if name not in log.fields:
+                near = difflib.get_close_matches(name, log.fields, 1, 0.6)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise SettingsError(
+                    f"optimizer.field_rates: {log.name} has no field {name!r}; {hint}its fields are "
+                    f"{', '.join(log.fields) or 'none'}"
+                )
+        return {log.fields.index(name): rate for name, rate in self.field_rates.items()}
 
     @property
     def rule(self) -> Rule:

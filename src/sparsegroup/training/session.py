@@ -57,7 +57,7 @@ class Session:
             model.network,
             model.embedding,
             optimizer,
-            target=config.optimizer.target(optimizer, steps),
+            target=config.optimizer.target(optimizer, steps, log),
             window=window_of(log.train_rows, config.training.batch_size, config.training.windows),
             compile=config.training.compiles(log.train_rows),
         )
@@ -75,8 +75,10 @@ class Session:
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
         Raises:
+            SettingsError: The settings name fields that the log has not.
             RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
         """
+        config.optimizer.rates_by_number(log)
         if run is not None:
             run.columns.check(log)
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.comparison import Reporter
 from sparsegroup.training.config import Config
 from sparsegroup.training.log_pass import train
+from sparsegroup.training.optimizer_config import NO_TARGET
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,17 @@ def size_path(
     Args:
         log: It has test rows.
         config: All but the size; with a target, so that its penalty is "hard" unless another was asked for.
-        rates: Feature rates in (0, 1).
+        rates: Feature rates in (0, 1); those of all other fields where the config has rates for some.
         reporting: Given a name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
 
     Returns:
         All features first, then as many points as rates, in their order.
 
     Raises:
-        SettingsError: A rate out of range.
+        SettingsError: A rate out of range, or fields that the log has not.
     """
-    everything = config.replace(l1=0.0, l21=0.0, l2=0.0, target_rate=None, target_bytes=None)
+    config.optimizer.rates_by_number(log)
+    everything = config.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
     configs = [everything, *(config.replace(l21=0.0, target_rate=rate, target_bytes=None) for rate in rates)]
     points = []
     for one in configs:
@@ -68,7 +70,7 @@ def size_path(
                 log,
                 batch_size=one.training.batch_size,
                 compile=one.training.compiles(log.train_rows),
-                target=partial(one.optimizer.target, optimizer),
+                target=partial(one.optimizer.target, optimizer, log=log),
                 on_batch=on_batch,
                 on_progress=on_progress,
             )
