@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from experiment_cases import counted, live_keys, trained
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config
 from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, PRUNED
+from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, RECIPE
 from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.section import Section
 
@@ -37,7 +39,9 @@ REGULARIZED = [f"Group {base}, {penalty}" for base in ("Adam", "Adagrad") for pe
 SIZED = [f"{name}, rate asked for" for name in REGULARIZED]
 SIZED = [*SIZED[:3], f"{SIZED[2]}, fallback", *SIZED[3:], f"{SIZED[5]}, fallback"]
 ALL_PRUNED = [PRUNED, f"{PRUNED}, fallback", "Adam, pruned by ‖s‖ and fine-tuned"]
+BY_RATE = (RECIPE, PRUNED_BY_RATE)
 CONTENDERS = [
+    RECIPE,
     *REGULARIZED,
     *SIZED,
     *ALL_PRUNED,
@@ -45,6 +49,7 @@ CONTENDERS = [
     "Adam, element-wise l1",
     CUT_OFF,
     "DeepLight",
+    PRUNED_BY_RATE,
 ]
 
 
@@ -124,7 +129,7 @@ def test_a_frontiers_cut_off_and_deeplight_have_the_share_that_they_are_asked_fo
 def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     _, calls = ran("frontier")
     trials = {name: [c for c in calls if c.validate and c.name.endswith(f": {name}")] for name in CONTENDERS}
-    for name in CONTENDERS:
+    for name in CONTENDERS[1:-1]:
         rates = [c for c in calls if c.validate and c.name == "learning rate of adam, dcn"][:1]
         of = trials[name] if name not in ALL_PRUNED else [*rates, *trials[name]]
         assert [len(call.wanted) for call in of] == [len(LEARNING_RATES), len(L2S)], name
@@ -147,6 +152,73 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     assert all(method == Plain() for call in others for _, method in call.wanted)
     assert {m for c in trials[PRUNED] for _, m in c.wanted} == {Pruned(0.1, share) for share in SHARES}
     assert {m for c in trials[ALL_PRUNED[2]] for _, m in c.wanted} == {Pruned(0.1, share, "s") for share in SHARES}
+
+
+def test_all_that_is_chosen_at_each_rate_is_chosen_over_time_with_nine_trials(
+    log: MemoryLog, ran: Callable[[str], Ran]
+) -> None:
+    section, calls = ran("frontier")
+    points = points_of(section)
+    base = {name: best_rate(log, name) for name in ("adam", "adagrad")}
+    for name in BY_RATE:
+        first, second = [c for c in calls if c.validate and c.name.endswith(f": {name}")]
+        assert {first.tenths, second.tenths} == {(7, 8, 9, 10)}
+        more = 3 if name == RECIPE else len(SHARES)  # of which .1, tried first, is none
+        assert (len(first.wanted), len(second.wanted)) == (6 * len(RATES), more * len(RATES))
+        for number, (rate, row) in enumerate(zip(RATES, points[name], strict=True)):
+            trials = first.wanted[6 * number : 6 * number + 6]
+            found = [(config.optimizer.name, config.optimizer.lr) for config, _ in trials]
+            assert found == [(one, float(f"{lr * by:.1g}")) for one, lr in base.items() for by in (1 / 3, 1, 3)]
+            further = second.wanted[more * number : more * number + more]
+            assert all(config.model.fallback for config, _ in [*trials, *further])
+            lr = further[0][0].optimizer.lr
+            assert all(config.optimizer.lr == lr for config, _ in further)
+            if name == RECIPE:
+                assert {config.optimizer.target_rate for config, _ in [*trials, *further]} == {rate}
+                tried = [(config.optimizer.penalty.name, config.optimizer.l2) for config, _ in further]
+                assert tried == [("mcp", 0.0), *(("hard", l2) for l2 in FURTHER_L2S)]
+            else:
+                assert {m for _, m in trials} == {Pruned(rate, 0.1)}
+                assert [m for _, m in further] == [Pruned(rate, share) for share in SHARES]
+            assert row["chosen"].startswith(f"{further[0][0].optimizer.name}, lr = {lr:g}, ")
+
+
+def test_a_choice_over_time_is_the_best_of_its_trials(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
+    section, calls = ran("frontier")
+    (row,) = [row for row in points_of(section)[RECIPE] if row["strength"] == "rate = 0.3"]
+    first, second = [c for c in calls if c.validate and c.name.endswith(f": {RECIPE}")]
+    aucs = {}
+    for config, _ in [*first.wanted[6:12], *second.wanted[3:6]]:
+        parts = []
+        for seed, stop in enumerate((1_620, 1_890, 2_160, 2_430)):
+            shorter = replace(log, labels=log.labels[: stop + 270], keys=log.keys[: stop + 270], train_rows=stop)
+            parts.append(trained(shorter, config, seed)[0].test.auc)
+        optimizer = config.optimizer
+        words = f"{optimizer.name}, lr = {optimizer.lr:g}, λ2 = {optimizer.l2:g}, {optimizer.penalty.name}"
+        aucs[words] = statistics.mean(parts), config
+    assert row["chosen"] == max(aucs, key=lambda words: aucs[words][0])
+    expected = train_twice(log, aucs[row["chosen"]][1])
+    assert (row["test AUC"], row["feature rate"]) == (expected.auc, expected.rate)
+
+
+def test_the_recipe_is_compared_with_the_best_of_the_others(ran: Callable[[str], Ran]) -> None:
+    section, _ = ran("frontier")
+    compared, against = table(section, "compared"), table(section, "against-best")
+    assert [row["feature rate"] for row in against] == list(RATES)
+    for row in against:
+        at = {one["method"]: one for one in compared if one["feature rate"] == row["feature rate"]}
+        ours = at.pop(RECIPE)
+        best = max(at.values(), key=lambda one: one["test AUC"])
+        assert (row["recipe"], row["best of the others"], row["its AUC"]) == (
+            ours["test AUC"],
+            best["method"],
+            best["test AUC"],
+        )
+        better = {one["method"] for one in (ours, *at.values()) if one["verdict"] == "better"}
+        assert row["better than pruned"] == len(better)
+    words = check_words(against, "recipe", "its AUC")
+    assert section.findings[1] == f"{RECIPE} against the best of all others at each rate: {counts(words)}."
+    assert section.findings[2].startswith(f"Where any method is better than {PRUNED}, so is the recipe at ")
 
 
 def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], Ran]) -> None:
@@ -173,7 +245,7 @@ def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], R
                 words.setdefault(name, []).append(row["verdict"])
     assert section.findings[0] == f"Highest mean AUC: {', '.join(leaders)}."
     assert words
-    assert set(section.findings[1:-1]) == {f"{name} against {PRUNED}: {counts(of)}." for name, of in words.items()}
+    assert set(section.findings[3:-1]) == {f"{name} against {PRUNED}: {counts(of)}." for name, of in words.items()}
     assert [series.label for series in section.figures[0].series] == CONTENDERS
 
 
