@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsegroup.penalties import Lasso, NormName
 from sparsegroup.training import Config
@@ -65,14 +66,14 @@ def choose(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> int:
     return int(np.argmax([np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]))
 
 
-def over_time(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> list[float]:
-    """Mean validation AUC of each trial over several tenths of the training rows, trained on what was before each.
+def over_time(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> list[npt.NDArray[np.float64]]:
+    """Validation AUCs `[tenths]` of each trial on several tenths of the training rows, trained on what was before each.
 
-    One tenth of a log tells of one day or one season.
+    One tenth of a log tells of one day or one season. Where training diverges, the AUC is -1.
     """
     seeds = range(len(TENTHS))
     samples = lab.samples(trials, validate=True, name=name, seeds=seeds, tenths=TENTHS)
-    return [float(np.nan_to_num(sample.auc, nan=-1.0)) for sample in samples]
+    return [np.nan_to_num(sample.aucs, nan=-1.0) for sample in samples]
 
 
 def tuned_finer(lab: Lab, config: Config) -> Config:

@@ -31,7 +31,7 @@ from experiment_cases import counted, live_keys, trained
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config
 from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, PRUNED
-from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, RECIPE
+from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, RECIPE, UNTUNED, better_everywhere
 from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.section import Section
 
@@ -42,6 +42,7 @@ ALL_PRUNED = [PRUNED, f"{PRUNED}, fallback", "Adam, pruned by ‖s‖ and fine-t
 BY_RATE = (RECIPE, PRUNED_BY_RATE)
 CONTENDERS = [
     RECIPE,
+    UNTUNED,
     *REGULARIZED,
     *SIZED,
     *ALL_PRUNED,
@@ -129,7 +130,7 @@ def test_a_frontiers_cut_off_and_deeplight_have_the_share_that_they_are_asked_fo
 def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     _, calls = ran("frontier")
     trials = {name: [c for c in calls if c.validate and c.name.endswith(f": {name}")] for name in CONTENDERS}
-    for name in CONTENDERS[1:-1]:
+    for name in CONTENDERS[2:-1]:
         rates = [c for c in calls if c.validate and c.name == "learning rate of adam, dcn"][:1]
         of = trials[name] if name not in ALL_PRUNED else [*rates, *trials[name]]
         assert [len(call.wanted) for call in of] == [len(LEARNING_RATES), len(L2S)], name
@@ -154,51 +155,73 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     assert {m for c in trials[ALL_PRUNED[2]] for _, m in c.wanted} == {Pruned(0.1, share, "s") for share in SHARES}
 
 
-def test_all_that_is_chosen_at_each_rate_is_chosen_over_time_with_nine_trials(
+def test_all_that_is_chosen_at_each_rate_is_chosen_over_time_with_nine_trials_at_most(
     log: MemoryLog, ran: Callable[[str], Ran]
 ) -> None:
     section, calls = ran("frontier")
     points = points_of(section)
-    base = {name: best_rate(log, name) for name in ("adam", "adagrad")}
-    for name in BY_RATE:
+    around = [(name, float(f"{best_rate(log, name) * by:.1g}")) for name in ("adam", "adagrad") for by in (1 / 3, 1, 3)]
+    tried = list(dict.fromkeys([("adagrad", 0.03), *around]))
+    for name in (RECIPE, PRUNED_BY_RATE):
         first, second = [c for c in calls if c.validate and c.name.endswith(f": {name}")]
         assert {first.tenths, second.tenths} == {(7, 8, 9, 10)}
-        more = 3 if name == RECIPE else len(SHARES)  # of which .1, tried first, is none
-        assert (len(first.wanted), len(second.wanted)) == (6 * len(RATES), more * len(RATES))
+        more = 1 + min(9 - len(tried), 3 if name == RECIPE else len(SHARES))  # of which .1, tried first, is none
+        assert (len(first.wanted), len(second.wanted)) == (len(tried) * len(RATES), more * len(RATES))
         for number, (rate, row) in enumerate(zip(RATES, points[name], strict=True)):
-            trials = first.wanted[6 * number : 6 * number + 6]
-            found = [(config.optimizer.name, config.optimizer.lr) for config, _ in trials]
-            assert found == [(one, float(f"{lr * by:.1g}")) for one, lr in base.items() for by in (1 / 3, 1, 3)]
-            further = second.wanted[more * number : more * number + more]
+            trials = first.wanted[len(tried) * number :][: len(tried)]
+            best, *further = second.wanted[more * number :][:more]
+            assert best in trials
+            assert [(config.optimizer.name, config.optimizer.lr) for config, _ in trials] == tried
             assert all(config.model.fallback for config, _ in [*trials, *further])
-            lr = further[0][0].optimizer.lr
-            assert all(config.optimizer.lr == lr for config, _ in further)
             if name == RECIPE:
                 assert {config.optimizer.target_rate for config, _ in [*trials, *further]} == {rate}
-                tried = [(config.optimizer.penalty.name, config.optimizer.l2) for config, _ in further]
-                assert tried == [("mcp", 0.0), *(("hard", l2) for l2 in FURTHER_L2S)]
+                found = [(config.optimizer.penalty.name, config.optimizer.l2) for config, _ in further]
+                assert found == [("mcp", 0.0), *(("hard", l2) for l2 in FURTHER_L2S)][: more - 1]
             else:
                 assert {m for _, m in trials} == {Pruned(rate, 0.1)}
-                assert [m for _, m in further] == [Pruned(rate, share) for share in SHARES]
-            assert row["chosen"].startswith(f"{further[0][0].optimizer.name}, lr = {lr:g}, ")
+                assert [m for _, m in further] == [Pruned(rate, share) for share in SHARES][: more - 1]
+            optimizer = best[0].optimizer
+            assert all((c.optimizer.name, c.optimizer.lr) == (optimizer.name, optimizer.lr) for c, _ in further)
+            assert row["chosen"].startswith(f"{optimizer.name}, lr = {optimizer.lr:g}, ")
 
 
-def test_a_choice_over_time_is_the_best_of_its_trials(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
+def test_the_recipe_is_what_validation_leaves_of_its_beginning(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
     section, calls = ran("frontier")
-    (row,) = [row for row in points_of(section)[RECIPE] if row["strength"] == "rate = 0.3"]
     first, second = [c for c in calls if c.validate and c.name.endswith(f": {RECIPE}")]
-    aucs = {}
-    for config, _ in [*first.wanted[6:12], *second.wanted[3:6]]:
+    number, share = list(RATES).index(0.3), len(first.wanted) // len(RATES)
+
+    def over_time(config: Config) -> Any:
         parts = []
         for seed, stop in enumerate((1_620, 1_890, 2_160, 2_430)):
             shorter = replace(log, labels=log.labels[: stop + 270], keys=log.keys[: stop + 270], train_rows=stop)
             parts.append(trained(shorter, config, seed)[0].test.auc)
-        optimizer = config.optimizer
-        words = f"{optimizer.name}, lr = {optimizer.lr:g}, λ2 = {optimizer.l2:g}, {optimizer.penalty.name}"
-        aucs[words] = statistics.mean(parts), config
-    assert row["chosen"] == max(aucs, key=lambda words: aucs[words][0])
-    expected = train_twice(log, aucs[row["chosen"]][1])
-    assert (row["test AUC"], row["feature rate"]) == (expected.auc, expected.rate)
+        return np.array(parts)
+
+    def left(configs: list[Config]) -> Config:
+        found = [over_time(config) for config in configs]
+        above = [n for n, aucs in enumerate(found) if all(a > b for a, b in zip(aucs, found[0], strict=True))]
+        return configs[max(above, key=lambda n: statistics.mean(found[n]), default=0)]
+
+    best = left([config for config, _ in first.wanted[share * number :][:share]])
+    share = len(second.wanted) // len(RATES)
+    further = [config for config, _ in second.wanted[share * number :][:share]]
+    assert further[0] == best
+    config = left(further)
+    (row,) = [row for row in points_of(section)[RECIPE] if row["strength"] == "rate = 0.3"]
+    optimizer = config.optimizer
+    words = f"{optimizer.name}, lr = {optimizer.lr:g}, λ2 = {optimizer.l2:g}, {optimizer.penalty.name}"
+    expected = train_twice(log, config)
+    assert (row["chosen"], row["test AUC"], row["feature rate"]) == (words, expected.auc, expected.rate)
+    (row,) = [row for row in points_of(section)[UNTUNED] if row["strength"] == "rate = 0.3"]
+    expected = train_twice(log, first.wanted[0][0].replace(target_rate=0.3, penalty="hard"))
+    assert (row["chosen"], row["test AUC"]) == ("adagrad, lr = 0.03, λ2 = 0, hard", expected.auc)
+
+
+def test_what_is_better_everywhere_takes_the_place_of_the_first() -> None:
+    first = np.array([0.6, 0.7, 0.5])
+    assert better_everywhere([first, first + 0.1 * np.array([1, 1, -0.01])]) == 0
+    assert better_everywhere([first, first]) == 0
+    assert better_everywhere([first, first + 0.01, first + 0.02, first - 1]) == 2
 
 
 def test_the_recipe_is_compared_with_the_best_of_the_others(ran: Callable[[str], Ran]) -> None:
