@@ -11,7 +11,7 @@ from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
 
 FACTS = Facts("made up", (("rows", "100"), ("network", "DCN")), "sparsegroup-paper run …", "2026-01-02", 1.25, ())
 POINTS = ("λ21", "feature rate", "difference", "95 % low", "95 % high", "p", "verdict")
-AGAINST_BEST = ("feature rate", "recipe", "best of the others", "its AUC", "difference", "verdict")
+AGAINST_BEST = ("feature rate", "method", "test AUC", "best of the others", "its AUC", "difference", "verdict")
 COMPARED = ("feature rate", "method", "test AUC", "difference", "verdict")
 
 
@@ -65,10 +65,10 @@ def overview(tmp_path: Path) -> str:
                 "against-best",
                 AGAINST_BEST,
                 [
-                    (0.5, 0.70, "Group Adam, hard", 0.72, -0.02, "worse"),
-                    (0.3, 0.705, "Group Adam, hard", 0.71, -0.005, "worse"),
-                    (0.1, 0.72, "Group Adam, hard", 0.71, 0.01, "better"),
-                    (0.05, 0.71, "DeepLight", 0.71, 0.0, "within noise, non-inferior"),
+                    (0.5, RECIPE, 0.70, "Group Adam, hard", 0.72, -0.02, "worse"),
+                    (0.3, RECIPE, 0.705, "Group Adam, hard", 0.71, -0.005, "worse"),
+                    (0.1, RECIPE, 0.72, "Group Adam, hard", 0.71, 0.01, "better"),
+                    (0.05, RECIPE, 0.71, "DeepLight", 0.71, 0.0, "within noise, non-inferior"),
                 ],
             ),
         ),
@@ -123,10 +123,10 @@ def test_the_leaders_and_the_verdicts_come_from_the_frontier(overview: str) -> N
 def test_the_recipe_is_counted_against_the_best_of_the_others_and_where_any_beats_pruning(overview: str) -> None:
     assert (
         "Recommended recipe against the best of all others at rates of 0.3 and below, better / within noise / worse: "
-        "1 / 1 / 1, at most by 0.0050 (first at 0.3). Where any method is better than pruned and fine-tuned Adam, so "
-        "is the recipe at 1 of 2."
+        "1 / 1 / 1 (first at 0.3 by 0.0050). Where any method is better than pruned and fine-tuned Adam, so is it at 1 "
+        "of 2."
     ) in overview
-    assert "| first | 0.3 | 0.7050 | Group Adam, hard | 0.7100 | -0.0050 | worse |" in overview
+    assert "| first | 0.3 | Recommended recipe | 0.7050 | Group Adam, hard | 0.7100 | -0.0050 | worse |" in overview
 
 
 def test_nothing_is_written_where_there_is_no_report(tmp_path: Path) -> None:
