@@ -8,9 +8,11 @@ from sparsegroup_paper.recipe import (
     FACTORS,
     LEARNING_RATE,
     PRUNED_BY_RATE,
+    PRUNED_UNTUNED,
     RECIPE,
     UNTUNED,
     pruned_by_rate,
+    pruned_untuned,
     recipe,
     untuned,
 )
@@ -21,7 +23,7 @@ from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at
 
 def frontier(lab: Lab) -> Section:
     """Run it."""
-    found = [recipe(lab), untuned(lab), *contenders(lab), pruned_by_rate(lab)]
+    found = [recipe(lab), untuned(lab), *contenders(lab), pruned_by_rate(lab), pruned_untuned(lab)]
     pruned = of(found, PRUNED)
     compared: list[tuple[Cell, ...]] = []
     by_method: dict[str, list[Versus]] = {}
@@ -80,7 +82,7 @@ def frontier(lab: Lab) -> Section:
             f"for features without a live row, with Group Adagrad at a learning rate of {LEARNING_RATE:g}, unless "
             "validation at that feature rate says otherwise: Adam or Adagrad, another learning rate, λ2, mcp. "
             f"“{UNTUNED}” asks no validation. “{PRUNED_BY_RATE}” has the same beginning and the same freedom, with the "
-            "fine-tuning schedule in place of λ2 and mcp.",
+            f"fine-tuning schedule in place of λ2 and mcp; “{PRUNED_UNTUNED}” has the beginning alone.",
             "Beside it are Group Adam and Group Adagrad (also known as Group FTRL) with each penalty, at constant λ21 "
             "and with λ21 set along the way for a feature rate that was asked for, the hard threshold also with such a "
             "vector; Adam with magnitude pruning and fine-tuning; Adam with λ1 alone; "

@@ -15,6 +15,7 @@ from sparsegroup_paper.runs import Method, Plain, Pruned
 RECIPE = "Recommended recipe"
 UNTUNED = f"{RECIPE}, nothing chosen"
 PRUNED_BY_RATE = "Pruned and fine-tuned, fallback, chosen as the recipe is"
+PRUNED_UNTUNED = "Pruned and fine-tuned, fallback, nothing chosen"
 
 OPTIMIZER, LEARNING_RATE = "adagrad", 0.03
 """What the recipe begins with, and stays with unless something else is better on each tenth."""
@@ -49,9 +50,18 @@ def recipe(lab: Lab) -> Contender:
 
 def untuned(lab: Lab) -> Contender:
     """The recipe as it begins."""
-    trials = [_sized(_start(lab), rate) for rate in RATES]
-    samples = lab.samples(trials, name=UNTUNED)
-    return Contender(UNTUNED, rate_names(), tuple(samples), tuple(_in_words(*trial) for trial in trials))
+    return _as_it_begins(lab, UNTUNED, _sized)
+
+
+def pruned_untuned(lab: Lab) -> Contender:
+    """Magnitude pruning with the recipe's beginning."""
+    return _as_it_begins(lab, PRUNED_UNTUNED, _pruned)
+
+
+def _as_it_begins(lab: Lab, name: str, at: Callable[[Config, float], Trial]) -> Contender:
+    trials = [at(_start(lab), rate) for rate in RATES]
+    samples = lab.samples(trials, name=name)
+    return Contender(name, rate_names(), tuple(samples), tuple(_in_words(*trial) for trial in trials))
 
 
 def pruned_by_rate(lab: Lab) -> Contender:
@@ -63,7 +73,7 @@ def pruned_by_rate(lab: Lab) -> Contender:
         assert isinstance(method, Pruned)
         return [(config, Pruned(method.keep, share)) for share in shares]
 
-    return _by_rate(lab, PRUNED_BY_RATE, lambda config, rate: (config, Pruned(rate, FIRST_SHARE)), others)
+    return _by_rate(lab, PRUNED_BY_RATE, _pruned, others)
 
 
 def better_everywhere(aucs: Sequence[npt.NDArray[np.float64]]) -> int:
@@ -109,6 +119,10 @@ def _start(lab: Lab) -> Config:
 
 def _sized(config: Config, rate: float) -> Trial:
     return config.replace(target_rate=rate, penalty="hard"), Plain()
+
+
+def _pruned(config: Config, rate: float) -> Trial:
+    return config, Pruned(rate, FIRST_SHARE)
 
 
 def _in_words(config: Config, method: Method) -> str:

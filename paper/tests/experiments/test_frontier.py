@@ -31,7 +31,7 @@ from experiment_cases import counted, live_keys, trained
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config
 from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, PRUNED
-from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, RECIPE, UNTUNED, better_everywhere
+from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, PRUNED_UNTUNED, RECIPE, UNTUNED, better_everywhere
 from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.section import Section
 
@@ -51,6 +51,7 @@ CONTENDERS = [
     CUT_OFF,
     "DeepLight",
     PRUNED_BY_RATE,
+    PRUNED_UNTUNED,
 ]
 
 
@@ -130,7 +131,7 @@ def test_a_frontiers_cut_off_and_deeplight_have_the_share_that_they_are_asked_fo
 def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     _, calls = ran("frontier")
     trials = {name: [c for c in calls if c.validate and c.name.endswith(f": {name}")] for name in CONTENDERS}
-    for name in CONTENDERS[2:-1]:
+    for name in CONTENDERS[2:-2]:
         rates = [c for c in calls if c.validate and c.name == "learning rate of adam, dcn"][:1]
         of = trials[name] if name not in ALL_PRUNED else [*rates, *trials[name]]
         assert [len(call.wanted) for call in of] == [len(LEARNING_RATES), len(L2S)], name
@@ -215,6 +216,10 @@ def test_the_recipe_is_what_validation_leaves_of_its_beginning(log: MemoryLog, r
     (row,) = [row for row in points_of(section)[UNTUNED] if row["strength"] == "rate = 0.3"]
     expected = train_twice(log, first.wanted[0][0].replace(target_rate=0.3, penalty="hard"))
     assert (row["chosen"], row["test AUC"]) == ("adagrad, lr = 0.03, λ2 = 0, hard", expected.auc)
+    (row,) = [row for row in points_of(section)[PRUNED_UNTUNED] if row["strength"] == "rate = 0.3"]
+    start = BASE.replace(optimizer="adagrad", lr=0.03, fallback=True)
+    pruned = prune_twice(log, start, [0.3, 0.3], 0.1)
+    assert (row["chosen"], row["test AUC"]) == ("adagrad, lr = 0.03, fine-tuned on 10%", pruned)
 
 
 def test_what_is_better_everywhere_takes_the_place_of_the_first() -> None:
