@@ -98,6 +98,22 @@ def test_the_documentation_shows_what_a_target_costs() -> None:
     assert f"{figures['ms_step']:.2f} ms for the table" in text
 
 
+@pytest.mark.parametrize("log", ["avazu_sample", "criteo_sample"])
+def test_the_documentation_shows_what_int8_leaves_room_for(log: str) -> None:
+    points = json.loads((ROOT / "benchmarks" / "results" / f"int8_size-{log}.json").read_text())["points"]
+    lines = (ROOT / "docs" / "regularizer.md").read_text().splitlines()
+    found = [line for line in lines if line.startswith(f"| {log} |") and "times the bytes" in line]
+    expected = []
+    for first in range(0, len(points), 4):
+        single, same, equal, four = points[first : first + 4]
+        aucs = [f"{one['auc']:.4f}"[1:] for one in (single, same, equal, four)]
+        shares = [f"{100 * one['rate']:.3g} %" for one in (single, same, equal, four)]
+        larger = f"{four['bytes'] / single['bytes']:.2f} times the bytes, {shares[3]}: {aucs[3]}"
+        cells = f"{shares[0]}: {aucs[0]} | {aucs[1]} | {shares[2]}: {aucs[2]} | {larger}"
+        expected.append(f"| {log} | {single['bytes']:,.0f} | {cells} |")
+    assert found == expected
+
+
 def test_the_readme_sums_up_what_is_measured() -> None:
     results = ROOT / "benchmarks" / "results"
     table, epoch, serving = (

@@ -134,7 +134,7 @@ def test_what_diverged_is_left_out_of_the_precision() -> None:
     survivors = (Survivors(1, 1, 10, 4, 5, 3),)
     well = outcome(0.7, 0.5, survivors=survivors)
     diverged = outcome(math.nan, 1.0, survivors=())
-    one = Contender("x", ("a", "b"), (Sample((well, diverged)), Sample((well, well))), "c")
+    one = Contender("x", ("a", "b"), (Sample((well, diverged)), Sample((well, well))), ("c", "c"))
     assert recovery_figure([one]).series[0].y == (0.6,)
 
 

@@ -5,16 +5,22 @@ from pathlib import Path
 import pytest
 
 from sparsegroup_paper.overview import write_overview
+from sparsegroup_paper.recipe import RECIPE
 from sparsegroup_paper.report import write_report, write_section
 from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
 
 FACTS = Facts("made up", (("rows", "100"), ("network", "DCN")), "sparsegroup-paper run …", "2026-01-02", 1.25, ())
 POINTS = ("λ21", "feature rate", "difference", "95 % low", "95 % high", "p", "verdict")
+AGAINST_BEST = ("feature rate", "method", "test AUC", "best of the others", "its AUC", "difference", "verdict")
 COMPARED = ("feature rate", "method", "test AUC", "difference", "verdict")
 
 
-def section(name: str, table: str, columns: tuple[str, ...], rows: list[tuple[Cell, ...]]) -> Section:
-    return Section(name, name, ("found",), (), (SectionTable(table, table, tuple(map(Column, columns)), tuple(rows)),))
+def table(name: str, columns: tuple[str, ...], rows: list[tuple[Cell, ...]]) -> SectionTable:
+    return SectionTable(name, name, tuple(map(Column, columns)), tuple(rows))
+
+
+def section(name: str, *tables: SectionTable) -> Section:
+    return Section(name, name, ("found",), (), tables)
 
 
 def report(folder: Path, *sections: Section) -> None:
@@ -29,31 +35,51 @@ def overview(tmp_path: Path) -> str:
         tmp_path / "first",
         section(
             "sparsity-vs-auc",
-            "points",
-            POINTS,
-            [
-                (1e-4, 0.5, 0.002, 0.001, 0.003, 0.04, "better"),
-                (1e-3, 0.04, 0.01, 0.008, 0.02, 0.001, "better"),
-                (1e-2, 0.01, -0.0005, -0.0009, -0.0001, 0.02, "worse, non-inferior"),
-            ],
+            table(
+                "points",
+                POINTS,
+                [
+                    (1e-4, 0.5, 0.002, 0.001, 0.003, 0.04, "better"),
+                    (1e-3, 0.04, 0.01, 0.008, 0.02, 0.001, "better"),
+                    (1e-2, 0.01, -0.0005, -0.0009, -0.0001, 0.02, "worse, non-inferior"),
+                ],
+            ),
         ),
         section(
             "frontier",
-            "compared",
-            COMPARED,
-            [
-                (0.1, "Group Adam, hard", 0.71, 0.01, "better"),
-                (0.1, "Adam, pruned and fine-tuned", 0.70, None, None),
-            ],
+            table(
+                "compared",
+                COMPARED,
+                [
+                    (0.5, RECIPE, 0.70, 0.0, "within noise"),
+                    (0.5, "Group Adam, hard", 0.72, 0.02, "better"),
+                    (0.3, RECIPE, 0.705, 0.005, "within noise"),
+                    (0.3, "Group Adam, hard", 0.71, 0.01, "better"),
+                    (0.1, RECIPE, 0.72, 0.02, "better"),
+                    (0.1, "Group Adam, hard", 0.71, 0.01, "better"),
+                    (0.1, "Adam, pruned and fine-tuned", 0.70, None, None),
+                    (0.05, RECIPE, 0.71, 0.01, "within noise, non-inferior"),
+                ],
+            ),
+            table(
+                "against-best",
+                AGAINST_BEST,
+                [
+                    (0.5, RECIPE, 0.70, "Group Adam, hard", 0.72, -0.02, "worse"),
+                    (0.3, RECIPE, 0.705, "Group Adam, hard", 0.71, -0.005, "worse"),
+                    (0.1, RECIPE, 0.72, "Group Adam, hard", 0.71, 0.01, "better"),
+                    (0.05, RECIPE, 0.71, "DeepLight", 0.71, 0.0, "within noise, non-inferior"),
+                ],
+            ),
         ),
     )
     report(
         tmp_path / "second",
-        section("sparsity-vs-auc", "points", POINTS, [(1e-4, 0.03, -0.01, -0.03, 0.01, 0.3, "within noise")]),
+        section("sparsity-vs-auc", table("points", POINTS, [(1e-4, 0.03, -0.01, -0.03, 0.01, 0.3, "within noise")])),
     )
     report(
         tmp_path / "one-seed",
-        section("sparsity-vs-auc", "points", POINTS, [(1e-4, 0.03, 0.01, 0.009, 0.011, None, "better")]),
+        section("sparsity-vs-auc", table("points", POINTS, [(1e-4, 0.03, 0.01, 0.009, 0.011, None, "better")])),
     )
     assert write_overview(tmp_path) == ["first", "one-seed", "second"]
     return (tmp_path / "index.md").read_text()
@@ -73,7 +99,7 @@ def test_significance_is_counted_as_the_paper_does_over_reports_with_several_see
 
 
 def test_its_tables_are_there_as_csv_too(overview: str, tmp_path: Path) -> None:
-    for name in ("against-pruning", "strengths", "leaders"):
+    for name in ("against-pruning", "strengths", "leaders", "recipe"):
         assert f"({name}.csv)" in overview
         assert (tmp_path / f"{name}.csv").read_text().startswith("report,")
 
@@ -87,8 +113,20 @@ def test_the_strength_at_a_rate_lies_between_the_points(overview: str) -> None:
 
 
 def test_the_leaders_and_the_verdicts_come_from_the_frontier(overview: str) -> None:
-    assert "| first | Group Adam, hard (0.7100) |" in overview
-    assert "Group Adam, hard 1 / 0 / 0" in overview
+    assert (
+        "| first | Group Adam, hard (0.7200) | Group Adam, hard (0.7100) | Recommended recipe (0.7200) | "
+        "Recommended recipe (0.7100) |"
+    ) in overview
+    assert "Group Adam, hard 3 / 0 / 0" in overview
+
+
+def test_the_recipe_is_counted_against_the_best_of_the_others_and_where_any_beats_pruning(overview: str) -> None:
+    assert (
+        "Recommended recipe against the best of all others at rates of 0.3 and below, better / within noise / worse: "
+        "1 / 1 / 1 (first at 0.3 by 0.0050). Where any method is better than pruned and fine-tuned Adam, so is it at 1 "
+        "of 2."
+    ) in overview
+    assert "| first | 0.3 | Recommended recipe | 0.7050 | Group Adam, hard | 0.7100 | -0.0050 | worse |" in overview
 
 
 def test_nothing_is_written_where_there_is_no_report(tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ class Contender:
         name: The method, as reports call it.
         strengths: What is varied, in words, by point.
         samples: Each point's sample.
-        chosen: Learning rate and the other choice, in words.
+        chosen: Learning rate and the other choice, in words, by point.
     """
 
     name: str
     strengths: tuple[str, ...]
     samples: tuple[Sample, ...]
-    chosen: str
+    chosen: tuple[str, ...]
 
 
 def contenders(lab: Lab) -> list[Contender]:
@@ -84,7 +84,9 @@ def _regularized(lab: Lab, name: str, config: Config, strength: str) -> Contende
     values = grid(lab, config, strength)
     samples = lab.samples([(config.replace(**{strength: value}), Plain()) for value in values], name=name)
     symbol = {"l1": "λ1", "l21": "λ21"}[strength]
-    return Contender(name, tuple(f"{symbol} = {value:g}" for value in values), tuple(samples), _chosen(config))
+    return Contender(
+        name, tuple(f"{symbol} = {value:g}" for value in values), tuple(samples), (_chosen(config),) * len(samples)
+    )
 
 
 def _sized(lab: Lab, name: str, config: Config, penalty: PenaltyName) -> Contender:
@@ -93,7 +95,7 @@ def _sized(lab: Lab, name: str, config: Config, penalty: PenaltyName) -> Contend
     config = _tuned_at(lab, config, lambda one: (one.replace(target_rate=MIDDLE, penalty=penalty), Plain()), name)
     wanted = [(config.replace(target_rate=rate, penalty=penalty), Plain()) for rate in RATES]
     samples = lab.samples(wanted, name=name)
-    return Contender(name, _rate_names(), tuple(samples), _chosen(config))
+    return Contender(name, rate_names(), tuple(samples), (_chosen(config),) * len(samples))
 
 
 def _tuned_at(lab: Lab, config: Config, at: Callable[[Config], tuple[Config, Method]], name: str) -> Config:
@@ -112,17 +114,18 @@ def _pruned(lab: Lab, config: Config, name: str, by: Literal["x", "s"] = "x") ->
     share = shares[choose(lab, [(config, Pruned(MIDDLE, share, by)) for share in shares], f"schedule: {name}")]
     samples = lab.samples([(config, Pruned(rate, share, by)) for rate in RATES], name=name)
     chosen = f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}"
-    return Contender(name, _rate_names(), tuple(samples), chosen)
+    return Contender(name, rate_names(), tuple(samples), (chosen,) * len(samples))
 
 
 def _gradual(lab: Lab, config: Config) -> Contender:
     name = "Adam, gradual magnitude pruning"
     config = _tuned_at(lab, tuned(lab, config), lambda one: (one, Gradual(MIDDLE)), name)
     samples = lab.samples([(config, Gradual(rate)) for rate in RATES], name=name)
-    return Contender(name, _rate_names(), tuple(samples), _chosen(config))
+    return Contender(name, rate_names(), tuple(samples), (_chosen(config),) * len(samples))
 
 
-def _rate_names() -> tuple[str, ...]:
+def rate_names() -> tuple[str, ...]:
+    """The strengths of what can be asked for a rate."""
     return tuple(f"rate = {rate:g}" for rate in RATES)
 
 
@@ -137,7 +140,9 @@ def _cut_off(lab: Lab, config: Config) -> Contender:
     middle = min(leasts, key=lambda least: abs(shares[least] - MIDDLE))
     config = _tuned_at(lab, tuned(lab, config), lambda one: (one, CutOff(middle)), CUT_OFF)
     samples = lab.samples([(config, CutOff(least)) for least in leasts], name=CUT_OFF)
-    return Contender(CUT_OFF, tuple(f"seen ≥ {least:,} times" for least in leasts), tuple(samples), _chosen(config))
+    return Contender(
+        CUT_OFF, tuple(f"seen ≥ {least:,} times" for least in leasts), tuple(samples), (_chosen(config),) * len(samples)
+    )
 
 
 def _is_below(shares: Mapping[int, float], least: int) -> bool:
@@ -149,7 +154,9 @@ def _deeplight(lab: Lab, config: Config) -> Contender:
     name = "DeepLight"
     config = _tuned_at(lab, tuned(lab, config), lambda one: (one, DeepLight(1 - MIDDLE)), name)
     samples = lab.samples([(config, DeepLight(sparsity)) for sparsity in SPARSITIES], name=name)
-    return Contender(name, tuple(f"{s:g} of the weights" for s in SPARSITIES), tuple(samples), _chosen(config))
+    return Contender(
+        name, tuple(f"{s:g} of the weights" for s in SPARSITIES), tuple(samples), (_chosen(config),) * len(samples)
+    )
 
 
 def _chosen(config: Config) -> str:

@@ -17,7 +17,7 @@ from sparsegroup_paper.gradual import gradual
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
-from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run, Survivors
+from sparsegroup_paper.runs import LAST_TENTH, CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run, Survivors
 
 REPLICATES = 1000
 """Resamplings of the rows that a run is measured on."""
@@ -28,7 +28,7 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
     jobs: dict[object, list[Run]] = {}
     for run in runs:
         shared = isinstance(run.method, Pruned)
-        place = (run.config.as_yaml(), run.validate, "pruned") if shared else run.key
+        place = (run.config.as_yaml(), run.validate, run.tenth, "pruned") if shared else run.key
         jobs.setdefault(place, []).append(run)
     return list(jobs.values())
 
@@ -88,7 +88,11 @@ class Worker:
     def extent(self, run: Run) -> tuple[int, int]:
         """Where its training rows end, and the rows after them that it is measured on."""
         train_rows = self.log.train_rows
-        return (train_rows - train_rows // 10, train_rows) if run.validate else (train_rows, len(self.log))
+        if not run.validate:
+            return train_rows, len(self.log)
+        size = train_rows // LAST_TENTH
+        end = train_rows - (LAST_TENTH - run.tenth) * size
+        return end - size, end
 
     def _measure(self, run: Run, learner: Learner, stop: int, end: int, begin: float) -> Outcome:
         table = learner.model.embedding

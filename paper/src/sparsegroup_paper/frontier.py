@@ -1,7 +1,21 @@
 """Beyond the paper: AUC against feature rate for all ways to a small table, for a user to choose from."""
 
+from sparsegroup_paper.against_best import against_best
+from sparsegroup_paper.choices import TENTHS, TRIAL_SEEDS
 from sparsegroup_paper.contenders import L2S, PRUNED, RATES, Contender, contenders, of
 from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.recipe import (
+    FACTORS,
+    LEARNING_RATE,
+    PRUNED_BY_RATE,
+    PRUNED_UNTUNED,
+    RECIPE,
+    UNTUNED,
+    pruned_by_rate,
+    pruned_untuned,
+    recipe,
+    untuned,
+)
 from sparsegroup_paper.recovery import is_known, recovery_figure, recovery_table
 from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
@@ -9,7 +23,7 @@ from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at
 
 def frontier(lab: Lab) -> Section:
     """Run it."""
-    found = contenders(lab)
+    found = [recipe(lab), untuned(lab), *contenders(lab), pruned_by_rate(lab), pruned_untuned(lab)]
     pruned = of(found, PRUNED)
     compared: list[tuple[Cell, ...]] = []
     by_method: dict[str, list[Versus]] = {}
@@ -32,8 +46,11 @@ def frontier(lab: Lab) -> Section:
             top = max(aucs, key=lambda name: aucs[name])
             leaders.append(f"{top} at {rate:g} ({aucs[top]:.4f})")
     findings = [f"Highest mean AUC: {', '.join(leaders)}."]
+    against, sentences = against_best(found)
+    findings += sentences
     findings += [f"{name} against {PRUNED}: {tally(comparisons)}." for name, comparisons in by_method.items()]
     tables = [
+        against,
         SectionTable(
             "compared",
             f"AUC at the same feature rate, against “{PRUNED}”",
@@ -47,7 +64,7 @@ def frontier(lab: Lab) -> Section:
             tuple(compared),
             "Each between its two nearest points, linearly in the logarithm of the rate, seed by seed. A method is "
             f"left out at rates that it does not reach, or between points more than {WIDEST_GAP:g} times apart.",
-        )
+        ),
     ]
     figures = [_figure(found)]
     if is_known(found):
@@ -61,10 +78,15 @@ def frontier(lab: Lab) -> Section:
         title="The frontier: AUC against feature rate, for all methods",
         findings=tuple(findings),
         method=(
-            "Group Adam and Group Adagrad (also known as Group FTRL) with each penalty, at constant λ21 and with λ21 "
-            "set along the way for a feature rate that was asked for (`TargetRate`), the hard threshold also with a "
-            "learned vector per field for features without a live row; Adam with magnitude pruning "
-            "and fine-tuning; Adam with λ1 alone; Adam on a log in which each field's features seen less than k times "
+            f"“{RECIPE}” is a size that is asked for (`TargetRate`), the hard threshold and a learned vector per field "
+            f"for features without a live row, with Group Adagrad at a learning rate of {LEARNING_RATE:g}, unless "
+            "validation at that feature rate says otherwise: Adam or Adagrad, another learning rate, λ2, mcp. "
+            f"“{UNTUNED}” asks no validation. “{PRUNED_BY_RATE}” has the same beginning and the same freedom, with the "
+            f"fine-tuning schedule in place of λ2 and mcp; “{PRUNED_UNTUNED}” has the beginning alone.",
+            "Beside it are Group Adam and Group Adagrad (also known as Group FTRL) with each penalty, at constant λ21 "
+            "and with λ21 set along the way for a feature rate that was asked for, the hard threshold also with such a "
+            "vector; Adam with magnitude pruning and fine-tuning; Adam with λ1 alone; "
+            "Adam on a log in which each field's features seen less than k times "
             "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
             f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five learning "
             f"rates, then {len(L2S)} values of λ2, both near a feature rate of .1; pruning has the learning rates "
@@ -72,6 +94,15 @@ def frontier(lab: Lab) -> Section:
             f"it prunes, and {len(L2S)} fine-tuning schedules. (Where to look for the rate of .1 is found with Adam's "
             "or Adagrad's learning rate at λ = 0. Pruning and the frequency cut-off know the rate that they lead to "
             "beforehand.)",
+            f"“{RECIPE}” has as many trials at each rate: its beginning, {len(FACTORS)} learning rates of Adam and of "
+            "Adagrad, half a decade apart around the best one at λ = 0; then, with the best, mcp and values of λ2. "
+            f"Each trial is validated on the last {len(TENTHS)} tenths of the training rows, each after training on "
+            "what is before it, with a seed of its own, and takes another's place if it is better on each of them: "
+            "one tenth tells of one day or one season. So a trial takes "
+            f"{len(TENTHS)} shorter runs where the others' take {TRIAL_SEEDS}, and the recipe is tuned at each rate "
+            "where they are tuned near .1. Its beginning was found on avazu_sample, criteo_sample and nycflights13, "
+            "their test rows included, and on no other log. Pruning with the same freedom tells the recipe from "
+            "its choices.",
             STATISTICS,
         ),
         tables=tuple(tables),
@@ -113,7 +144,7 @@ def _points(found: list[Contender]) -> SectionTable:
         tuple(
             (
                 one.name,
-                one.chosen,
+                chosen,
                 strength,
                 sample.rate,
                 float(sample.parameter_rates.mean()),
@@ -121,6 +152,6 @@ def _points(found: list[Contender]) -> SectionTable:
                 sample.auc_deviation,
             )
             for one in found
-            for strength, sample in zip(one.strengths, one.samples, strict=True)
+            for strength, sample, chosen in zip(one.strengths, one.samples, one.chosen, strict=True)
         ),
     )

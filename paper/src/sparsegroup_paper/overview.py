@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from sparsegroup.artifact import write_atomically
+from sparsegroup_paper.against_best import AGAINST_BEST, RECIPES
 from sparsegroup_paper.markdown import section_markdown
 from sparsegroup_paper.published import published
+from sparsegroup_paper.recipe import RECIPE
 from sparsegroup_paper.report import FACTS, as_csv, read_facts, read_section, sections_in
 from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
 from sparsegroup_paper.statistics import Count, share_significant
@@ -18,6 +20,9 @@ INDEX = "index.md"
 
 STRENGTHS_AT = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
 """Feature rates at which λ21 is told."""
+
+GOAL_FROM = 0.3
+"""The highest feature rate at which the recipe is to be as good as any method."""
 
 Row = Mapping[str, Cell]
 
@@ -85,6 +90,14 @@ def _summary(sections: Mapping[str, Mapping[str, Section]]) -> Section:
     if frontiers:
         tables.append(_leaders(frontiers))
         findings += _methods(row for rows in frontiers.values() for row in rows)
+    goals = {
+        name: rows_of(of["frontier"], AGAINST_BEST)
+        for name, of in sections.items()
+        if "frontier" in of and any(one.name == AGAINST_BEST for one in of["frontier"].tables)
+    }
+    if goals:
+        tables.append(_recipe(goals))
+        findings += [_goal(method, goals, frontiers) for method in RECIPES]
     return Section("overview", "What came out", tuple(findings), (), tuple(tables))
 
 
@@ -220,6 +233,49 @@ def _methods(rows: Iterable[Row]) -> list[str]:
         "Against pruned and fine-tuned Adam at the frontier's rates, better / within noise / worse: "
         f"{'; '.join(parts)}."
     ]
+
+
+def _recipe(goals: Mapping[str, Sequence[Row]]) -> SectionTable:
+    """The recommended recipe against the best of all others, by report and rate."""
+    names = ("feature rate", "method", "test AUC", "best of the others", "its AUC", "difference", "verdict")
+    formats = ("", "", ".4f", "", ".4f", "+.4f", "")
+    return SectionTable(
+        "recipe",
+        f"{RECIPE} against the best of all others",
+        (Column("report"), *(Column(name, form) for name, form in zip(names, formats, strict=True))),
+        tuple((report, *(row[name] for name in names)) for report, rows in goals.items() for row in rows),
+        "The best of the others is that with the highest mean test AUC, which is luck in part: the recipe's choices "
+        "are made on training rows.",
+    )
+
+
+def _goal(method: str, goals: Mapping[str, Sequence[Row]], frontiers: Mapping[str, Sequence[Row]]) -> str:
+    """How often it is as good as any, and better than pruning where any is, at the rates of the goal."""
+    words: Counter[str] = Counter()
+    worse, wins, wanted = [], 0, 0
+    for report, rows in goals.items():
+        for row in rows:
+            rate = _number(row["feature rate"])
+            if rate > GOAL_FROM or row["method"] != method:
+                continue
+            words[_word(row)] += 1
+            if _word(row) == "worse":
+                worse.append(f"{report} at {rate:g} by {-_number(row['difference']):.4f}")
+            better = {
+                one["method"] for one in frontiers[report] if one["feature rate"] == rate and _word(one) == "better"
+            }
+            wanted += bool(better)
+            wins += method in better
+    where = f" ({', '.join(worse)})" if worse else ""
+    return (
+        f"{method} against the best of all others at rates of {GOAL_FROM:g} and below, better / within noise / worse: "
+        f"{words['better']} / {words['within noise']} / {words['worse']}{where}. "
+        f"Where any method is better than pruned and fine-tuned Adam, so is it at {wins} of {wanted}."
+    )
+
+
+def _word(row: Row) -> str:
+    return str(row["verdict"]).split(",")[0]
 
 
 def _number(cell: Cell) -> float:

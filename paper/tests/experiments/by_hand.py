@@ -42,6 +42,7 @@ class Call:
     wanted: tuple[tuple[Config, Method | Sequence[Method]], ...]
     validate: bool
     seeds: int
+    tenths: tuple[int, ...] | None
 
 
 class RecordingLab(Lab):
@@ -56,10 +57,12 @@ class RecordingLab(Lab):
         validate: bool = False,
         name: str,
         seeds: Sequence[int] | None = None,
+        tenths: Sequence[int] | None = None,
     ) -> list[Sample]:
         given = tuple(wanted)
-        self.calls.append(Call(name, given, validate, len(self.seeds if seeds is None else seeds)))
-        return super().samples(given, validate=validate, name=name, seeds=seeds)
+        number = len(self.seeds if seeds is None else seeds)
+        self.calls.append(Call(name, given, validate, number, None if tenths is None else tuple(tenths)))
+        return super().samples(given, validate=validate, name=name, seeds=seeds, tenths=tenths)
 
 
 Ran = tuple[Section, list[Call]]

@@ -47,6 +47,7 @@ def few_points() -> Iterator[None]:
             "contenders.SPARSITIES": SPARSITIES,
             "contenders.RATES": RATES,
             "frontier.RATES": RATES,
+            "recipe.RATES": RATES,
             "norm_choice.RATES": RATES,
         }.items():
             patch.setattr(f"sparsegroup_paper.{name}", value)

@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from experiment_cases import counted, live_keys, trained
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config
 from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, PRUNED
+from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, PRUNED_UNTUNED, RECIPE, UNTUNED, better_everywhere
 from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.section import Section
 
@@ -37,7 +39,10 @@ REGULARIZED = [f"Group {base}, {penalty}" for base in ("Adam", "Adagrad") for pe
 SIZED = [f"{name}, rate asked for" for name in REGULARIZED]
 SIZED = [*SIZED[:3], f"{SIZED[2]}, fallback", *SIZED[3:], f"{SIZED[5]}, fallback"]
 ALL_PRUNED = [PRUNED, f"{PRUNED}, fallback", "Adam, pruned by ‖s‖ and fine-tuned"]
+BY_RATE = (RECIPE, PRUNED_BY_RATE)
 CONTENDERS = [
+    RECIPE,
+    UNTUNED,
     *REGULARIZED,
     *SIZED,
     *ALL_PRUNED,
@@ -45,6 +50,8 @@ CONTENDERS = [
     "Adam, element-wise l1",
     CUT_OFF,
     "DeepLight",
+    PRUNED_BY_RATE,
+    PRUNED_UNTUNED,
 ]
 
 
@@ -124,7 +131,7 @@ def test_a_frontiers_cut_off_and_deeplight_have_the_share_that_they_are_asked_fo
 def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     _, calls = ran("frontier")
     trials = {name: [c for c in calls if c.validate and c.name.endswith(f": {name}")] for name in CONTENDERS}
-    for name in CONTENDERS:
+    for name in CONTENDERS[2:-2]:
         rates = [c for c in calls if c.validate and c.name == "learning rate of adam, dcn"][:1]
         of = trials[name] if name not in ALL_PRUNED else [*rates, *trials[name]]
         assert [len(call.wanted) for call in of] == [len(LEARNING_RATES), len(L2S)], name
@@ -147,6 +154,102 @@ def test_all_contenders_have_as_many_trials(ran: Callable[[str], Ran]) -> None:
     assert all(method == Plain() for call in others for _, method in call.wanted)
     assert {m for c in trials[PRUNED] for _, m in c.wanted} == {Pruned(0.1, share) for share in SHARES}
     assert {m for c in trials[ALL_PRUNED[2]] for _, m in c.wanted} == {Pruned(0.1, share, "s") for share in SHARES}
+
+
+def test_all_that_is_chosen_at_each_rate_is_chosen_over_time_with_nine_trials_at_most(
+    log: MemoryLog, ran: Callable[[str], Ran]
+) -> None:
+    section, calls = ran("frontier")
+    points = points_of(section)
+    around = [(name, float(f"{best_rate(log, name) * by:.1g}")) for name in ("adam", "adagrad") for by in (1 / 3, 1, 3)]
+    tried = list(dict.fromkeys([("adagrad", 0.03), *around]))
+    for name in (RECIPE, PRUNED_BY_RATE):
+        first, second = [c for c in calls if c.validate and c.name.endswith(f": {name}")]
+        assert {first.tenths, second.tenths} == {(7, 8, 9, 10)}
+        more = 1 + min(9 - len(tried), 3 if name == RECIPE else len(SHARES))  # of which .1, tried first, is none
+        assert (len(first.wanted), len(second.wanted)) == (len(tried) * len(RATES), more * len(RATES))
+        for number, (rate, row) in enumerate(zip(RATES, points[name], strict=True)):
+            trials = first.wanted[len(tried) * number :][: len(tried)]
+            best, *further = second.wanted[more * number :][:more]
+            assert best in trials
+            assert [(config.optimizer.name, config.optimizer.lr) for config, _ in trials] == tried
+            assert all(config.model.fallback for config, _ in [*trials, *further])
+            if name == RECIPE:
+                assert {config.optimizer.target_rate for config, _ in [*trials, *further]} == {rate}
+                found = [(config.optimizer.penalty.name, config.optimizer.l2) for config, _ in further]
+                assert found == [("mcp", 0.0), *(("hard", l2) for l2 in FURTHER_L2S)][: more - 1]
+            else:
+                assert {m for _, m in trials} == {Pruned(rate, 0.1)}
+                assert [m for _, m in further] == [Pruned(rate, share) for share in SHARES][: more - 1]
+            optimizer = best[0].optimizer
+            assert all((c.optimizer.name, c.optimizer.lr) == (optimizer.name, optimizer.lr) for c, _ in further)
+            assert row["chosen"].startswith(f"{optimizer.name}, lr = {optimizer.lr:g}, ")
+
+
+def test_the_recipe_is_what_validation_leaves_of_its_beginning(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
+    section, calls = ran("frontier")
+    first, second = [c for c in calls if c.validate and c.name.endswith(f": {RECIPE}")]
+    number, share = list(RATES).index(0.3), len(first.wanted) // len(RATES)
+
+    def over_time(config: Config) -> Any:
+        parts = []
+        for seed, stop in enumerate((1_620, 1_890, 2_160, 2_430)):
+            shorter = replace(log, labels=log.labels[: stop + 270], keys=log.keys[: stop + 270], train_rows=stop)
+            parts.append(trained(shorter, config, seed)[0].test.auc)
+        return np.array(parts)
+
+    def left(configs: list[Config]) -> Config:
+        found = [over_time(config) for config in configs]
+        above = [n for n, aucs in enumerate(found) if all(a > b for a, b in zip(aucs, found[0], strict=True))]
+        return configs[max(above, key=lambda n: statistics.mean(found[n]), default=0)]
+
+    best = left([config for config, _ in first.wanted[share * number :][:share]])
+    share = len(second.wanted) // len(RATES)
+    further = [config for config, _ in second.wanted[share * number :][:share]]
+    assert further[0] == best
+    config = left(further)
+    (row,) = [row for row in points_of(section)[RECIPE] if row["strength"] == "rate = 0.3"]
+    optimizer = config.optimizer
+    words = f"{optimizer.name}, lr = {optimizer.lr:g}, λ2 = {optimizer.l2:g}, {optimizer.penalty.name}"
+    expected = train_twice(log, config)
+    assert (row["chosen"], row["test AUC"], row["feature rate"]) == (words, expected.auc, expected.rate)
+    (row,) = [row for row in points_of(section)[UNTUNED] if row["strength"] == "rate = 0.3"]
+    expected = train_twice(log, first.wanted[0][0].replace(target_rate=0.3, penalty="hard"))
+    assert (row["chosen"], row["test AUC"]) == ("adagrad, lr = 0.03, λ2 = 0, hard", expected.auc)
+    (row,) = [row for row in points_of(section)[PRUNED_UNTUNED] if row["strength"] == "rate = 0.3"]
+    start = BASE.replace(optimizer="adagrad", lr=0.03, fallback=True)
+    pruned = prune_twice(log, start, [0.3, 0.3], 0.1)
+    assert (row["chosen"], row["test AUC"]) == ("adagrad, lr = 0.03, fine-tuned on 10%", pruned)
+
+
+def test_what_is_better_everywhere_takes_the_place_of_the_first() -> None:
+    first = np.array([0.6, 0.7, 0.5])
+    assert better_everywhere([first, first + 0.1 * np.array([1, 1, -0.01])]) == 0
+    assert better_everywhere([first, first]) == 0
+    assert better_everywhere([first, first + 0.01, first + 0.02, first - 1]) == 2
+
+
+def test_the_recipe_is_compared_with_the_best_of_the_others(ran: Callable[[str], Ran]) -> None:
+    section, _ = ran("frontier")
+    compared, against = table(section, "compared"), table(section, "against-best")
+    recipes = (RECIPE, UNTUNED)
+    assert [(row["feature rate"], row["method"]) for row in against] == [(r, name) for r in RATES for name in recipes]
+    for row in against:
+        at = {one["method"]: one for one in compared if one["feature rate"] == row["feature rate"]}
+        assert row["test AUC"] == at[row["method"]]["test AUC"]
+        best = max((one for name, one in at.items() if name not in recipes), key=lambda one: one["test AUC"])
+        assert (row["best of the others"], row["its AUC"]) == (best["method"], best["test AUC"])
+    better = [
+        {row["method"] for row in compared if row["feature rate"] == rate and row["verdict"] == "better"}
+        for rate in RATES
+    ]
+    for name, sentence in zip(recipes, section.findings[1:3], strict=True):
+        words = check_words([row for row in against if row["method"] == name], "test AUC", "its AUC")
+        wins = f"{sum(name in one for one in better)} of {sum(map(bool, better))}"
+        assert sentence == (
+            f"{name} against the best of all others: {counts(words)}; where any method is better than {PRUNED}, so is "
+            f"it at {wins}."
+        )
 
 
 def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], Ran]) -> None:
@@ -173,7 +276,7 @@ def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], R
                 words.setdefault(name, []).append(row["verdict"])
     assert section.findings[0] == f"Highest mean AUC: {', '.join(leaders)}."
     assert words
-    assert set(section.findings[1:-1]) == {f"{name} against {PRUNED}: {counts(of)}." for name, of in words.items()}
+    assert set(section.findings[3:-1]) == {f"{name} against {PRUNED}: {counts(of)}." for name, of in words.items()}
     assert [series.label for series in section.figures[0].series] == CONTENDERS
 
 

@@ -1,0 +1,79 @@
+"""Equal bytes: few features in float32, or more of them in int8?
+
+The recipe of the guide (`TargetRate`, hard threshold, fallback vectors, Group Adagrad at a learning rate of .03) trains
+a model for each feature rate, with several seeds. Its live vectors are then quantized as `sparsegroup export --dtype
+int8` does, and the test rows are predicted again. A feature takes its vector and 8 bytes for its key: 4 d + 8 bytes in
+float32, d + 4 + 8 in int8, with a scale for each vector. So the same bytes hold (4 d + 8) / (d + 12) times as many
+features in int8, 2.6 at d = 16. Four times as many would be if keys and scales took nothing; they are shown beside.
+
+    python benchmarks/int8_size.py avazu.csv --model mlp
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+import timing
+from sparsegroup.data import Log, open_log
+from sparsegroup.serving.quantize import bytes_per_vector, encode
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training import Config, Trainer, train
+
+RATES = (0.1, 0.03, 0.01)
+KEY_BYTES = 8
+
+
+def quantize(table: HashEmbedding) -> None:
+    """Set the live vectors to what int8 leaves of them; exports keep those that stand in as they are."""
+    for keys, vectors in list(table.items()):
+        table.assign(keys, encode(vectors, "int8").decode())
+
+
+def measured(log: Log, config: Config) -> dict[str, float]:
+    """Live features, and the test AUC before and after quantization."""
+    model, optimizer = config.build(log)
+    result = train(model, optimizer, log, target=lambda steps: config.optimizer.target(optimizer, steps), windows=1)
+    quantize(model.embedding)
+    after = Trainer(model.network, model.embedding, optimizer).evaluate(log.batches(log.train_rows, len(log), 4096))
+    return {"live": result.live_rows, "float32": result.test.auc, "int8": after.auc}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path, help="a raw log, or a folder that `sparsegroup prepare` has written")
+    parser.add_argument("--model", choices=("mlp", "opnn", "dcn"), default="dcn", help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    log = open_log(arguments.log)
+    base = Config.of(model=arguments.model, optimizer="adagrad", lr=0.03, fallback=True, target_rate=RATES[0])
+    dim = base.build(log)[0].embedding.dim
+    sizes = {dtype: bytes_per_vector(dim, dtype) + KEY_BYTES for dtype in ("float32", "int8")}
+    ratio = sizes["float32"] / sizes["int8"]
+    rows, lines = [], []
+    for rate in RATES:
+        asked = (("float32", rate), ("int8", rate), ("int8", ratio * rate), ("int8", 4 * rate))
+        known: dict[float, list[dict[str, float]]] = {}
+        for dtype, share in asked:
+            if share not in known:
+                config = base.replace(target_rate=share)
+                known[share] = [measured(log, config.replace(seed=seed)) for seed in range(arguments.seeds)]
+            aucs = [one[dtype] for one in known[share]]
+            size = mean(one["live"] for one in known[share]) * sizes[dtype]
+            deviation = stdev(aucs) if len(aucs) > 1 else 0.0
+            rows.append(
+                {"budget": rate, "dtype": dtype, "rate": share, "bytes": size, "auc": mean(aucs), "sd": deviation}
+            )
+            lines.append((f"{rate:g}", dtype, f"{share:.3g}", f"{size:,.0f}", f"{mean(aucs):.4f}", f"{deviation:.4f}"))
+    title = f"{arguments.log.name}, d = {dim}: int8 holds {ratio:.2f} times the features in the same bytes"
+    timing.show(title, ("budget: float32 at", "dtype", "feature rate", "bytes", "test AUC", "± sd"), lines)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"dim": dim, "ratio": ratio, "points": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
