@@ -195,15 +195,6 @@ def test_rows_do_not_go_while_a_gradient_may_come() -> None:
     assert 1 not in table
 
 
-def test_rows_do_not_go_while_a_gradient_waits_for_its_step() -> None:
-    table, optimizer = dying(eviction=UnseenFor(steps=1, every=1))
-    train(table, optimizer, keys_of(1))
-    train(table, optimizer, keys_of(2))  # its gradient stays: a user who accumulates
-    table(keys_of(2)).sum().backward()
-    assert 1 in table
-    optimizer.step()
-
-
 def test_a_lookup_ahead_outlasts_an_eviction() -> None:
     """What `prefetch` has found under old numbers is looked up anew."""
     big = torch.arange(5_000)

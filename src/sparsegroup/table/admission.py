@@ -91,7 +91,8 @@ class AfterSightings:
 class WithProbability:
     """A key gets a row at each sighting with a probability: after 1 / p of them on average.
 
-    Whether it does is a function of key, sighting and seed, so that a resumed training decides alike.
+    Whether it does is a function of key, sighting and seed, so that a resumed training decides alike. (In a table of
+    limited bytes, of key, number of the lookup, and seed.)
 
     Args:
         p: In (0, 1].
@@ -103,6 +104,7 @@ class WithProbability:
 
     p: float
     seed: int = 0
+    draws = True
 
     def __post_init__(self) -> None:
         if not 0 < self.p <= 1:

@@ -34,21 +34,30 @@ class ByteBudget:
             least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory)) + 1
             raise ValueError(f"max_bytes must be at least {least:,} for 1,000 rows of this table, got {max_bytes:,}")
 
-    def most_rows(self, memory: RowMemory) -> int:
-        """How many rows there can be."""
-        return max(0, int(self._left / self._bytes_of_row(memory)))
+    def most_rows(self, memory: RowMemory, *, known: bool = False) -> int:
+        """How many rows there can be, with the parts that they may get, or just with those that are `known`."""
+        return max(0, int(self._left / self._bytes_of_row(memory, known=known)))
 
-    def buckets(self, memory: RowMemory) -> int:
+    def buckets(self, memory: RowMemory, *, known: bool = False) -> int:
         """How many an index of that many keys takes."""
-        return int(self.most_rows(memory) / KEYS_PER_BUCKET) + 1
+        return int(self.most_rows(memory, known=known) / KEYS_PER_BUCKET) + 1
 
-    def check_room(self, wanted: int, directory: Directory, memory: RowMemory) -> None:
-        """Raise RuntimeError unless there is room for `wanted` more rows with the parts that they have."""
-        room = int(self._left / (self._bytes_of_row(memory, known=True))) - directory.num_rows
+    def check_room(self, wanted: int, rows: int, memory: RowMemory, *, known: bool) -> None:
+        """Raise RuntimeError unless there is room for `wanted` more than `rows` rows; for `known`, see `most_rows`."""
+        room = self.most_rows(memory, known=known) - rows
         if wanted > room:
             raise RuntimeError(
                 f"the table is full: within max_bytes={self.max_bytes:,} there is room for {max(room, 0):,} more rows, "
                 f"and {wanted:,} are to be set; none was"
+            )
+
+    def check_layout(self, parts: int, rows: int, memory: RowMemory) -> None:
+        """Raise RuntimeError unless `rows` rows of so many parts are within the limit."""
+        most = int(self._left / self._bytes_of_parts(parts, memory))
+        if rows > most and parts > len(memory.parts):
+            raise RuntimeError(
+                f"with this optimizer's state, max_bytes={self.max_bytes:,} are enough for {most:,} rows, and the "
+                f"table has {rows:,}: drop some by shrink(), or give it more; nothing has been changed"
             )
 
     def room(self, wanted: int, directory: Directory, memory: RowMemory) -> int:
@@ -56,6 +65,10 @@ class ByteBudget:
         return max(0, min(wanted, self.most_rows(memory) - directory.num_rows))
 
     def _bytes_of_row(self, memory: RowMemory, *, known: bool = False) -> float:
-        """With the parts that it has, or (unless they are `known`) those that it may get."""
-        parts = _PARTS if len(memory.parts) == 1 and not known else 1
-        return memory.row_bytes * parts + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
+        parts = len(memory.parts)
+        if not known:
+            parts = _PARTS if parts == 1 else parts + ("u" not in memory.parts)
+        return self._bytes_of_parts(parts, memory)
+
+    def _bytes_of_parts(self, parts: int, memory: RowMemory) -> float:
+        return memory.row_bytes / len(memory.parts) * parts + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET

@@ -36,7 +36,7 @@ class Changes:
 
         Args:
             kept: `[rows]`.
-            keys: Those of the `known` rows that do not stay.
+            keys: Those of rows that do not stay, the `known` ones among them.
         """
         before = kept[: self.known]
         self._changed = self._changed[before]
@@ -45,7 +45,7 @@ class Changes:
 
     @property
     def removed(self) -> Int64s:
-        """Keys that had a row then, and lost it; some may have one again."""
+        """Keys that had a row at some time since, and lost it; some may have one again."""
         return np.unique(np.concatenate(self._removed)) if self._removed else np.zeros(0, np.int64)
 
     def mask(self, count: int) -> npt.NDArray[np.bool_]:

@@ -1,5 +1,6 @@
 """The lookup for autograd: differentiable any number of times, with sparse gradients for the table."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,14 +25,12 @@ class _Lookup(Function):
     @staticmethod
     def forward(ctx: Any, weight: StoredParameter, locations: RowLocations, vectors: list[Tensor]) -> Tensor:
         ctx.locations = locations
-        locations.generation.await_gradient(locations)
         return vectors[0]  # in a list: of a tensor that is an argument autograd would return a view
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         locations = ctx.locations
         locations.generation.check()
-        locations.generation.settle(locations)
         if locations.inverse is None:
             values = gradient.contiguous()  # or autograd would copy it, and the rows with it
         elif torch.is_grad_enabled():  # create_graph=True
@@ -48,6 +47,10 @@ def _sparse(locations: RowLocations, values: Tensor) -> Tensor:
         present = rows != ABSENT
         rows, values = rows[present], values[present]
         lines = lines and lines.without_absent(len(rows))
+    if locations.generation.is_watched and lines is not None and lines.order is None:
+        rows = rows.clone()  # so that what is attached to them lives as long as the gradient, not as the graph
+        lines = replace(lines)
+    locations.generation.note_gradient(locations, lines)
     if lines is not None:
         attach(rows, lines)
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, (HEIGHT, values.shape[1]), check_invariants=False)

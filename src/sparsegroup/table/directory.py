@@ -59,6 +59,8 @@ class Directory:
         evicted: Rows that were dropped by themselves, by a policy that is asked now and then or for want of room.
         refused: How often a key would have got a row, had there been room.
         steps: The optimizer's, as far as anybody counts them.
+        asked: At which of them the eviction policy was asked last.
+        lookups: Those whose number a policy that draws was told, in place of sightings.
         generation: The numbering of the rows.
         row_fields: The fields of rows, once they have been asked for.
     """
@@ -79,8 +81,8 @@ class Directory:
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.waiting = WaitingKeys(huge_pages) if sketch_bytes is None else SightingSketch(sketch_bytes)
         self.estimate, self.uses = estimate, uses
-        self.evicted = self.refused = self.steps = 0
-        self.generation = Generation()
+        self.evicted = self.refused = self.steps = self.asked = self.lookups = 0
+        self.generation = Generation(self.uses is not None)
         self.row_fields: RowFields | None = None
         self._num_seen = 0
 
@@ -92,7 +94,9 @@ class Directory:
     @property
     def num_seen(self) -> int:
         """Distinct keys that training has ever seen."""
-        return self._num_seen if self.estimate is None else max(self.num_rows, self.estimate.total)
+        if self.estimate is not None:  # which may be below a number that was known
+            self._num_seen = max(self._num_seen, self.num_rows, self.estimate.total)
+        return self._num_seen
 
     @property
     def fixed_bytes(self) -> int:
@@ -148,7 +152,13 @@ class Directory:
     # Coming
 
     def decide(
-        self, count: int, keys: Callable[[], Int64s], policy: AdmissionPolicy, room: Callable[[int], int] | None = None
+        self,
+        count: int,
+        keys: Callable[[], Int64s],
+        policy: AdmissionPolicy,
+        room: Callable[[int], int] | None = None,
+        *,
+        again: bool = False,
     ) -> Admission:
         """Which of `count` distinct keys without a row are admitted. Nothing is changed.
 
@@ -157,13 +167,14 @@ class Directory:
             keys: Gives them.
             policy: Is asked.
             room: Tells how many of so many rows that are wanted can be had; None: all.
+            again: Whether this lookup of them has been counted already.
 
         Raises:
             RuntimeError: `max_rows` would be exceeded.
             ValueError: The policy's answer has another shape or dtype.
         """
         if not isinstance(policy, EveryKey) or self.waiting.nbytes:
-            decision = self._ask(keys(), policy)
+            decision = self._ask(keys(), policy, again)
         else:
             known = len(self.dropped) or self.estimate is not None
             decision = Admission(count, keys() if known else None)
@@ -173,10 +184,13 @@ class Directory:
                 f"brings {decision.count:,} new keys; none was inserted"
             )
         places = decision.count if room is None else room(decision.count)
-        return decision if places == decision.count else _cut(decision, keys(), places)
+        return decision if places == decision.count else _cut(decision, keys(), places, counts=not again)
 
-    def _ask(self, keys: Int64s, policy: AdmissionPolicy) -> Admission:
-        sights = self.waiting.sights(keys)[0] + 1
+    def _ask(self, keys: Int64s, policy: AdmissionPolicy, again: bool) -> Admission:
+        sights = np.maximum(self.waiting.sights(keys)[0] + (not again), 1)
+        if isinstance(self.waiting, SightingSketch) and getattr(policy, "draws", False):
+            self.lookups += not again
+            sights = np.full(len(keys), self.lookups)
         admitted = np.asarray(policy.admits(keys, sights))
         if admitted.dtype != np.bool_ or admitted.shape != keys.shape:
             raise ValueError(
@@ -184,6 +198,10 @@ class Directory:
                 f"{list(admitted.shape)}"
             )
         return Admission(int(admitted.sum()), keys, admitted, sights)
+
+    def note_asked(self) -> None:
+        """The eviction policy is asked now."""
+        self.asked = self.steps
 
     def count_evicted(self, count: int) -> None:
         """So many rows more have been dropped by themselves."""
@@ -199,11 +217,6 @@ class Directory:
         self.steps += 1
         if self.uses is not None and self.uses.by_steps:
             self.uses.advance_to(self.uses.now + 1)
-
-    def used(self, rows: Int64s) -> None:
-        """Training has looked up the distinct `rows`; negative ones are none."""
-        if self.uses is not None:
-            self.uses.mark(rows)
 
     def came(self, count: int) -> None:
         """So many rows have been added to the index."""
@@ -223,6 +236,7 @@ class Directory:
             self.waiting.note(keys, np.where(decision.admitted, 0, decision.sights))
         if self.estimate is not None:
             self.estimate.add(keys)
+            return
         self._num_seen += len(keys) - int(np.count_nonzero(known))
 
     def _was_dropped(self, keys: Int64s) -> Bools:
@@ -270,7 +284,7 @@ class Directory:
     def renumber(self) -> None:
         """The rows have other numbers: what was looked up before is stale."""
         self.generation.end()
-        self.generation = Generation()
+        self.generation = Generation(self.uses is not None)
 
     # What is known of keys, to be kept
 
@@ -281,8 +295,9 @@ class Directory:
             result |= self.estimate.content()
         if self.uses is not None:
             result |= self.uses.content(rows)
-        if self.steps or self.evicted or self.refused:
-            result["turnover"] = np.array([self.steps, self.evicted, self.refused], np.int64)
+        if self.steps or self.evicted or self.refused or self.lookups:
+            turnover = [self.steps, self.evicted, self.refused, self.asked, self.lookups]
+            result["turnover"] = np.array(turnover, np.int64)
         return result
 
     def set_dropped(self, dropped: Int64s) -> None:
@@ -298,11 +313,15 @@ class Directory:
         Raises:
             ValueError: That cannot be; the message begins with the name of what cannot.
         """
-        self.waiting.load(notes)
-        if self.estimate is not None:
+        if self.estimate is None:
+            self.waiting.load(notes)
+        else:  # and no keys are remembered one by one
             self.estimate.load(notes)
             self.estimate.add(notes.get("waiting", np.zeros(0, np.int64)))
-        self.steps, self.evicted, self.refused = map(int, notes.get("turnover", (0, 0, 0)))
+            if isinstance(self.waiting, SightingSketch):
+                self.waiting.load(notes)
+        turnover = map(int, notes.get("turnover", (0, 0, 0, 0, 0)))
+        self.steps, self.evicted, self.refused, self.asked, self.lookups = turnover
 
     def set_uses(self, notes: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
         """Know of `rows` what another one knew of its rows, in that order.
@@ -319,10 +338,17 @@ class Directory:
             self._num_seen = self.num_rows + len(self.keys_without_row()) if total is None else total
         else:
             self.estimate.add(self.keys())
+            self._num_seen = total or 0
+
+    def forget(self) -> None:
+        """Know nothing any more of keys that have been seen."""
+        self._num_seen = 0
+        if self.estimate is not None:
+            self.estimate.clear()
 
 
-def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
-    """The decision with the first `places` of those that are admitted."""
+def _cut(decision: Admission, keys: Int64s, places: int, *, counts: bool) -> Admission:
+    """The decision with the first `places` of those that are admitted; `counts` the others as refused."""
     admitted = np.ones(len(keys), np.bool_) if decision.admitted is None else decision.admitted.copy()
     admitted[np.flatnonzero(admitted)[places:]] = False
-    return Admission(places, keys, admitted, decision.sights, decision.count - places)
+    return Admission(places, keys, admitted, decision.sights, (decision.count - places) * counts)

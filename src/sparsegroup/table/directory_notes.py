@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.table.row_uses import LATEST
 from sparsegroup.table.storage_kinds import new_directory
 from sparsegroup.table.table_config import TableConfig
 
@@ -24,6 +25,8 @@ NOTES: Mapping[str, tuple[np.dtype[Any], int]] = {
 }
 """Names, dtypes and numbers of dimensions; see `Directory.notes`."""
 
+_LENGTHS = {"sketch_age": 1, "clock": 1, "turnover": 5}
+
 OF_ROWS = frozenset({"last_used", "times_used"})
 """Those that have a number for each row."""
 
@@ -37,13 +40,15 @@ def check_notes(notes: Mapping[str, npt.NDArray[Any]], config: TableConfig, num_
                 f"{name}: {dtype} of {dims} dimension{'s' * (dims > 1)} is expected, got {array.dtype} "
                 f"{list(array.shape)}"
             )
-        if dtype == np.int64 and name != "waiting" and len(array) and array.min() < 0:
-            raise ValueError(f"{name}: a number is negative, {array.min()}")
-    for name, others in (("sketch", ["sketch_age"]), ("last_used", ["times_used", "clock"])):
-        if name in notes and (missing := [other for other in others if other not in notes]):
-            raise ValueError(f"{name}: {' and '.join(missing)} would have to be there, too")
-    if "turnover" in notes and len(notes["turnover"]) != 3:
-        raise ValueError(f"turnover: 3 numbers are expected, got {len(notes['turnover'])}")
+        if dtype == np.int64 and name != "waiting" and len(array) and not 0 <= array.min() <= array.max() <= LATEST:
+            raise ValueError(f"{name}: numbers from 0 to {LATEST:,} are expected, got {array.min()} to {array.max()}")
+        if name in _LENGTHS and len(array) != _LENGTHS[name]:
+            raise ValueError(f"{name}: {_LENGTHS[name]} number(s) are expected, got {len(array)}")
+    for together in ({"sketch", "sketch_age"}, {"last_used", "times_used", "clock"}, {"waiting", "sights"}):
+        if missing := together - notes.keys() if together & notes.keys() else set():
+            raise ValueError(
+                f"{min(together & notes.keys())}: {', '.join(sorted(missing))} would have to be there, too"
+            )
     trial = new_directory(config)
     trial.came(num_rows)
     trial.set_notes(notes)

@@ -58,17 +58,21 @@ class DistinctCount:
         """How many distinct keys have been counted."""
         return round(float(self.by_field().sum()))
 
+    def clear(self) -> None:
+        """Have counted nothing."""
+        self._registers[:] = 0
+
     def content(self) -> dict[str, npt.NDArray[Any]]:
         """What it knows, to be kept."""
         return {"seen_registers": self._registers.copy()}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Know what another one knew, or nothing.
+        """Know what another one knew, if that is told.
 
         Raises:
             ValueError: It counted by other fields.
         """
-        registers = content.get("seen_registers", np.zeros_like(self._registers))
+        registers = content.get("seen_registers", self._registers)
         if registers.shape != self._registers.shape or registers.dtype != np.uint8:
             raise ValueError(
                 f"seen_registers: uint8 {list(self._registers.shape)} is expected, got {registers.dtype} "

@@ -158,7 +158,7 @@ class HashEmbedding(nn.Module):
             MemoryError: The system has no more (nothing is inserted).
         """
         array, ahead = self._as_array(keys), self._ahead
-        if self.training and self.weight.grad is None:
+        if self.training:
             self.table.keep_up()
         if ahead is not None and ahead.is_for(array, self.training):
             self._ahead = None
@@ -382,5 +382,5 @@ class HashEmbedding(nn.Module):
         try:
             tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
             self.table.load(TableSnapshot.of_tensors(tensors, self.table.config))
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # nothing has been changed
             error_msgs.append(f"{prefix}{error}")

@@ -13,24 +13,45 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Generation:
-    """The numbering of a table's rows: it ends when they are renumbered."""
+    """The numbering of a table's rows: it ends when they are renumbered.
 
-    def __init__(self) -> None:
+    Args:
+        is_watched: Whether it matters which gradients may still come: to a table that drops rows by itself.
+
+    Attributes:
+        is_watched: See above.
+        is_current: Whether the rows still have these numbers.
+    """
+
+    def __init__(self, is_watched: bool = False) -> None:
+        self.is_watched = is_watched
         self.is_current = True
-        self._awaited: WeakSet[RowLocations] = WeakSet()
+        self._awaited: WeakSet[RowLocations | GradientLines] = WeakSet()
+        self._has_gradient = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a gradient may still come whose rows have these numbers."""
-        return len(self._awaited) > 0
+        """Whether a gradient may still be stepped with whose rows have these numbers."""
+        return self._has_gradient or len(self._awaited) > 0
 
     def await_gradient(self, locations: "RowLocations") -> None:
-        """A graph has been made that holds `locations`."""
-        self._awaited.add(locations)
+        """A lookup has been made whose gradient may come, as long as anybody holds `locations`."""
+        if self.is_watched:
+            self._awaited.add(locations)
 
-    def settle(self, locations: "RowLocations") -> None:
-        """Their gradient has come."""
-        self._awaited.discard(locations)
+    def note_gradient(self, locations: "RowLocations", lines: "GradientLines | None") -> None:
+        """The gradient of `locations` has come, to be stepped with; whoever holds its `lines` may do so any time."""
+        if self.is_watched:
+            self._awaited.discard(locations)
+            self._has_gradient = True
+            if lines is not None:
+                self._awaited.add(lines)
+
+    def note_step(self, lines: "GradientLines | None") -> None:
+        """A step has been taken with what had come; its own lines are done with, too."""
+        self._has_gradient = False
+        if lines is not None:
+            self._awaited.discard(lines)
 
     def end(self) -> None:
         """The rows have other numbers from now on."""
@@ -40,12 +61,13 @@ class Generation:
         """Raise RuntimeError if the rows have been renumbered since."""
         if not self.is_current:
             raise RuntimeError(
-                "the table has been shrunk or loaded since this lookup, whose rows are no longer where they were; "
-                "call shrink() between a step and the next forward"
+                "the table has been shrunk or loaded, or has dropped rows by itself, since this lookup, whose rows "
+                "are no longer where they were; call shrink() between a step and the next forward, and backward() and "
+                "step() once for each"
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GradientLines:
     """How the lines of a lookup's gradient belong to rows.
 
@@ -104,8 +126,14 @@ def attach(rows: Tensor, lines: GradientLines) -> None:
 
 
 def attached(rows: Tensor, generation: Generation) -> GradientLines | None:
-    """What came with a gradient whose row numbers are `rows`, if it is of this generation of this table's rows."""
+    """What came with a gradient whose row numbers are `rows`, if it is of this generation of this table's rows.
+
+    Raises:
+        RuntimeError: It is of numbers that are no longer.
+    """
     lines: GradientLines | None = getattr(rows.untyped_storage(), "sparsegroup_lines", None)
+    if lines is not None:
+        lines.generation.check()
     if lines is None or lines.generation is not generation or lines.count != len(rows):
         return None
     return lines

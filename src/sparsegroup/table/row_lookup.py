@@ -31,27 +31,40 @@ class RowLookup:
         directory: Key → row.
         storage: The rows.
         starts: Where new rows start.
+        on_used: Called with rows when it is noted that they were used.
         budget: Limits the bytes, where they are limited.
     """
 
     def __init__(
-        self, directory: Directory, storage: RowStorage, starts: RowStarts, budget: ByteBudget | None = None
+        self,
+        directory: Directory,
+        storage: RowStorage,
+        starts: RowStarts,
+        on_used: Callable[[Int64s], None],
+        budget: ByteBudget | None = None,
     ) -> None:
+        self._on_used = on_used
         self._directory = directory
         self._storage = storage
         self._starts = starts
         self._budget = budget
         self._scratch = batch.Scratch(0, starts.dim, starts.dtype)
 
-    def look_up(self, keys: Int64s, admission: AdmissionPolicy | None) -> Found:
+    def look_up(self, keys: Int64s, admission: AdmissionPolicy | None, *, again: bool = False) -> Found:
         """Look `keys` up; those that `admission` admits get a row where they have none. None: nothing is inserted.
+
+        With `again` this is a lookup that has been counted already.
 
         Raises:
             RuntimeError: `max_rows` would be exceeded; nothing has changed.
             MemoryError: The system has no more; nothing has changed.
         """
-        search = self._search(keys, admission, fetch=True) if len(keys) <= CHUNK else self._search_many(keys, admission)
-        return self._vectors(search, admission)
+        if len(keys) <= CHUNK:
+            search = KeySearch(keys)
+            self._find(search, admission, fetch=True, again=again)
+        else:
+            search = self._search_many(keys, admission, again=again)
+        return self._vectors(search)
 
     def run_ahead(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> None:
         """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
@@ -63,8 +76,8 @@ class RowLookup:
         """What `look_up` gives, of keys that have been looked up ahead."""
         stale = ahead.generation is not self._directory.generation
         if stale or (ahead.search.absent and not ahead.insert):  # another lookup may have inserted them since
-            return self.look_up(ahead.search.keys, admission)
-        return self._vectors(ahead.search, admission)
+            return self.look_up(ahead.search.keys, admission, again=ahead.generation is not None)
+        return self._vectors(ahead.search)
 
     def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
         return None if self._budget is None or isinstance(admission, SetKeys) else self._room
@@ -74,46 +87,55 @@ class RowLookup:
         assert self._budget is not None
         return self._budget.room(wanted, self._directory, self._storage.rows)
 
-    def _vectors(self, search: KeySearch, admission: AdmissionPolicy | None) -> Found:
+    def _vectors(self, search: KeySearch) -> Found:
         directory = self._directory
-        if admission is not None:
-            directory.used(array_of(search.distinct_rows))
         return self._storage.vectors(search, directory.index, self._scratch, directory.generation)
 
-    def _search(self, keys: Int64s, admission: AdmissionPolicy | None, *, fetch: bool) -> KeySearch:
-        search = KeySearch(keys)
-        self._find(search, admission, fetch=fetch)
-        return search
+    def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, again: bool) -> None:
+        if self._directory.uses is not None and not (admission is None or again or isinstance(admission, SetKeys)):
+            self._directory.uses.mark(rows)
+            self._on_used(rows[rows != ABSENT])
 
-    def _find(self, search: KeySearch, admission: AdmissionPolicy | None, *, fetch: bool, alone: bool = False) -> None:
+    def _find(
+        self,
+        search: KeySearch,
+        admission: AdmissionPolicy | None,
+        *,
+        fetch: bool,
+        alone: bool = False,
+        again: bool = False,
+    ) -> None:
         n, starts = len(search.keys), self._starts
         if len(self._scratch.distinct) < n:
             self._scratch = batch.Scratch(n, starts.dim, starts.dtype)
         self._storage.find(search, self._directory.index, self._scratch, fetch=fetch, alone=alone)
         if search.absent and admission is not None:
-            self._insert(search, admission)
+            self._insert(search, admission, again)
+        self._note_use(array_of(search.distinct_rows), admission, again)
 
-    def _search_many(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
+    def _search_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, again: bool) -> KeySearch:
         directory = self._directory
         distinct, inverse = batch.distinct_of_many(keys)
         rows = directory.find(distinct)
         new = distinct[rows == ABSENT]
         if admission is not None and len(new):
-            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission))
+            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=again)
             coming = new if decision.admitted is None else new[decision.admitted]
             for first in range(0, len(coming), CHUNK):
-                search = self._search(coming[first : first + CHUNK], None, fetch=False)
+                search = KeySearch(coming[first : first + CHUNK])
+                self._find(search, None, fetch=False)
                 self._give_rows(search, slice(0, search.absent))
             directory.note(decision)
             rows = directory.find(distinct)
+        self._note_use(rows, admission, again)
         return KeySearch.with_rows(keys, inverse, rows)
 
-    def _insert(self, search: KeySearch, admission: AdmissionPolicy) -> None:
+    def _insert(self, search: KeySearch, admission: AdmissionPolicy, again: bool) -> None:
         """Give rows to those of the search's keys that have none and are admitted."""
         rows = array_of(search.distinct_rows)
         directory, distinct = self._directory, self._scratch.distinct[: len(rows)]
         decision = directory.decide(
-            search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission)
+            search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission), again=again
         )
         if decision.admitted is None or decision.count == search.absent:
             self._give_rows(search, slice(0, len(rows)))

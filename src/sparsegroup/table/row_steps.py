@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
+from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.pending import Pending
@@ -67,6 +68,7 @@ class RowSteps:
         storage: Its rows.
         pending: What other threads have promised to the table.
         on_step: Called when a step has been taken.
+        budget: Limits the bytes, where they are limited.
         claim: Whose state the rows hold.
 
     Attributes:
@@ -81,9 +83,11 @@ class RowSteps:
         storage: RowStorage,
         pending: Pending,
         on_step: Callable[[], None],
+        budget: ByteBudget | None = None,
         claim: Claim | None = None,
     ) -> None:
         self.claim = claim
+        self._budget = budget
         self._on_step = on_step
         self.changes: Changes | None = None
         self._config, self._directory, self._storage, self._pending = config, directory, storage, pending
@@ -110,6 +114,9 @@ class RowSteps:
         storage = self._storage
         storage.check_reports(self._described)
         storage.check_step(rule, self._carries_u(claim, wants_u), state_dtype)
+        if self._budget is not None:
+            parts = 1 + self._carries_u(claim, wants_u) + len(rule.state)
+            self._budget.check_layout(parts, self._num_rows(), storage.rows)
         lines = attached(gradient._indices()[0], self._directory.generation)
         read = storage.read_gradient(gradient, lines, self._num_rows, where)
         self._pending.check_process("train the table")
@@ -131,6 +138,7 @@ class RowSteps:
         with self._pending.lock:  # rows that a pending lookup may add are none of these
             self.lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
             storage = self._storage
+            self._directory.generation.note_step(read.lines)
             if read.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
                 read = read.finite_lines()
@@ -240,5 +248,6 @@ class RowSteps:
 
     def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> None:
         """The rows of the mask stay, the keys `gone` of the former `rows` do not."""
-        if self.changes is not None:
-            self.changes.keep(kept, gone[rows < self.changes.known])
+        if self.changes is not None:  # where keys are known one by one, those that came and went are to be told, too
+            told = rows < self.changes.known if self._directory.estimate is not None else slice(None)
+            self.changes.keep(kept, gone[told])

@@ -54,16 +54,15 @@ class Table:
         self._pending = Pending()
         directory, storage = directory or new_directory(config), storage or new_storage(config)
         self._upkeep = Upkeep(config, directory, storage.rows)
-        if self._upkeep.budget is not None:
-            self._upkeep.fit_index(directory, storage.rows)
+        self._upkeep.keep_limit(directory, storage.rows)
         self._compose(directory, storage)
 
     def _compose(self, directory: Directory, storage: RowStorage, claim: Claim | None = None) -> None:
         self.directory, self.storage = directory, storage
-        self._steps = RowSteps(
-            self.config, directory, storage, self._pending, partial(self._upkeep.note_step, directory), claim
-        )
-        self._lookup = RowLookup(directory, storage, self.starts, self._upkeep.budget)
+        upkeep = self._upkeep
+        on_step = partial(upkeep.note_step, directory)
+        self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, upkeep.budget, claim)
+        self._lookup = RowLookup(directory, storage, self.starts, self._steps.mark, upkeep.budget)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -129,7 +128,11 @@ class Table:
             MemoryError: The system has no more; nothing has changed.
         """
         with self._pending.lock, self._pending:
-            return self._lookup.look_up(keys, self._admission(insert))
+            return self._awaited(self._lookup.look_up(keys, self._admission(insert)))
+
+    def _awaited(self, found: Found) -> Found:
+        self.directory.generation.await_gradient(found[0])
+        return found
 
     def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
         """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, as `look_up`.
@@ -152,7 +155,7 @@ class Table:
             RuntimeError, MemoryError: As `look_up`.
         """
         with self._pending.lock, self._pending:
-            return self._lookup.fetch(ahead, self._admission(ahead.insert))
+            return self._awaited(self._lookup.fetch(ahead, self._admission(ahead.insert)))
 
     def _admission(self, insert: bool) -> AdmissionPolicy | None:
         if not insert:
@@ -264,17 +267,22 @@ class Table:
 
     def assign(self, keys: Int64s, weights: Floats) -> None:
         """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none, admitted or not."""
+        self._assign(keys, weights, as_they_are=False)
+
+    def _assign(self, keys: Int64s, weights: Floats, *, as_they_are: bool) -> None:
         with self._pending.lock, self._pending:
-            rows = self._rows_for(keys)
+            rows = self._rows_for(keys, as_they_are=as_they_are)
             self._steps.mark(rows)
             self.rows.write(WEIGHT, rows, weights)
             self.storage.recount(self.directory.num_rows)
 
-    def _rows_for(self, keys: Int64s) -> Int64s:
+    def _rows_for(self, keys: Int64s, *, as_they_are: bool) -> Int64s:
+        """The rows of keys, new ones where there are none; within a limit, if no part comes to the rows afterwards."""
         self._pending.check_process("insert keys")
-        if self._upkeep.budget is not None:
+        if (budget := self._upkeep.budget) is not None:
             new = int(np.count_nonzero(self.directory.find(keys) == ABSENT))
-            self._upkeep.budget.check_room(new, self.directory, self.rows)
+            budget.check_room(new, self.directory.num_rows, self.rows, known=as_they_are)
+            self.directory.set_buckets(budget.buckets(self.rows, known=as_they_are))
         self._lookup.look_up(keys, SET_KEYS)
         return self.directory.find(keys)
 
@@ -298,8 +306,7 @@ class Table:
                 self._pending.check_process("drop rows")
                 kept = self._upkeep.kept(self.directory, self.rows)
                 self.directory.count_evicted(0 if kept is None else self._keep(kept))
-                if self._upkeep.budget is not None:
-                    self._upkeep.fit_index(self.directory, self.rows)
+                self._upkeep.keep_limit(self.directory, self.rows)
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
         """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
@@ -331,6 +338,9 @@ class Table:
             self.directory.renumber()
             self._compose(other.directory, other.storage, claim)
             self._upkeep.restart()
+            if (kept := self._upkeep.kept_within_limit(self.directory, self.rows)) is not None:
+                self.directory.count_evicted(self._keep(kept))
+            self._upkeep.keep_limit(self.directory, self.rows)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
@@ -348,10 +358,12 @@ class Table:
             self._steps.track(None)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
+            if self._upkeep.budget is not None:
+                self._upkeep.budget.check_room(len(snapshot.keys), 0, self.rows, known=True)
             if weight is not None:
                 self._replace(snapshot, weight)
             if parts:
-                rows = self._rows_for(snapshot.keys)
+                rows = self._rows_for(snapshot.keys, as_they_are=True)
                 for part, initial in self.rows.initial.items():
                     self.rows.fill(part, self.directory.num_rows, initial)
                     if part in parts:
@@ -364,9 +376,10 @@ class Table:
         staying = ~self.directory.masked_without(snapshot.keys)
         self._keep(staying)
         self.directory.renumber()
+        self.directory.forget()
         self.directory.set_notes(snapshot.notes)
         self.directory.set_dropped(snapshot.dropped)
-        self.assign(snapshot.keys, weight)
+        self._assign(snapshot.keys, weight, as_they_are=True)
         self.directory.set_uses(snapshot.notes, self.directory.find(snapshot.keys))
         self.directory.count_seen(snapshot.num_seen)
 

@@ -15,6 +15,7 @@ from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy
 from sparsegroup.table.row_start import Init
+from sparsegroup.table.sighting_sketch import HIGHEST
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def checked_config(
     check_int("dim", dim, 1, 1 << 20)
     check_int("seed", seed, 0, (1 << 64) - 1)
     check_int("field_bits", field_bits, 0, 16)
+    if max_bytes is not None and getattr(admission, "k", 0) > HIGHEST:
+        raise ValueError(f"with max_bytes sightings are counted to {HIGHEST}: k must be <= {HIGHEST} in {admission}")
     if ranking is not None and max_bytes is None:
         raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
     if max_rows is not None:

@@ -16,7 +16,10 @@ _FULL, _EVICTED = 0.02, 0.1
 """Of the rows that there is room for: what shall be free, and how many go when it is not."""
 
 _SAMPLE = 1 << 16
-"""Rows whose ranks tell which rank is low."""
+"""Rows that are drawn, whose ranks tell which rank is low."""
+
+_ENOUGH = 1 << 12
+"""Of these that are left; else all are looked at."""
 
 
 class Upkeep:
@@ -51,11 +54,18 @@ class Upkeep:
             directory.tick()
             self.is_due = self._is_wanted
 
+    def kept_within_limit(self, directory: Directory, memory: RowMemory) -> Bools | None:
+        """Which rows stay of rows that have been read, `[num_rows]`; None for all, unless they are too many."""
+        if self.budget is None or (too_many := directory.num_rows - self.budget.most_rows(memory, known=True)) <= 0:
+            return None
+        return _without_lowest(self._ranking, too_many, None, memory, directory)
+
     def kept(self, directory: Directory, memory: RowMemory) -> Bools | None:
         """Which rows stay, `[num_rows]`; None for all."""
         self.is_due = False
         kept: Bools | None = None
-        if self._every is not None and directory.steps % self._every == 0:
+        if self._every is not None and directory.steps - directory.asked >= self._every:
+            directory.note_asked()
             kept = kept_rows(self._eviction, memory, directory)
         if self.budget is not None:
             most, rows = self.budget.most_rows(memory), directory.num_rows
@@ -69,12 +79,19 @@ class Upkeep:
         """Rows have been read."""
         self.is_due = self._is_wanted
 
+    def keep_limit(self, directory: Directory, memory: RowMemory) -> None:
+        """Where bytes are limited, have an index that leaves enough to the rows."""
+        if self.budget is not None:
+            self.fit_index(directory, memory)
+
     def fit_index(self, directory: Directory, memory: RowMemory) -> None:
         """Have an index that suits the rows: as small as they allow, or as the budget says."""
         if self.budget is None:
             directory.give_back()
         elif directory.num_rows <= self.budget.most_rows(memory):
             directory.set_buckets(self.budget.buckets(memory))
+        elif directory.num_rows <= self.budget.most_rows(memory, known=True):
+            directory.set_buckets(self.budget.buckets(memory, known=True))
 
 
 def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> Bools:
@@ -111,16 +128,21 @@ def _without_lowest(
 
 
 def _low_rank(policy: RankingPolicy, number: int, kept: Bools, memory: RowMemory, directory: Directory) -> int:
-    """The rank that about `number` of the rows of the mask are below, by every k-th of them."""
-    step = max(1, len(kept) // _SAMPLE)
-    found = []
+    """The rank that about `number` of the rows of the mask are below, told by a sample, or by all if they are few."""
+    wanted = kept.copy()
+    if len(kept) > _SAMPLE:
+        drawn = np.random.default_rng(directory.steps).integers(0, len(kept), _SAMPLE)
+        wanted[:] = False
+        wanted[drawn] = kept[drawn]
+        if np.count_nonzero(wanted) < _ENOUGH:
+            wanted = kept
+    found = [np.zeros(0, np.int64)]
     for first, block in blocks(memory, directory):
-        some = slice(-first % step, None, step)
-        found.append(_ranks(policy, block)[some][kept[first : first + len(block)][some]])
+        some = wanted[first : first + len(block)]
+        if some.any():
+            found.append(_ranks(policy, block)[some])
     ranks = np.concatenate(found)
-    if not len(ranks):
-        return int(np.iinfo(np.int64).max)
-    place = min(len(ranks) - 1, number // step)
+    place = min(len(ranks) - 1, int(number / int(np.count_nonzero(kept)) * len(ranks)))
     return int(np.partition(ranks, place)[place])
 
 

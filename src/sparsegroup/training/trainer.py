@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
-from sparsegroup.table import HashEmbedding
+from sparsegroup.table import EveryKey, HashEmbedding
 from sparsegroup.training.compiled_network import CompiledNetwork
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logits_of
@@ -120,6 +120,8 @@ class Trainer:
             if point is not None and on_progress is not None:
                 on_progress(point)
 
+        # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
+        looks_ahead = after_batch is None or isinstance(self.table.table.config.admission, EveryKey)
         batches = map(as_batch, stream)
         batch = next(batches, None)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
@@ -131,7 +133,7 @@ class Trainer:
                 window = self._window
                 ends = following is None or window.samples + len(batch) >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
-                logits, loss = self._step(batch, keys, None if ends else next_keys)
+                logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys)
                 self.samples += len(batch)
                 window.add(batch, logits)
                 if on_batch is not None:
