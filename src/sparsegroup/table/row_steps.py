@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsegroup.optim.stored import Claim, RowStep
 from sparsegroup.rules import Rule
+from sparsegroup.table import packing
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.pending import Pending
@@ -143,6 +144,8 @@ class RowSteps:
         """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
         parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
         with self._pending.lock, self._pending:
+            if self.claim is not claim or tuple(parts) != self._storage.state_names:
+                packing.bring_all_back(self._directory, self._storage)
             count = self._directory.num_rows
             if self.claim is not claim:
                 self.changes = None
@@ -167,7 +170,7 @@ class RowSteps:
             if self.claim is not request.claim:
                 return np.empty(0)
             self.lay_out(request.claim, request.initial, True, request.state_dtype)
-            return self._storage.critical_l21(rows, self._directory.num_rows, request)
+            return packing.critical_l21(self._config, self._directory, self._storage, rows, request)
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -176,6 +179,8 @@ class RowSteps:
                 self._pending.check_process("sweep the table")
                 self.lay_out(request.claim, request.initial, True, request.state_dtype)
                 self.mark(self._storage.sweep(self._directory.num_rows, request, drops=drops))
+                if packing.sweep(self._config, self._directory, self._storage, request, drops=drops):
+                    self.track(None)
 
     # What has changed
 
@@ -192,3 +197,8 @@ class RowSteps:
         """The rows of the mask stay, the keys `gone` of the former `rows` do not."""
         if self.changes is not None:
             self.changes.keep(kept, gone[rows < self.changes.known])
+
+    def forget(self, keys: Int64s) -> None:
+        """Rows of `keys` that were packed do not stay."""
+        if self.changes is not None and len(keys):
+            self.changes.keep(np.ones(self.changes.known, np.bool_), keys)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim.stored import Claim, RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import key_search
+from sparsegroup.table import key_search, packing
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
@@ -73,9 +73,9 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """Rows, live or not."""
+        """Rows, live or not, packed or not."""
         with self._pending.lock, self._pending:
-            return self.directory.num_rows
+            return self.directory.total_rows
 
     @property
     def num_live(self) -> int:
@@ -209,9 +209,9 @@ class Table:
     # Inspection
 
     def find(self, keys: Int64s) -> Int64s:
-        """Rows of `keys`, `ABSENT` where there is none."""
+        """Rows of `keys`, `ABSENT` where there is none; packed ones count on behind the others."""
         with self._pending.lock, self._pending:
-            return self.directory.find(keys)
+            return self.directory.find_anywhere(keys)
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
@@ -227,17 +227,16 @@ class Table:
             RuntimeError: Rows came or went meanwhile.
         """
         with self._pending.lock, self._pending:
-            before = self.directory.generation, self.directory.num_rows
-            batches = self.directory.index.scan(batch_size)
+            before = self.directory.generation, self.directory.num_rows, self.directory.num_packed
+            batches = packing.scan(self.directory, self.rows, parts, batch_size)
         while True:
             with self._pending.lock, self._pending:
-                if before != (self.directory.generation, self.directory.num_rows):
+                if before != (self.directory.generation, self.directory.num_rows, self.directory.num_packed):
                     raise RuntimeError("rows came or went while the table was iterated over")
-                keys, rows = next(batches, (None, None))
-                if keys is None or rows is None:
-                    return
-                values = [self.rows.read(part, rows) for part in parts]
-            yield keys, values
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
@@ -274,6 +273,13 @@ class Table:
             self._pending.check_process("shrink the table")
             return self._keep(kept_rows(self.config.eviction, self.rows, self.directory))
 
+    def pack_dead(self) -> None:
+        """Set all dead rows aside. No gradient may come for rows as they are."""
+        with self._pending.lock, self._pending:
+            self._steps.track(None)
+            packing.pack_dead(self.directory, self.storage)
+            self._upkeep.fit_index(self.directory, self.rows)
+
     def set_time(self, seconds: int) -> None:
         """See `HashEmbedding`."""
         with self._pending.lock, self._pending:
@@ -290,17 +296,22 @@ class Table:
                 self.directory.count_evicted(0 if kept is None else self._keep(kept))
                 if self._upkeep.budget is not None:
                     self._upkeep.fit_index(self.directory, self.rows)
+                if self._upkeep.packs(self.directory, self.storage):
+                    self.pack_dead()
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
-        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
+        """Keep the rows of the mask `[total_rows]`; the keys of the others count as dropped. Gives how many."""
         if kept.all():
             return 0
+        kept, kept_packed = np.split(kept, [self.directory.num_rows])
+        packed = self.directory.keep_packed(kept_packed)
+        self._steps.forget(packed)
         gone, rows = self.directory.keep(kept)
         self._steps.keep(kept, gone, rows)
         self.rows.compact(kept)
         self._upkeep.fit_index(self.directory, self.rows)
         self.storage.recount(self.directory.num_rows)
-        return len(gone)
+        return len(gone) + len(packed)
 
     # Content
 
@@ -336,6 +347,7 @@ class Table:
         with self._pending.lock, self._pending:
             self._pending.check_process("load a table")
             self._steps.track(None)
+            packing.bring_all_back(self.directory, self.storage)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
             if weight is not None:

@@ -36,6 +36,7 @@ class TableConfig:
     eviction: EvictionPolicy
     max_bytes: int | None
     ranking: RankingPolicy
+    pack_dead: bool
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
 
@@ -54,6 +55,7 @@ def checked_config(
     eviction: EvictionPolicy | None,
     max_bytes: int | str | None,
     ranking: RankingPolicy | None,
+    pack_dead: bool,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> TableConfig:
@@ -86,6 +88,8 @@ def checked_config(
         raise ValueError(f"dim must be <= {runtime.WIDEST_ROW:,} on {place}, got {dim:,}")
     if dtype not in known:
         raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
+    if pack_dead:
+        _check_pack_dead(place, dtype, eviction, max_bytes)
     return TableConfig(
         dim=dim,
         std=float(std),
@@ -102,8 +106,24 @@ def checked_config(
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,
         device=place,
+        pack_dead=bool(pack_dead),
         on_device=on_device,
     )
+
+
+def _check_pack_dead(
+    place: torch.device, dtype: torch.dtype, eviction: EvictionPolicy | None, max_bytes: int | str | None
+) -> None:
+    """Raise ValueError where dead rows cannot be packed."""
+    if place.type != "cpu" or runtime.serves(place) or dtype != torch.float32:
+        raise ValueError(f"pack_dead=True needs a table of float32 in the host's memory, got {dtype} on {place}")
+    if max_bytes is not None:
+        raise ValueError("pack_dead=True cannot be combined with max_bytes: give one of them")
+    if getattr(eviction, "unit", None) is not None:
+        raise ValueError(
+            f"pack_dead=True cannot be combined with {type(eviction).__name__}, which asks when rows were seen: that "
+            "is not kept of packed rows"
+        )
 
 
 def _device(device: torch.device | str | None) -> torch.device:
