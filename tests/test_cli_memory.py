@@ -8,6 +8,7 @@ import pytest
 
 from command import Run
 from run_folders import state_of
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 
 ROWS = 20_000
 
@@ -94,3 +95,23 @@ def test_a_wrong_limit_is_explained(log: Path, run: Run, option: str, value: str
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_packs_dead_features_is_resumed_to_the_same_bits(log: Path, tmp_path: Path, run: Run) -> None:
+    options = (*OPTIONS, "--pack-dead", "--checkpoint-steps", 30, "--keep-checkpoints", 9)
+    for name in ("whole", "cut"):
+        done = run("train", log, *options, "--out", name)
+        assert done.returncode == 0, done.stderr
+    cut = tmp_path / "cut"
+    for late in sorted((cut / "checkpoints").iterdir())[3:]:
+        shutil.rmtree(late)
+    (cut / "summary.json").unlink()
+    last = CHECKPOINT.read(sorted((cut / "checkpoints").iterdir())[-1])
+    assert [facts.packed > 1000 for _, facts in last.tables.values()] == [True]
+    resumed = run("train", "--resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert state_of(tmp_path / "whole") == state_of(cut)
+    first, second = (summary_of(tmp_path / name) for name in ("whole", "cut"))
+    for name in ("features_seen", "live_rows", "table_bytes", "test"):
+        assert first[name] == second[name], name
+    assert first["test"]["auc"] > 0.9  # type: ignore[index]

@@ -28,3 +28,4 @@ ADMIT_AFTER = "Batches in which a feature must have come to get a row of its own
 ADMIT_SKETCH = "Bytes in which to count that, such as 64MB: some features then get their row early."
 EVICT_UNSEEN = "Steps after which dead features that have not come lose their row; 0 for never."
 MAX_TABLE_BYTES = "What the table never exceeds, such as 2GB: dead features go first, then those that came least often."
+PACK_DEAD = "Keep dead features in half the bytes: no vector, and the optimizer's state in bfloat16."

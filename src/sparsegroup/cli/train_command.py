@@ -19,6 +19,7 @@ from sparsegroup.cli.options import (
     MAX_BAD,
     MAX_TABLE_BYTES,
     ON_BAD_ROW,
+    PACK_DEAD,
     SCHEMA,
     log_option,
 )
@@ -183,6 +184,10 @@ def train_command(
     max_table_bytes: Annotated[
         str | None,
         typer.Option(rich_help_panel="Size", help=MAX_TABLE_BYTES, show_default="no limit"),
+    ] = None,
+    pack_dead: Annotated[
+        bool | None,
+        typer.Option("--pack-dead/--no-pack-dead", rich_help_panel="Size", help=PACK_DEAD, show_default="no"),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")

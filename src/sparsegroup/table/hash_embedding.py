@@ -66,6 +66,11 @@ class HashEmbedding(nn.Module):
             estimate, within .8 % (1.6 % of each field's, with `field_bits`), and sightings are counted in a sketch.
         ranking: With `max_bytes`, which rows go first, see `RankingPolicy`. None: dead ones, then those that came least
             often (`LeastOftenUsed`).
+        pack_dead: Keep dead rows that do not come all the time without their weights, and u and the optimizer's state
+            in bfloat16, rounded stochastically: less than half the bytes of a live row, of which `memory` tells as
+            `packed`. A row gets its place again when training looks it up, and when a sweep brings it back to life; in
+            evaluation mode it gets no gradient. Rows are packed by themselves, between two steps. For float32 on the
+            CPU, without `max_bytes` and without policies that have a `unit`.
         fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
             live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
             dead row's key still counts for the row. Regularize `weight` alone, as `param_groups` does.
@@ -112,6 +117,7 @@ class HashEmbedding(nn.Module):
         eviction: EvictionPolicy | None = None,
         max_bytes: int | str | None = None,
         ranking: RankingPolicy | None = None,
+        pack_dead: bool = False,
         fallback: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -130,6 +136,7 @@ class HashEmbedding(nn.Module):
             eviction=eviction,
             max_bytes=max_bytes,
             ranking=ranking,
+            pack_dead=pack_dead,
             device=device,
             dtype=dtype,
         )

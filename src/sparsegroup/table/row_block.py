@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_storage import RowView
 from sparsegroup.table.row_uses import RowUses
 
 Int64s = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class RowBlock:
     """
 
     def __init__(
-        self, memory: RowMemory, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int
+        self, memory: RowView, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int
     ) -> None:
         self._memory = memory
         self._keys_of_all = keys_of_all
@@ -77,12 +77,17 @@ class RowBlock:
         return self._uses
 
 
-def blocks(memory: RowMemory, directory: Directory) -> Iterator[tuple[int, RowBlock]]:
-    """All rows of a table, some at a time, each time with the number of the first one."""
+def blocks(memory: RowView, directory: Directory) -> Iterator[tuple[int, RowBlock]]:
+    """All rows of a table, some at a time, each time with the number of the first one; packed ones come last."""
     count = directory.num_rows
     keys = cache(directory.keys)
     for first in range(0, count, _ROWS_AT_A_TIME):
         yield first, RowBlock(memory, keys, directory.uses, first, min(first + _ROWS_AT_A_TIME, count))
+    packed = directory.packed
+    if packed is not None:
+        keys = cache(packed.keys)
+        for first in range(0, packed.count, _ROWS_AT_A_TIME):
+            yield count + first, RowBlock(packed, keys, None, first, min(first + _ROWS_AT_A_TIME, packed.count))
 
 
 def answer(policy: object, name: str, given: Any, block: RowBlock, dtype: type) -> npt.NDArray[Any]:

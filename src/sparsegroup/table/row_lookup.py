@@ -13,6 +13,7 @@ from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.index import ABSENT
 from sparsegroup.table.key_search import KeySearch, LookAhead
+from sparsegroup.table.packing import bring_back
 from sparsegroup.table.row_locations import Int64s, RowLocations
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_storage import RowStorage
@@ -109,14 +110,28 @@ class RowLookup:
         if len(self._scratch.distinct) < n:
             self._scratch = batch.Scratch(n, starts.dim, starts.dtype)
         self._storage.find(search, self._directory.index, self._scratch, fetch=fetch, alone=alone)
+        if search.absent and admission is not None and self._directory.num_packed:
+            self._bring_back(search)
         if search.absent and admission is not None:
             self._insert(search, admission, again)
         self._note_use(array_of(search.distinct_rows), admission, again)
+
+    def _bring_back(self, search: KeySearch) -> None:
+        """Give their row again to those of the search's keys whose row is packed; their vectors are zero."""
+        rows = array_of(search.distinct_rows)
+        places = np.flatnonzero(rows == ABSENT)
+        rows[places] = bring_back(self._directory, self._storage, self._scratch.distinct[places])
+        found = places[rows[places] != ABSENT]
+        self._scratch.vectors[found] = 0
+        search.count_given(len(found))
 
     def _search_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, again: bool) -> KeySearch:
         directory = self._directory
         distinct, inverse = batch.distinct_of_many(keys)
         rows = directory.find(distinct)
+        if admission is not None and directory.num_packed:
+            bring_back(directory, self._storage, distinct[rows == ABSENT])
+            rows = directory.find(distinct)
         new = distinct[rows == ABSENT]
         if admission is not None and len(new):
             decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=again)

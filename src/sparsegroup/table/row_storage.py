@@ -65,7 +65,21 @@ class RowGradient:
         return array_of(self.rows.cpu().contiguous())
 
 
-class RowMemory(Protocol):
+class RowView(Protocol):
+    """Rows of some parts that are looked at."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names, in the order of a row."""
+
+    def read(self, part: str, rows: Int64s) -> Floats:
+        """`[n, dim]` of a part; zeros where a row is negative."""
+
+    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Which of the rows first, …, last - 1 have a non-zero vector."""
+
+
+class RowMemory(RowView, Protocol):
     """Rows of `dim` numbers per part, side by side, found by number.
 
     Attributes:
@@ -80,10 +94,6 @@ class RowMemory(Protocol):
     initial: dict[str, float]
     row_bytes: int
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names, in the order of a row."""
-
     def reserve(self, count: int) -> None:
         """Have memory for `count` rows, or raise MemoryError; then nothing has changed."""
 
@@ -92,9 +102,6 @@ class RowMemory(Protocol):
 
     def itemsize(self, part: str) -> int:
         """Bytes of a number of a part."""
-
-    def read(self, part: str, rows: Int64s) -> Floats:
-        """`[n, dim]` of a part; zeros where a row is negative."""
 
     def write(self, part: str, rows: Int64s, values: Floats) -> None:
         """Set a part of distinct rows to `values`, `[n, dim]`."""
@@ -107,9 +114,6 @@ class RowMemory(Protocol):
 
     def fill(self, part: str, count: int, value: float) -> None:
         """Set a part of the first `count` rows to one value."""
-
-    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows first, …, last - 1 have a non-zero vector."""
 
     def blocks(self, count: int) -> Iterator[Any]:
         """The first `count` rows in order, `[rows, parts, dim]` at a time, as memory that can be written to a file."""

@@ -13,11 +13,10 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import key_search
+from sparsegroup.table import key_search, packing
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.index import ABSENT
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.pending import Pending
 from sparsegroup.table.row_locations import Int64s
@@ -59,10 +58,9 @@ class Table:
 
     def _compose(self, directory: Directory, storage: RowStorage, claim: Claim | None = None) -> None:
         self.directory, self.storage = directory, storage
-        upkeep = self._upkeep
-        on_step = partial(upkeep.note_step, directory)
-        self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, upkeep.budget, claim)
-        self._lookup = RowLookup(directory, storage, self.starts, self._steps.mark, upkeep.budget)
+        on_step, budget = partial(self._upkeep.note_step, directory), self._upkeep.budget
+        self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, budget, claim)
+        self._lookup = RowLookup(directory, storage, self.starts, self._steps.mark, budget)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -72,9 +70,9 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """Rows, live or not."""
+        """Rows, live or not, packed or not."""
         with self._pending.lock, self._pending:
-            return self.directory.num_rows
+            return self.directory.total_rows
 
     @property
     def num_live(self) -> int:
@@ -149,11 +147,7 @@ class Table:
         return ahead
 
     def fetch(self, ahead: LookAhead) -> Found:
-        """What `look_up` gives, of keys that have been looked up ahead.
-
-        Raises:
-            RuntimeError, MemoryError: As `look_up`.
-        """
+        """What `look_up` gives, and raises, of keys that have been looked up ahead."""
         with self._pending.lock, self._pending:
             return self._awaited(self._lookup.fetch(ahead, self._admission(ahead.insert)))
 
@@ -163,7 +157,7 @@ class Table:
         self._pending.check_process("insert keys")
         return self.config.admission
 
-    # The optimizer's steps and state
+    # The optimizer's steps and state; see `sparsegroup.optim.stored.RowStore`
 
     def plan(
         self,
@@ -186,7 +180,7 @@ class Table:
         return self._steps.claim is claim
 
     def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `RowStore`."""
         return self._steps.critical_l21(request, rows)
 
     def check_fields(self, fields: Iterable[int], where: str) -> None:
@@ -222,9 +216,9 @@ class Table:
     # Inspection
 
     def find(self, keys: Int64s) -> Int64s:
-        """Rows of `keys`, `ABSENT` where there is none."""
+        """Rows of `keys`, `ABSENT` where there is none; packed ones count on behind the others."""
         with self._pending.lock, self._pending:
-            return self.directory.find(keys)
+            return self.directory.find_anywhere(keys)
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
@@ -240,23 +234,21 @@ class Table:
             RuntimeError: Rows came or went meanwhile.
         """
         with self._pending.lock, self._pending:
-            before = self.directory.generation, self.directory.num_rows
-            batches = self.directory.index.scan(batch_size)
+            before = self.directory.generation, self.directory.num_rows, self.directory.num_packed
+            batches = packing.scan(self.directory, self.rows, parts, batch_size)
         while True:
             with self._pending.lock, self._pending:
-                if before != (self.directory.generation, self.directory.num_rows):
+                if before != (self.directory.generation, self.directory.num_rows, self.directory.num_packed):
                     raise RuntimeError("rows came or went while the table was iterated over")
-                keys, rows = next(batches, (None, None))
-                if keys is None or rows is None:
-                    return
-                values = [self.rows.read(part, rows) for part in parts]
-            yield keys, values
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
         with self._pending.lock, self._pending:
-            alive = self.rows.live(0, self.directory.num_rows)
-            return count_fields(self.directory, alive, self.config.field_bits)
+            return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows and dropped keys."""
@@ -265,11 +257,11 @@ class Table:
 
     # Maintenance
 
-    def assign(self, keys: Int64s, weights: Floats) -> None:
-        """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none, admitted or not."""
-        self._assign(keys, weights, as_they_are=False)
+    def assign(self, keys: Int64s, weights: Floats, *, as_they_are: bool = False) -> None:
+        """Set the vectors `[n, dim]` of distinct keys, which get a row where they have none, admitted or not.
 
-    def _assign(self, keys: Int64s, weights: Floats, *, as_they_are: bool) -> None:
+        Under a limit there must be room for what training will add to rows, unless they stay `as_they_are`.
+        """
         with self._pending.lock, self._pending:
             rows = self._rows_for(keys, as_they_are=as_they_are)
             self._steps.mark(rows)
@@ -277,12 +269,8 @@ class Table:
             self.storage.recount(self.directory.num_rows)
 
     def _rows_for(self, keys: Int64s, *, as_they_are: bool) -> Int64s:
-        """The rows of keys, new ones where there are none; within a limit, if no part comes to the rows afterwards."""
         self._pending.check_process("insert keys")
-        if (budget := self._upkeep.budget) is not None:
-            new = int(np.count_nonzero(self.directory.find(keys) == ABSENT))
-            budget.check_room(new, self.directory.num_rows, self.rows, known=as_they_are)
-            self.directory.set_buckets(budget.buckets(self.rows, known=as_they_are))
+        self._upkeep.make_ready(keys, self.directory, self.rows, as_they_are=as_they_are)
         self._lookup.look_up(keys, SET_KEYS)
         return self.directory.find(keys)
 
@@ -291,6 +279,13 @@ class Table:
         with self._pending.lock, self._pending:
             self._pending.check_process("shrink the table")
             return self._keep(kept_rows(self.config.eviction, self.rows, self.directory))
+
+    def pack_dead(self) -> None:
+        """Set all dead rows aside. No gradient may come for rows as they are."""
+        with self._pending.lock, self._pending:
+            self._steps.track(None)
+            packing.pack_dead(self.directory, self.storage)
+            self._upkeep.fit_index(self.directory, self.rows)
 
     def set_time(self, seconds: int) -> None:
         """See `HashEmbedding`."""
@@ -307,17 +302,22 @@ class Table:
                 kept = self._upkeep.kept(self.directory, self.rows)
                 self.directory.count_evicted(0 if kept is None else self._keep(kept))
                 self._upkeep.keep_limit(self.directory, self.rows)
+                if self._upkeep.packs(self.directory, self.storage):
+                    self.pack_dead()
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
-        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
+        """Keep the rows of the mask `[total_rows]`; the keys of the others count as dropped. Gives how many."""
         if kept.all():
             return 0
+        kept, kept_packed = np.split(kept, [self.directory.num_rows])
+        packed = self.directory.keep_packed(kept_packed)
+        self._steps.forget(packed)
         gone, rows = self.directory.keep(kept)
         self._steps.keep(kept, gone, rows)
         self.rows.compact(kept)
         self._upkeep.fit_index(self.directory, self.rows)
         self.storage.recount(self.directory.num_rows)
-        return len(gone)
+        return len(gone) + len(packed)
 
     # Content
 
@@ -356,10 +356,10 @@ class Table:
         with self._pending.lock, self._pending:
             self._pending.check_process("load a table")
             self._steps.track(None)
+            packing.bring_all_back(self.directory, self.storage)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
-            if self._upkeep.budget is not None:
-                self._upkeep.budget.check_room(len(snapshot.keys), 0, self.rows, known=True)
+            self._upkeep.check_room(len(snapshot.keys), self.rows)
             if weight is not None:
                 self._replace(snapshot, weight)
             if parts:
@@ -379,7 +379,7 @@ class Table:
         self.directory.forget()
         self.directory.set_notes(snapshot.notes)
         self.directory.set_dropped(snapshot.dropped)
-        self._assign(snapshot.keys, weight, as_they_are=True)
+        self.assign(snapshot.keys, weight, as_they_are=True)
         self.directory.set_uses(snapshot.notes, self.directory.find(snapshot.keys))
         self.directory.count_seen(snapshot.num_seen)
 

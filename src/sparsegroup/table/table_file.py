@@ -4,6 +4,8 @@ A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `ro
 the optimizer's state, in the order of `parts`. What policies know of keys and rows lies behind them, by the names in
 `directory_notes`. Reading it drops the rows of the one and sets those of the other, so that all
 rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
+
+Packed rows come last where all rows are written, as any other; changes hold none, and what they hold is not packed.
 """
 
 import math
@@ -24,7 +26,7 @@ from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes
-from sparsegroup.table.index import ABSENT
+from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.row_storage import WEIGHT, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table import Table
@@ -57,6 +59,7 @@ class TableFacts:
         skipped_rows: See `HashEmbedding`.
         buckets: How many the index has: they say when it grows.
         written: Rows in this file.
+        packed: How many of the table's rows are packed.
     """
 
     dim: int
@@ -71,6 +74,7 @@ class TableFacts:
     skipped_rows: int
     buckets: int
     written: int
+    packed: int = 0
 
     @classmethod
     def of(cls, table: Table, written: int) -> "TableFacts":
@@ -83,16 +87,17 @@ class TableFacts:
             skipped_rows=table.skipped_rows,
             buckets=table.directory.index.buckets,
             written=written,
+            packed=table.directory.num_packed,
         )
 
     def is_possible(self) -> bool:
         """Whether there can be a table of which this is said; a file that was tampered with may say anything."""
-        counts = (self.dim, self.rows, self.seen, self.skipped_rows, self.buckets, self.written)
+        counts = (self.dim, self.rows, self.seen, self.skipped_rows, self.buckets, self.written, self.packed)
         parts = self.parts.items()
         return (
             all(type(count) is int and count >= 0 for count in counts)
             and self.rows <= self.seen
-            and self.rows <= _KEYS_PER_BUCKET * self.buckets != 0
+            and 0 <= self.rows - self.packed <= _KEYS_PER_BUCKET * self.buckets != 0
             and all(isinstance(name, str) and name != WEIGHT for name, _ in parts)
             and all(type(value) in (int, float) and math.isfinite(value) for _, value in parts)
         )
@@ -124,17 +129,23 @@ def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
     Raises:
         OSError: The disk is full, say.
     """
-    rows, directory, count = table.rows, table.directory, table.num_rows
+    rows, directory, count, packed = table.rows, table.directory, table.directory.num_rows, table.directory.packed
     notes = directory.notes()
-    with _writer(rows, path, count, directory.dropped, notes) as file:
+    with _writer(rows, path, table.num_rows, directory.dropped, notes) as file:
         at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
         for first in range(0, count, at_a_time):
             file.write(directory.index.keys_of_rows(first, min(first + at_a_time, count)))
+        if packed is not None:
+            for keys in packed.key_blocks(at_a_time):
+                file.write(keys)
         file.write(directory.dropped)
         for block in rows.blocks(count):
             file.write(block)
+        if packed is not None:
+            for values in packed.blocks():
+                file.write(values)
         _write_notes(file, notes)
-    return file.facts, TableFacts.of(table, count)
+    return file.facts, TableFacts.of(table, table.num_rows)
 
 
 def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts, TableFacts]:
@@ -143,7 +154,7 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
     Raises:
         OSError: The disk is full, say.
     """
-    mask, dropped = changes.mask(table.num_rows), changes.removed
+    mask, dropped = changes.mask(table.directory.num_rows), changes.removed
     count = int(np.count_nonzero(mask))
     spans = list(_spans(mask, max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // _BYTES_TO_SORT))
     notes = table.directory.notes(np.flatnonzero(mask))
@@ -224,16 +235,19 @@ def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) ->
     """
     first, last = chain[0][1], chain[-1][1]
     directory, storage = new_directory(config, first.sensible_buckets), new_storage(config)
-    for path, facts in chain:
-        _apply(directory, storage, config, path, facts)
-    directory.set_buckets(last.sensible_buckets)
+    for number, (path, facts) in enumerate(chain):
+        _apply(directory, storage, config, path, facts, begins=number == 0)
+    directory.set_buckets(max(last.sensible_buckets, Index.buckets_for(directory.num_rows) if last.packed else 0))
     directory.count_seen(last.seen)
     storage.recount(directory.num_rows)
     storage.count_skipped(last.skipped_rows)
     return Table(config, directory, storage)
 
 
-def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path: Path, facts: TableFacts) -> None:
+def _apply(
+    directory: Directory, storage: RowStorage, config: TableConfig, path: Path, facts: TableFacts, *, begins: bool
+) -> None:
+    """Read one file of a chain; `begins`: the first."""
     with safe_open(path, "numpy") as file:
         for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", config.dtype)):
             if file.get_slice(name).get_dtype() != NAMES[kind]:
@@ -245,6 +259,9 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
         if not kept.all():
             directory.keep(kept)
             storage.rows.compact(kept)
+        packed = directory.packed
+        if packed is not None:
+            packed.forget(np.unique(dropped))
         notes = _read_notes(file, path, config, facts.written)
         directory.set_notes(notes)
         directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
@@ -257,12 +274,15 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
             raise ValueError(
                 f"{path}: rows of shape {rows.get_shape()} and keys of {keys.get_shape()} do not fit the manifest"
             )
-        if facts.rows > directory.num_rows + count:
-            raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.num_rows:,}")
-        memory.reserve(facts.rows)
+        if facts.rows > directory.total_rows + count:
+            raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.total_rows:,}")
+        aside = facts.packed if begins and packed is not None else 0
+        memory.reserve(facts.rows - (facts.packed if packed is not None else 0))
         with _WriteHelper(not config.on_device) as write:
-            for piece in _pieces(count, memory):
+            for piece in _pieces(count - aside, memory):
                 some = keys[piece]
+                if packed is not None:
+                    packed.forget(some)
                 numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
                 new = numbers == ABSENT
                 numbers[new] = np.arange(directory.num_rows, directory.num_rows + int(new.sum()))
@@ -274,8 +294,23 @@ def _apply(directory: Directory, storage: RowStorage, config: TableConfig, path:
                 directory.came(int(new.sum()))
                 directory.set_uses(_of_rows(notes, piece), numbers)
                 write(memory.write_whole, numbers, rows[piece].reshape(len(some), -1))
-    if directory.num_rows != facts.rows:
-        raise ValueError(f"{path}: {directory.num_rows:,} rows, the manifest says {facts.rows:,}")
+        if packed is not None and aside:
+            packed.lay_out(facts.parts)
+            packed.reserve(aside)
+            for piece in _pieces(aside, memory):
+                piece = slice(count - aside + piece.start, count - aside + piece.stop)
+                some, values = keys[piece], rows[piece]
+                if values[:, 0].any() or (directory.find(some) != ABSENT).any():
+                    raise ValueError(f"{path}: a packed row is not dead, or its key has another row")
+                try:
+                    packed.add(some, values.reshape(len(some), -1), directory.steps)
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from error
+    if directory.total_rows != facts.rows or (packed is not None and packed.count != facts.packed):
+        raise ValueError(
+            f"{path}: {directory.total_rows:,} rows, {directory.num_packed:,} of them packed; the manifest says "
+            f"{facts.rows:,} and {facts.packed:,}"
+        )
 
 
 def _of_rows(notes: Notes, piece: slice) -> Notes:

@@ -22,17 +22,19 @@ class TableMemory:
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
             and of rows, when they were used, where a policy asks for that.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
+        packed: What dead rows take that are packed, their index included; they are not in the others.
     """
 
     index: int
     rows: int
     dropped: int
     parts: Mapping[str, int]
+    packed: int = 0
 
     @property
     def total(self) -> int:
         """All that is allocated."""
-        return self.index + self.rows + self.dropped
+        return self.index + self.rows + self.dropped + self.packed
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
 
     Args:
         directory: The table's.
-        alive: `[rows]`, which rows are not zero.
+        alive: `[num_rows]`, which rows are not zero.
         bits: 0 to 16.
     """
     counts = np.zeros((1 << bits, 3), np.int64)
@@ -57,6 +59,8 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
         fields = _fields(keys, bits)
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
+    if directory.packed is not None:
+        counts[:, 0] += np.bincount(_fields(directory.packed.keys(), bits), minlength=len(counts))
     counts[:, 1] = counts[:, 0]
     if directory.estimate is None:
         counts[:, 0] += np.bincount(_fields(directory.keys_without_row(), bits), minlength=len(counts))
@@ -70,7 +74,8 @@ def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
     count, index = directory.num_rows, directory.index
     parts = {part: count * rows.dim * rows.itemsize(part) for part in rows.parts}
     fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
-    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts)
+    packed = 0 if directory.packed is None else directory.packed.bytes
+    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts, packed)
 
 
 def _fields(keys: Int64s, bits: int) -> Int64s:

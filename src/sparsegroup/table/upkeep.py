@@ -6,11 +6,13 @@ import numpy.typing as npt
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
+from sparsegroup.table.index import ABSENT
 from sparsegroup.table.row_block import RowBlock, answer, blocks
-from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_storage import RowMemory, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
 Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
 
 _FULL, _EVICTED = 0.02, 0.1
 """Of the rows that there is room for: what shall be free, and how many go when it is not."""
@@ -20,6 +22,12 @@ _SAMPLE = 1 << 16
 
 _ENOUGH = 1 << 12
 """Of these that are left; else all are looked at."""
+
+PACK_EVERY = 64
+"""Steps between two looks at how many dead rows there are to be packed: so long those stay that come all the time."""
+
+FEWEST_DEAD, _DEAD = 1000, 1 / 16
+"""How many dead rows are packed at a time, at least, and which share of all rows."""
 
 
 class Upkeep:
@@ -42,11 +50,12 @@ class Upkeep:
         self.budget = None if limit is None else ByteBudget(limit, directory, memory)
         self._eviction, self._ranking = config.eviction, config.ranking
         self._every: int | None = getattr(config.eviction, "every", None)
+        self._packs = config.pack_dead
         self.is_due = self._is_wanted
 
     @property
     def _is_wanted(self) -> bool:
-        return self._every is not None or self.budget is not None
+        return self._every is not None or self.budget is not None or self._packs
 
     def note_step(self, directory: Directory) -> None:
         """A step has been taken."""
@@ -61,7 +70,7 @@ class Upkeep:
         return _without_lowest(self._ranking, too_many, None, memory, directory)
 
     def kept(self, directory: Directory, memory: RowMemory) -> Bools | None:
-        """Which rows stay, `[num_rows]`; None for all."""
+        """Which rows stay, `[total_rows]`; None for all."""
         self.is_due = False
         kept: Bools | None = None
         if self._every is not None and directory.steps - directory.asked >= self._every:
@@ -75,9 +84,32 @@ class Upkeep:
                 kept = _without_lowest(self._ranking, number, kept, memory, directory)
         return kept
 
+    def packs(self, directory: Directory, storage: RowStorage) -> bool:
+        """Whether it is time to set dead rows aside: so many are there that it is worth a walk over all rows."""
+        if not self._packs or directory.steps % PACK_EVERY or "u" not in storage.state_names:
+            return False
+        dead = directory.num_rows - storage.num_live
+        return dead >= max(FEWEST_DEAD, _DEAD * directory.total_rows)
+
     def restart(self) -> None:
         """Rows have been read."""
         self.is_due = self._is_wanted
+
+    def check_room(self, rows: int, memory: RowMemory) -> None:
+        """Raise RuntimeError if there is no room for `rows` rows with the parts that they have."""
+        if self.budget is not None:
+            self.budget.check_room(rows, 0, memory, known=True)
+
+    def make_ready(self, keys: Int64s, directory: Directory, memory: RowMemory, *, as_they_are: bool) -> None:
+        """Have an index for `keys`, too, under a limit, where they are about to be set.
+
+        Raises:
+            RuntimeError: There is no room for them, with the parts that rows have, `as_they_are`, or may get.
+        """
+        if self.budget is not None:
+            new = int(np.count_nonzero(directory.find(keys) == ABSENT))
+            self.budget.check_room(new, directory.num_rows, memory, known=as_they_are)
+            directory.set_buckets(self.budget.buckets(memory, known=as_they_are))
 
     def keep_limit(self, directory: Directory, memory: RowMemory) -> None:
         """Where bytes are limited, have an index that leaves enough to the rows."""
@@ -88,6 +120,8 @@ class Upkeep:
         """Have an index that suits the rows: as small as they allow, or as the budget says."""
         if self.budget is None:
             directory.give_back()
+            if directory.packed is not None:
+                directory.packed.give_back()
         elif directory.num_rows <= self.budget.most_rows(memory):
             directory.set_buckets(self.budget.buckets(memory))
         elif directory.num_rows <= self.budget.most_rows(memory, known=True):
@@ -95,12 +129,12 @@ class Upkeep:
 
 
 def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> Bools:
-    """Which rows of a table stay, `[num_rows]`: a policy's answers, put together.
+    """Which rows of a table stay, `[total_rows]`: a policy's answers, put together.
 
     Raises:
         ValueError: An answer has another shape or dtype.
     """
-    kept = np.ones(directory.num_rows, np.bool_)
+    kept = np.ones(directory.total_rows, np.bool_)
     for first, block in blocks(memory, directory):
         kept[first : first + len(block)] = ~answer(policy, "evicts", policy.evicts(block), block, np.bool_)
     return kept

@@ -52,11 +52,12 @@ def new_table(
     admit_sketch: int | str | None = None,
     evict_unseen: int = 0,
     max_bytes: int | str | None = None,
+    pack_dead: bool = False,
 ) -> HashEmbedding:
     """An empty table for the keys of a click log, whose rows start small.
 
     Args:
-        dim, seed, fallback, max_bytes: See `HashEmbedding`.
+        dim, seed, fallback, max_bytes, pack_dead: See `HashEmbedding`.
         admit_after: Sightings after which a feature gets a row.
         admit_sketch: Bytes of the sketch that counts them; None: they are counted exactly.
         evict_unseen: Steps after which dead features that have not come lose their row; 0 for never.
@@ -74,6 +75,7 @@ def new_table(
         admission=None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
         eviction=UnseenFor(steps=evict_unseen, every=_often(evict_unseen)) if evict_unseen else None,
         max_bytes=max_bytes,
+        pack_dead=pack_dead,
     )
 
 

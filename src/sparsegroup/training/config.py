@@ -74,6 +74,7 @@ class ModelConfig(StrictSettings):
         admit_sketch: Bytes of the sketch that counts these, see `AfterSightings`; None: they are counted exactly.
         evict_unseen: Steps after which dead features that have not come lose their row, see `UnseenFor`; 0 for never.
         max_table_bytes: What the table never exceeds, such as "2GB", see `HashEmbedding`.
+        pack_dead: Whether dead features are kept in half the bytes, see `HashEmbedding`.
     """
 
     name: ModelName = "dcn"
@@ -85,6 +86,7 @@ class ModelConfig(StrictSettings):
     admit_sketch: SizeSetting | None = None
     evict_unseen: int = Field(default=0, ge=0)
     max_table_bytes: SizeSetting | None = None
+    pack_dead: bool = False
 
     @property
     def vector_dim(self) -> int:
@@ -98,7 +100,7 @@ class ModelConfig(StrictSettings):
         return NETWORKS[self.name](fields, self.vector_dim, numbers, **given)
 
 
-WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
+WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes", "pack_dead")
 """Settings of a model that do not change what it computes from its rows."""
 
 
@@ -212,6 +214,7 @@ class Config(StrictSettings):
                 admit_sketch=options.admit_sketch,
                 evict_unseen=options.evict_unseen,
                 max_bytes=options.max_table_bytes,
+                pack_dead=options.pack_dead,
             )
         except ValueError as error:  # of numbers that depend on each other
             raise SettingsError(f"model: {error}") from error
