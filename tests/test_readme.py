@@ -114,6 +114,20 @@ def test_the_documentation_shows_what_int8_leaves_room_for(log: str) -> None:
     assert found == expected
 
 
+def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "size_at_scale.json").read_text())
+    page = (ROOT / "docs" / "regularizer.md").read_text()
+    assert f"all features {figures['all_test_auc']:.5f}".replace("0.", ".") in page
+    for number in range(3):
+        aucs = [
+            figures[f"{name}_{number}_test_auc"]
+            for name in ("lasso_constant", "lasso_asked", "recipe", "recipe_fallback")
+        ]
+        aucs.append(max(figures[f"pruned_tuned_{share}_{number}_test_auc"] for share in ("0%", "10%")))
+        cells = " | ".join(f"{auc:.5f}"[1:] for auc in aucs)
+        assert f"| {100 * figures[f'lasso_constant_{number}_feature_rate']:.2f} % | {cells} |" in page
+
+
 def test_the_readme_sums_up_what_is_measured() -> None:
     results = ROOT / "benchmarks" / "results"
     table, epoch, serving = (
