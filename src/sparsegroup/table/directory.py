@@ -314,7 +314,9 @@ class Directory:
 
     def _drop(self, keys: Int64s) -> None:
         if len(keys) and self.estimate is None:
-            self.dropped = np.union1d(self.dropped, keys.view(np.uint64))
+            new = np.sort(keys[~self._was_dropped(keys)].view(np.uint64))
+            self.dropped = np.concatenate([self.dropped, new])
+            self.dropped.sort(kind="stable")  # two ascending runs: a merge
 
     def masked_without(self, keys: Int64s) -> Bools:
         """`[num_rows]`, the rows but those of `keys`."""
