@@ -128,6 +128,18 @@ def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
         assert f"| {100 * figures[f'lasso_constant_{number}_feature_rate']:.2f} % | {cells} |" in page
 
 
+def test_the_documentation_shows_what_memory_comes_to() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())
+    page = (ROOT / "docs" / "tables.md").read_text()
+    names = [key.removesuffix("_test_auc") for key in figures if key.endswith("_test_auc")]
+    assert len(names) == 11
+    for name in names:
+        auc, rate, speed = (figures[f"{name}_{key}"] for key in ("test_auc", "feature_rate", "samples_per_s"))
+        parts = ("table_bytes_at_25%", "table_bytes_at_50%", "most_table_bytes", "peak_bytes")
+        sizes = " | ".join(f"{figures[f'{name}_{part}'] / 1e6:,.0f}" for part in parts)
+        assert f" | {auc:.4f} | {rate:.4f} | {sizes} | {speed / figures['all_samples_per_s']:.2f} |" in page, name
+
+
 def test_the_readme_sums_up_what_is_measured() -> None:
     results = ROOT / "benchmarks" / "results"
     table, epoch, serving = (
