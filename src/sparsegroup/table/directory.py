@@ -1,7 +1,7 @@
 """Which key has which row, which keys have been seen, and who is let in."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.index import ABSENT, Index
 from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.packed_rows import PackedRows
+from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_fields import RowFields, fields_of
 from sparsegroup.table.row_locations import Generation, Int64s
 from sparsegroup.table.row_uses import RowUses
@@ -31,6 +32,7 @@ class Admission:
         admitted: `[n]`, which get one; None for all.
         sights: `[n]`, what the policy was told of them; None if none was asked.
         refused: How many more would get one if there were room.
+        again: Whether this lookup has been counted already.
     """
 
     count: int
@@ -38,6 +40,7 @@ class Admission:
     admitted: Bools | None = None
     sights: Int64s | None = None
     refused: int = 0
+    again: bool = False
 
 
 class Directory:
@@ -63,7 +66,7 @@ class Directory:
         refused: How often a key would have got a row, had there been room.
         steps: The optimizer's, as far as anybody counts them.
         asked: At which of them the eviction policy was asked last.
-        lookups: Those whose number a policy that draws was told, in place of sightings.
+        lookups: In how many a policy was asked, where sightings are counted in a sketch; one that draws is told that.
         generation: The numbering of the rows.
         row_fields: The fields of rows, once they have been asked for.
     """
@@ -206,27 +209,21 @@ class Directory:
             decision = self._ask(keys(), policy, again)
         else:
             known = len(self.dropped) or self.estimate is not None
-            decision = Admission(count, keys() if known else None)
+            decision = Admission(count, keys() if known else None, again=again)
         if self.total_rows + decision.count > self.max_rows:
             raise RuntimeError(
                 f"the table is full: max_rows={self.max_rows:,}, it has {self.total_rows:,} rows and this lookup "
                 f"brings {decision.count:,} new keys; none was inserted"
             )
         places = decision.count if room is None else room(decision.count)
-        return decision if places == decision.count else _cut(decision, keys(), places, counts=not again)
+        return decision if places == decision.count else _cut(decision, keys(), places)
 
     def _ask(self, keys: Int64s, policy: AdmissionPolicy, again: bool) -> Admission:
         sights = np.maximum(self.waiting.sights(keys)[0] + (not again), 1)
         if isinstance(self.waiting, SightingSketch) and getattr(policy, "draws", False):
-            self.lookups += not again
-            sights = np.full(len(keys), self.lookups)
-        admitted = np.asarray(policy.admits(keys, sights))
-        if admitted.dtype != np.bool_ or admitted.shape != keys.shape:
-            raise ValueError(
-                f"{type(policy).__name__}.admits must give bool {[len(keys)]}, got {admitted.dtype} "
-                f"{list(admitted.shape)}"
-            )
-        return Admission(int(admitted.sum()), keys, admitted, sights)
+            sights = np.full(len(keys), self.lookups + (not again))
+        admitted = checked_answer(policy, "admits", policy.admits(keys, sights), len(keys), np.bool_)
+        return Admission(int(admitted.sum()), keys, admitted, sights, again=again)
 
     def note_asked(self) -> None:
         """The eviction policy is asked now."""
@@ -255,7 +252,9 @@ class Directory:
     def note(self, decision: Admission) -> None:
         """Count the keys of a decision that has been carried out."""
         keys = decision.keys
-        self.refused += decision.refused
+        if not decision.again:
+            self.refused += decision.refused
+            self.lookups += decision.sights is not None and isinstance(self.waiting, SightingSketch)
         if keys is None:
             self._num_seen += decision.count
             return
@@ -391,8 +390,8 @@ class Directory:
             self.estimate.clear()
 
 
-def _cut(decision: Admission, keys: Int64s, places: int, *, counts: bool) -> Admission:
-    """The decision with the first `places` of those that are admitted; `counts` the others as refused."""
+def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
+    """The decision with the first `places` of those that are admitted; the others are refused."""
     admitted = np.ones(len(keys), np.bool_) if decision.admitted is None else decision.admitted.copy()
     admitted[np.flatnonzero(admitted)[places:]] = False
-    return Admission(places, keys, admitted, decision.sights, (decision.count - places) * counts)
+    return replace(decision, count=places, keys=keys, admitted=admitted, refused=decision.count - places)

@@ -88,18 +88,3 @@ def blocks(memory: RowView, directory: Directory) -> Iterator[tuple[int, RowBloc
         keys = cache(packed.keys)
         for first in range(0, packed.count, _ROWS_AT_A_TIME):
             yield count + first, RowBlock(packed, keys, None, first, min(first + _ROWS_AT_A_TIME, packed.count))
-
-
-def answer(policy: object, name: str, given: Any, block: RowBlock, dtype: type) -> npt.NDArray[Any]:
-    """What a policy's method `name` has said of a block: an array `[len(block)]` of a dtype.
-
-    Raises:
-        ValueError: It is none.
-    """
-    result = np.asarray(given)
-    if result.dtype != dtype or result.shape != (len(block),):
-        raise ValueError(
-            f"{type(policy).__name__}.{name} must give {np.dtype(dtype)} {[len(block)]}, got {result.dtype} "
-            f"{list(result.shape)}"
-        )
-    return result

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.directory import Directory
+from sparsegroup.table.row_fields import fields_of
 from sparsegroup.table.row_storage import RowMemory
 
 Int64s = npt.NDArray[np.int64]
@@ -56,14 +57,14 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
     """
     counts = np.zeros((1 << bits, 3), np.int64)
     for keys, rows in directory.index.scan():
-        fields = _fields(keys, bits)
+        fields = fields_of(keys, bits)
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
     if directory.packed is not None:
-        counts[:, 0] += np.bincount(_fields(directory.packed.keys(), bits), minlength=len(counts))
+        counts[:, 0] += np.bincount(fields_of(directory.packed.keys(), bits), minlength=len(counts))
     counts[:, 1] = counts[:, 0]
     if directory.estimate is None:
-        counts[:, 0] += np.bincount(_fields(directory.keys_without_row(), bits), minlength=len(counts))
+        counts[:, 0] += np.bincount(fields_of(directory.keys_without_row(), bits), minlength=len(counts))
     else:
         counts[:, 0] = np.maximum(counts[:, 0], np.rint(directory.estimate.by_field()))
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
@@ -76,7 +77,3 @@ def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
     fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
     packed = 0 if directory.packed is None else directory.packed.bytes
     return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts, packed)
-
-
-def _fields(keys: Int64s, bits: int) -> Int64s:
-    return (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)

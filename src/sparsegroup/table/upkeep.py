@@ -7,7 +7,8 @@ from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.index import ABSENT
-from sparsegroup.table.row_block import RowBlock, answer, blocks
+from sparsegroup.table.policy_answer import checked_answer
+from sparsegroup.table.row_block import RowBlock, blocks
 from sparsegroup.table.row_storage import RowMemory, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
@@ -136,7 +137,7 @@ def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -
     """
     kept = np.ones(directory.total_rows, np.bool_)
     for first, block in blocks(memory, directory):
-        kept[first : first + len(block)] = ~answer(policy, "evicts", policy.evicts(block), block, np.bool_)
+        kept[first : first + len(block)] = ~checked_answer(policy, "evicts", policy.evicts(block), len(block), np.bool_)
     return kept
 
 
@@ -181,4 +182,4 @@ def _low_rank(policy: RankingPolicy, number: int, kept: Bools, memory: RowMemory
 
 
 def _ranks(policy: RankingPolicy, block: RowBlock) -> npt.NDArray[np.int64]:
-    return answer(policy, "ranks", policy.ranks(block), block, np.int64)
+    return checked_answer(policy, "ranks", policy.ranks(block), len(block), np.int64)
