@@ -2,9 +2,36 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from sparsegroup.table.hashing import mixed
+from sparsegroup.table.row_lookup import Found
+
+_SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
+"""Makes the draw that a key is given here another one than those of its start and its admission."""
+
+_MOST = 1 - 2.0**-53
+"""The largest share whose bound is below 2⁶⁴."""
+
+
+def begin_dead(found: Found, share: float) -> None:
+    """Set vectors of keys that have come for the first time to zero, as if their rows were dead.
+
+    Fallback vectors then stand in for them, and learn what is to be expected of new keys. Which keys do so follows from
+    the key alone; the rows themselves stay as they are, and get the gradient.
+
+    Args:
+        found: A lookup in training; its vectors are changed.
+        share: How large a part of the new keys, in [0, 1].
+    """
+    if share <= 0 or not len(places := found.search.new_places):
+        return
+    drawn = mixed(found.search.keys[places] ^ _SALT)
+    begins_dead = places[drawn < np.uint64(min(share, _MOST) * 2.0**64)]
+    found.vectors.index_fill_(0, torch.from_numpy(begins_dead).to(found.vectors.device), 0)
 
 
 def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:

@@ -15,7 +15,7 @@ from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
 from sparsegroup.table.directory_notes import NOTES
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
-from sparsegroup.table.fallback import load_fallback, stand_in
+from sparsegroup.table.fallback import begin_dead, load_fallback, stand_in
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.row_storage import WEIGHT
@@ -73,7 +73,9 @@ class HashEmbedding(nn.Module):
             CPU, without `max_bytes` and without policies that have a `unit`.
         fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
             live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
-            dead row's key still counts for the row. Regularize `weight` alone, as `param_groups` does.
+            dead row's key still counts for the row. In training it also stands in for new keys, in the batch that they
+            first come in, for as large a share of these as are dead of all (drawn by key), so that it learns what to
+            expect of the unknown. Regularize `weight` alone, as `param_groups` does.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
         dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
 
@@ -169,13 +171,15 @@ class HashEmbedding(nn.Module):
             self.table.keep_up()
         if ahead is not None and ahead.is_for(array, self.training):
             self._ahead = None
-            located, vectors = self.table.fetch(ahead)
+            found = self.table.fetch(ahead)
         else:
-            located, vectors = self.table.look_up(array, insert=self.training)
-        found = for_autograd(self.weight, located, vectors).view(*keys.shape, self.dim)
+            found = self.table.look_up(array, insert=self.training)
+        if self.fallback is not None and self.training:
+            begin_dead(found, 1 - self.feature_rate)
+        vectors = for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
         if self.fallback is None:
-            return found
-        return stand_in(found, keys, self.fallback, self.table.config.field_bits)
+            return vectors
+        return stand_in(vectors, keys, self.fallback, self.table.config.field_bits)
 
     def prefetch(self, keys: Tensor) -> None:
         """Let another thread look for keys that a later `forward` will be given, while this one trains.
@@ -275,7 +279,7 @@ class HashEmbedding(nn.Module):
 
         These are the rows as they are: fallback vectors do not stand in here.
         """
-        return self.table.look_up(self._as_array(keys), insert=False)[1].view(*keys.shape, self.dim)
+        return self.table.look_up(self._as_array(keys), insert=False).vectors.view(*keys.shape, self.dim)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:

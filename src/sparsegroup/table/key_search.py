@@ -17,6 +17,10 @@ GRAIN = 1 << 12
 """Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
 
 
+NO_ROW = np.iinfo(np.int64).max
+"""Beyond all rows."""
+
+
 class KeySearch:
     """Keys, and what is known of them so far.
 
@@ -30,7 +34,12 @@ class KeySearch:
         out: `[n, dim]`, the vectors of all keys, where they are fetched on the way.
         absent: How many of the distinct keys have no row.
         has_new: Whether keys were given rows after `out` was filled.
+        first_new: Rows with this number and beyond belong to keys that have come for the first time.
+        earlier: The same search, made before its time, if what it found is no longer so.
     """
+
+    first_new: int = NO_ROW
+    earlier: "KeySearch | None" = None
 
     def __init__(self, keys: Int64s) -> None:
         self.keys = keys
@@ -59,6 +68,17 @@ class KeySearch:
         """So many of the keys that had no row have been given one."""
         self.absent -= count
         self.has_new = True
+
+    def note_new(self, first: int) -> None:
+        """Keys that came for the first time have been given the rows from `first` on."""
+        self.first_new = min(self.first_new, first)
+
+    @property
+    def new_places(self) -> Int64s:
+        """Which of the keys have come for the first time: their places, ascending."""
+        is_new = array_of(self.distinct_rows) >= self.first_new
+        new = np.flatnonzero(is_new[self.inverse]) if is_new.any() else np.empty(0, np.int64)
+        return new if self.earlier is None else np.union1d(new, self.earlier.new_places)
 
     @property
     def distinct_rows(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -21,8 +22,20 @@ from sparsegroup.table.row_storage import RowStorage
 CHUNK = 1 << 18
 """Keys that are looked up at a time: an index that must grow does so between them."""
 
-Found = tuple[RowLocations, Tensor]
-"""Where keys `[n]` are, and their vectors, `[n, dim]`."""
+
+@dataclass(frozen=True)
+class Found:
+    """What a lookup of keys `[n]` gives.
+
+    Attributes:
+        locations: Where they are.
+        vectors: `[n, dim]`, theirs alone: whoever looks them up may change them.
+        search: How they were found.
+    """
+
+    locations: RowLocations
+    vectors: Tensor
+    search: KeySearch
 
 
 class RowLookup:
@@ -77,7 +90,9 @@ class RowLookup:
         """What `look_up` gives, of keys that have been looked up ahead."""
         stale = ahead.generation is not self._directory.generation
         if stale or (ahead.search.absent and not ahead.insert):  # another lookup may have inserted them since
-            return self.look_up(ahead.search.keys, admission, again=ahead.generation is not None)
+            found = self.look_up(ahead.search.keys, admission, again=ahead.generation is not None)
+            found.search.earlier = ahead.search if ahead.generation is not None else None
+            return found
         return self._vectors(ahead.search)
 
     def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
@@ -90,7 +105,7 @@ class RowLookup:
 
     def _vectors(self, search: KeySearch) -> Found:
         directory = self._directory
-        return self._storage.vectors(search, directory.index, self._scratch, directory.generation)
+        return Found(*self._storage.vectors(search, directory.index, self._scratch, directory.generation), search)
 
     def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, again: bool) -> None:
         if self._directory.uses is not None and not (admission is None or again or isinstance(admission, SetKeys)):
@@ -132,7 +147,7 @@ class RowLookup:
         if admission is not None and directory.num_packed:
             bring_back(directory, self._storage, distinct[rows == ABSENT])
             rows = directory.find(distinct)
-        new = distinct[rows == ABSENT]
+        new, before = distinct[rows == ABSENT], directory.num_rows
         if admission is not None and len(new):
             decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=again)
             coming = new if decision.admitted is None else new[decision.admitted]
@@ -143,7 +158,9 @@ class RowLookup:
             directory.note(decision)
             rows = directory.find(distinct)
         self._note_use(rows, admission, again)
-        return KeySearch.with_rows(keys, inverse, rows)
+        search = KeySearch.with_rows(keys, inverse, rows)
+        search.note_new(before)
+        return search
 
     def _insert(self, search: KeySearch, admission: AdmissionPolicy, again: bool) -> None:
         """Give rows to those of the search's keys that have none and are admitted."""
@@ -194,3 +211,4 @@ class RowLookup:
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
         search.count_given(count)
+        search.note_new(before)

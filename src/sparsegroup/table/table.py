@@ -129,7 +129,7 @@ class Table:
             return self._awaited(self._lookup.look_up(keys, self._admission(insert)))
 
     def _awaited(self, found: Found) -> Found:
-        self.directory.generation.await_gradient(found[0])
+        self.directory.generation.await_gradient(found.locations)
         return found
 
     def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
