@@ -1,5 +1,8 @@
 """Checking settings has no effects."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -46,3 +49,46 @@ def test_the_optimizers_options_are_checked_by_its_rules_declaration(settings, m
 def test_what_the_settings_leave_open_has_the_declared_default():
     arguments = Config.of(l21=0.5, options={"betas": [0.5, 0.6]}).optimizer.arguments
     assert (arguments["lr"], arguments["betas"], arguments["eps"], arguments["l21"]) == (1e-3, (0.5, 0.6), 1e-8, 0.5)
+
+
+class TestAskingForASize:
+    """What nobody has chosen is what is recommended with a size; what somebody has stays."""
+
+    @pytest.mark.parametrize("size", [{"target_rate": 0.1}, {"target_bytes": "1MB"}])
+    def test_takes_the_recommended_recipe(self, size: dict[str, Any]) -> None:
+        config = Config.of(**size)
+        optimizer = config.optimizer
+        assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == ("adagrad", 0.03, "hard", 0.0)
+        assert config.model.fallback
+
+    @pytest.mark.parametrize(
+        ("given", "name", "lr"),
+        [
+            ({"optimizer": "adam"}, "adam", None),
+            ({"optimizer": "adagrad"}, "adagrad", None),
+            ({"lr": 0.01}, "adam", 0.01),
+            ({"optimizer": "ftrl", "lr": 0.01}, "ftrl", 0.01),
+        ],
+    )
+    def test_leaves_what_was_chosen(self, given: dict[str, Any], name: str, lr: float | None) -> None:
+        optimizer = Config.of(target_rate=0.1, **given).optimizer
+        assert (optimizer.name, optimizer.lr) == (name, lr)
+        config = Config.of(target_rate=0.1, fallback=False, penalty="lasso")
+        assert (config.model.fallback, config.optimizer.penalty.plain) == (False, "lasso")
+
+    def test_nothing_changes_without(self) -> None:
+        assert (Config().optimizer.name, Config().optimizer.lr, Config().model.fallback) == ("adam", None, False)
+
+    def test_what_a_file_leaves_open_is_left_to_the_options(self, tmp_path: Path) -> None:
+        file = tmp_path / "settings.yaml"
+        file.write_text("optimizer: {target_rate: 0.2}\n")
+        assert read_config(file, {}).optimizer.lr == 0.03
+        given = read_config(file, {"optimizer.lr": 0.01, "optimizer.target_rate": 0.1}).optimizer
+        assert (given.name, given.lr, given.target_rate) == ("adam", 0.01, 0.1)
+        file.write_text("optimizer: {target_rat: 0.2}\n")
+        with pytest.raises(SettingsError, match=r"settings\.yaml: no setting 'optimizer\.target_rat'"):
+            read_config(file, {"optimizer.lr": 0.01})
+
+    def test_settings_that_were_written_down_are_read_as_they_were(self) -> None:
+        for config in (Config.of(target_rate=0.1), Config.of(target_rate=0.1, optimizer="adagrad", fallback=False)):
+            assert Config.model_validate(config.as_dict()) == config

@@ -10,13 +10,13 @@ from sparsegroup.cli.app import THREADS, Threads, app, use_threads
 @app.command("demo")
 def demo_command(
     rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
-    target_rate: Annotated[float, typer.Option(help="Share of the features that Group Adam is asked for.")] = 0.03,
+    target_rate: Annotated[float, typer.Option(help="Share of the features that is asked for.")] = 0.03,
     l21: Annotated[float, typer.Option(help="λ21 of Group Adam as the paper has it, with a constant λ.")] = 1e-3,
-    lr: Annotated[float, typer.Option(help="Learning rate of all.")] = 1e-2,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam and Group Adam.")] = 1e-2,
     seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
     threads: Threads = THREADS,
 ) -> None:
-    """Adam, Adam with magnitude pruning and Group Adam on a synthetic click log, side by side."""
+    """Adam, pruned Adam, Group Adam as in the paper, and a size that is asked for, side by side on a synthetic log."""
     from sparsegroup.cli.demo_run import demo_run
 
     use_threads(threads)

@@ -1,8 +1,13 @@
-"""Options that several commands have: how to read a raw log."""
+"""Options that several commands have: a log and how to read it, a model, and how it is trained."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow, OptimizerName
+
+_LOG, _MODEL, _OPTIMIZER, _SIZE, _TRAINING = "Log", "Model", "Optimizer", "Size", "Training"
 
 
 def log_option(help: str, default: str | bool = False) -> Any:
@@ -12,8 +17,27 @@ def log_option(help: str, default: str | bool = False) -> Any:
         help: What it says.
         default: In words; False where there is none.
     """
-    return typer.Option(rich_help_panel="Log", help=help, show_default=default)
+    return typer.Option(rich_help_panel=_LOG, help=help, show_default=default)
 
+
+LogOrConfig = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[LOG|CONFIG.yaml]",
+        help="A folder that `prepare` has written, a raw log, or a YAML file of settings that names one. "
+        "Default: a synthetic log.",
+        show_default=False,
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting, such as optimizer.l2=1e-5 (repeatable).",
+        show_default=False,
+    ),
+]
 
 DATASET = "Format of a raw log."
 SCHEMA = "YAML file that says what a raw log's columns are."
@@ -21,11 +45,67 @@ LABEL = "Label column, of a raw log with a header."
 EXCLUDE = "A column that is no feature, of a raw log with a header (repeatable)."
 CRITEO_NUMBERS = "What becomes of Criteo's integers."
 AVAZU_HOUR = "What becomes of Avazu's hour."
-ON_BAD_ROW = "Stop at a bad row, or leave it out and count it."
-MAX_BAD = "Share of bad rows above which to stop all the same."
-FALLBACK = "Learn a vector per field for features without a live row."
-ADMIT_AFTER = "Batches in which a feature must have come to get a row of its own."
-ADMIT_SKETCH = "Bytes in which to count that, such as 64MB: some features then get their row early."
-EVICT_UNSEEN = "Steps after which dead features that have not come lose their row; 0 for never."
-MAX_TABLE_BYTES = "What the table never exceeds, such as 2GB: dead features go first, then those that came least often."
-PACK_DEAD = "Keep dead features in half the bytes: no vector, and the optimizer's state in bfloat16."
+
+TestLog = Annotated[Path | None, log_option("A raw log of its own for the test set.")]
+Dataset = Annotated[DatasetName | None, log_option(DATASET, "told from its first line")]
+Schema = Annotated[Path | None, log_option(SCHEMA)]
+Label = Annotated[str | None, log_option(LABEL, "label or click")]
+Exclude = Annotated[
+    list[str] | None,
+    log_option(EXCLUDE),
+]
+Numbers = Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")]
+Hour = Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")]
+BadRow = Annotated[OnBadRow | None, log_option("Stop at a bad row, or leave it out and count it.", "error")]
+MaxBad = Annotated[str | None, log_option("Share of bad rows above which to stop all the same.", "0.1%")]
+Rows = Annotated[int | None, log_option("Size of the synthetic log.", "200000")]
+
+Network = Annotated[
+    ModelName | None,
+    typer.Option(rich_help_panel=_MODEL, help="Network over the embeddings.", show_default="dcn"),
+]
+
+Optimizer = Annotated[
+    OptimizerName | None,
+    typer.Option(
+        rich_help_panel=_OPTIMIZER,
+        help="Base optimizer; with all λ = 0 it is just that.",
+        show_default="adam; with a size, where no learning rate is given either, adagrad",
+    ),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=_OPTIMIZER,
+        help="Learning rate.",
+        show_default="as in torch.optim; with a size, where no optimizer is given either, 0.03",
+    ),
+]
+
+Fallback = Annotated[
+    bool | None,
+    typer.Option(
+        "--fallback/--no-fallback",
+        rich_help_panel=_SIZE,
+        help="Learn a vector per field for features without a live row.",
+        show_default="with a size",
+    ),
+]
+AdmitAfter = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=_SIZE,
+        help="Batches in which a feature must have come to get a row of its own.",
+        show_default="1",
+    ),
+]
+
+BatchSize = Annotated[int | None, typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="512")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=_TRAINING,
+        help="Of the initialization, the dropout and the synthetic log.",
+        show_default="0",
+    ),
+]

@@ -12,12 +12,12 @@ from sparsegroup.cli.options import (
     DATASET,
     EXCLUDE,
     LABEL,
-    MAX_BAD,
-    ON_BAD_ROW,
     SCHEMA,
+    BadRow,
+    MaxBad,
     log_option,
 )
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName
 
 _MODELS = "the model's"
 
@@ -38,8 +38,8 @@ def predict_command(
     exclude: Annotated[list[str] | None, log_option(EXCLUDE, _MODELS)] = None,
     criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, _MODELS)] = None,
     avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, _MODELS)] = None,
-    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
-    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
+    on_bad_row: BadRow = None,
+    max_bad: MaxBad = None,
     threads: Threads = THREADS,
 ) -> None:
     """Score all rows of a log: row (its place in the log, from 0), probability and label.

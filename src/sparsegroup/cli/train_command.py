@@ -7,54 +7,34 @@ import typer
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
 from sparsegroup.cli.options import (
-    ADMIT_AFTER,
-    ADMIT_SKETCH,
-    AVAZU_HOUR,
-    CRITEO_NUMBERS,
-    DATASET,
-    EVICT_UNSEEN,
-    EXCLUDE,
-    FALLBACK,
-    LABEL,
-    MAX_BAD,
-    MAX_TABLE_BYTES,
-    ON_BAD_ROW,
-    PACK_DEAD,
-    SCHEMA,
+    AdmitAfter,
+    Assignments,
+    BadRow,
+    BatchSize,
+    Dataset,
+    Exclude,
+    Fallback,
+    Hour,
+    Label,
+    LearningRate,
+    LogOrConfig,
+    MaxBad,
+    Network,
+    Numbers,
+    Optimizer,
+    Rows,
+    Schema,
+    Seed,
+    TestLog,
     log_option,
 )
-from sparsegroup.names import (
-    AvazuHour,
-    CriteoNumbers,
-    DatasetName,
-    ModelName,
-    NormName,
-    OnBadRow,
-    OptimizerName,
-    PenaltyName,
-)
+from sparsegroup.names import NormName, PenaltyName
 
 
 @app.command("train")
 def train_command(
-    log: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[LOG|CONFIG.yaml]",
-            help="A folder that `prepare` has written, a raw log, or a YAML file of settings that names one. "
-            "Default: a synthetic log.",
-            show_default=False,
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any setting, such as optimizer.l21=1e-3 (repeatable).",
-            show_default=False,
-        ),
-    ] = None,
+    log: LogOrConfig = None,
+    set_: Assignments = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the run; default runs/<name of the log>.", show_default=False),
@@ -74,38 +54,29 @@ def train_command(
             "--resume", metavar="RUN", help="Go on with a run that was cut off, to the same result.", show_default=False
         ),
     ] = None,
-    test: Annotated[Path | None, log_option("A raw log of its own for the test set.")] = None,
-    dataset: Annotated[DatasetName | None, log_option(DATASET, "told from its first line")] = None,
-    schema: Annotated[Path | None, log_option(SCHEMA)] = None,
-    label: Annotated[str | None, log_option(LABEL, "label or click")] = None,
-    exclude: Annotated[list[str] | None, log_option(EXCLUDE)] = None,
+    test: TestLog = None,
+    dataset: Dataset = None,
+    schema: Schema = None,
+    label: Label = None,
+    exclude: Exclude = None,
     test_fraction: Annotated[
         float | None,
         log_option(
             "Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.", "0.1"
         ),
     ] = None,
-    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")] = None,
-    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")] = None,
-    on_bad_row: Annotated[OnBadRow | None, log_option(ON_BAD_ROW, "error")] = None,
-    max_bad: Annotated[str | None, log_option(MAX_BAD, "0.1%")] = None,
-    rows: Annotated[int | None, log_option("Size of the synthetic log.", "200000")] = None,
-    model: Annotated[
-        ModelName | None, typer.Option(rich_help_panel="Model", help="Network over the embeddings.", show_default="dcn")
-    ] = None,
+    criteo_numbers: Numbers = None,
+    avazu_hour: Hour = None,
+    on_bad_row: BadRow = None,
+    max_bad: MaxBad = None,
+    rows: Rows = None,
+    model: Network = None,
     dim: Annotated[
         int | None,
         typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="mlp 16, opnn 10, dcn 8"),
     ] = None,
-    optimizer: Annotated[
-        OptimizerName | None,
-        typer.Option(
-            rich_help_panel="Optimizer", help="Base optimizer; with all λ = 0 it is just that.", show_default="adam"
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="Learning rate.", show_default="as in torch.optim")
-    ] = None,
+    optimizer: Optimizer = None,
+    lr: LearningRate = None,
     l1: Annotated[
         float | None, typer.Option(rich_help_panel="Optimizer", help="λ1, of the embeddings.", show_default="0")
     ] = None,
@@ -156,50 +127,43 @@ def train_command(
             show_default=False,
         ),
     ] = None,
-    fallback: Annotated[
-        bool | None,
-        typer.Option(
-            "--fallback/--no-fallback",
-            rich_help_panel="Size",
-            help=FALLBACK,
-            show_default="no",
-        ),
-    ] = None,
-    admit_after: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel="Size",
-            help=ADMIT_AFTER,
-            show_default="1",
-        ),
-    ] = None,
+    fallback: Fallback = None,
+    admit_after: AdmitAfter = None,
     admit_sketch: Annotated[
         str | None,
-        typer.Option(rich_help_panel="Size", help=ADMIT_SKETCH, show_default="counted exactly"),
+        typer.Option(
+            rich_help_panel="Size",
+            help="Bytes in which to count that, such as 64MB: some features then get their row early.",
+            show_default="counted exactly",
+        ),
     ] = None,
     evict_unseen: Annotated[
         int | None,
-        typer.Option(rich_help_panel="Size", help=EVICT_UNSEEN, show_default="0"),
-    ] = None,
-    max_table_bytes: Annotated[
-        str | None,
-        typer.Option(rich_help_panel="Size", help=MAX_TABLE_BYTES, show_default="no limit"),
-    ] = None,
-    pack_dead: Annotated[
-        bool | None,
-        typer.Option("--pack-dead/--no-pack-dead", rich_help_panel="Size", help=PACK_DEAD, show_default="no"),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(rich_help_panel="Training", help="Samples per step.", show_default="512")
-    ] = None,
-    seed: Annotated[
-        int | None,
         typer.Option(
-            rich_help_panel="Training",
-            help="Of the initialization, the dropout and the synthetic log.",
+            rich_help_panel="Size",
+            help="Steps after which dead features that have not come lose their row; 0 for never.",
             show_default="0",
         ),
     ] = None,
+    max_table_bytes: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Size",
+            help="What the table never exceeds, such as 2GB: dead features go first, then those that came least often.",
+            show_default="no limit",
+        ),
+    ] = None,
+    pack_dead: Annotated[
+        bool | None,
+        typer.Option(
+            "--pack-dead/--no-pack-dead",
+            rich_help_panel="Size",
+            help="Keep dead features in half the bytes: no vector, and the optimizer's state in bfloat16.",
+            show_default="no",
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
     checkpoint_minutes: Annotated[
         float | None,
         typer.Option(rich_help_panel="Checkpoints", help="Minutes between two; 0 for none by time.", show_default="10"),

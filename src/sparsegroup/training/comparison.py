@@ -1,4 +1,4 @@
-"""Adam, Adam pruned after training, and Group Adam at the same feature rate and at others, on one click log."""
+"""A base optimizer, the same pruned after training, and Group versions of it or of others, on one click log."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -43,16 +43,16 @@ def compare(
     configs: Mapping[str, Config],
     reporting: Callable[[str], AbstractContextManager[Reporter | None]] = lambda name: nullcontext(),
 ) -> list[MethodScore]:
-    """Train the base optimizer and Group versions of it with the same seed; prune the first to the rate of the last.
+    """Train a base optimizer and Group versions of it or of others; prune the first to the rate of the last.
 
     Args:
         log: The click log.
-        configs: Name → settings of a Group version, one or several; the base optimizer is the last with all λ = 0.
+        configs: Name → settings of a Group version, one or several; the base optimizer is the first with all λ = 0.
         reporting: Given a method's name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
     """
-    *_, last = configs.values()
-    base_name = last.optimizer.name.capitalize()
-    plain = last.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
+    first = next(iter(configs.values()))
+    base_name = first.optimizer.name.capitalize()
+    plain = first.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
     base, base_model = _train(log, plain, base_name, reporting)
     groups = [_train(log, config, name, reporting)[0] for name, config in configs.items()]
     prune_rows(base_model.embedding, min(groups[-1].live_rows, base.live_rows))

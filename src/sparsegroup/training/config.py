@@ -15,7 +15,7 @@ from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, 
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
-from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting
+from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting, targets_in
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
 
@@ -69,7 +69,8 @@ class ModelConfig(StrictSettings):
         dim: Embedding dimension; None is the paper's for the model.
         hidden: Sizes of the hidden layers; None is the paper's.
         dropout: After each hidden layer, in [0, 1); None is the model's default.
-        fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`.
+        fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`. By
+            default where a size is asked for.
         admit_after: Batches in which a feature must have come to get a row of its own.
         admit_sketch: Bytes of the sketch that counts these, see `AfterSightings`; None: they are counted exactly.
         evict_unseen: Steps after which dead features that have not come lose their row, see `UnseenFor`; 0 for never.
@@ -157,6 +158,17 @@ class Config(StrictSettings):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _for_a_size(cls, content: Any) -> Any:
+        """Where a size is asked for, fallback vectors are the default."""
+        if not isinstance(content, Mapping):
+            return content
+        optimizer, model = content.get("optimizer"), content.get("model", {})
+        if not isinstance(optimizer, Mapping) or not isinstance(model, Mapping) or not targets_in(optimizer):
+            return content
+        return {**content, "model": {"fallback": True, **model}}
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -252,6 +264,7 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
         OSError: The file cannot be read.
     """
     content: dict[str, Any] = {}
-    if path is not None:  # what it does not say is left to the values, and to what follows from them
-        content = checked(Config, read_yaml(path), str(path)).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if path is not None:
+        content = read_yaml(path)
+        checked(Config, content, str(path))  # by itself, so that what is wrong in it is said to be there
     return checked(Config, with_values(content, values), source)

@@ -63,8 +63,16 @@ SizeSetting = Annotated[int | str, BeforeValidator(_size)]
 
 DEFAULT_L21 = 1e-3
 
+RECOMMENDED_WITH_A_SIZE: Mapping[str, Any] = {"name": "adagrad", "lr": 0.03}
+"""What trains towards a size where neither is chosen; see "How big should it be?" in the documentation."""
+
 NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "field_rates": {}}
 """The settings of a constant λ21 that have to do with size."""
+
+
+def targets_in(content: Mapping[str, Any]) -> list[str]:
+    """Which settings of an optimizer, as they are written down, ask for a size."""
+    return [name for name in ("target_rate", "target_bytes") if content.get(name) is not None]
 
 
 class OptimizerConfig(StrictSettings):
@@ -76,8 +84,8 @@ class OptimizerConfig(StrictSettings):
         l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
             its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
         target_rate: The share of the features seen that is to be left: λ21 is set along the way, see `TargetRate`.
-        target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, and
-            the penalty is "hard" unless another is.
+        target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, the
+            penalty is "hard" unless another is, and where neither name nor lr is given, they are "adagrad" and 0.03.
         field_rates: Field's name → the share of its own features that is to be left; `target_rate` is then that of all
             other fields together.
         options: Further arguments of the optimizer, such as `betas`, as its rule declares them.
@@ -107,14 +115,14 @@ class OptimizerConfig(StrictSettings):
     @model_validator(mode="before")
     @classmethod
     def _for_a_target(cls, content: Any) -> Any:
-        """A target sets λ21, and its penalty is the hard threshold if no other is asked for."""
+        """A target sets λ21, and what it is recommended with is taken where nothing else is asked for."""
         if not isinstance(content, Mapping):
             return content
         if content.get("field_rates") and content.get("target_rate") is None:
             raise ValueError(
                 "field_rates need target_rate beside them: the share of all other fields' features to keep"
             )
-        targets = [name for name in ("target_rate", "target_bytes") if content.get(name) is not None]
+        targets = targets_in(content)
         if not targets:
             return content
         if len(targets) > 1:
@@ -122,7 +130,8 @@ class OptimizerConfig(StrictSettings):
         l21 = content.get("l21", DEFAULT_L21)
         if l21 not in (0, DEFAULT_L21):
             raise ValueError(f"{targets[0]} sets l21 along the way: give one of them, not both (l21 is {l21})")
-        return {"penalty": "hard", **content, "l21": 0.0}
+        chosen = any(content.get(name) is not None for name in RECOMMENDED_WITH_A_SIZE)
+        return {"penalty": "hard", **({} if chosen else RECOMMENDED_WITH_A_SIZE), **content, "l21": 0.0}
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
