@@ -31,7 +31,7 @@ def summary_of(folder: Path) -> dict[str, object]:
 
 
 OPTIONS = ("--lr", 0.05, "--batch-size", 128, "--target-rate", 0.05)
-LIMITS = ("--max-table-bytes", "4MB", "--evict-unseen", 20, "--admit-after", 2, "--admit-sketch", "64KiB", "--fallback")
+LIMITS = ("--max-table-bytes", "4MB", "--admit-after", 2, "--admit-sketch", "64KiB", "--fallback")
 
 
 def test_a_table_keeps_to_its_limit(log: Path, tmp_path: Path, run: Run) -> None:
@@ -48,8 +48,11 @@ def test_a_table_keeps_to_its_limit(log: Path, tmp_path: Path, run: Run) -> None
     assert "rows evicted" in (folder / "report.html").read_text()
 
 
-def test_a_run_under_all_limits_is_resumed_to_the_same_bits(log: Path, tmp_path: Path, run: Run) -> None:
-    options = (*OPTIONS, *LIMITS, "--checkpoint-steps", 30, "--keep-checkpoints", 9)
+@pytest.mark.parametrize("age", [("--evict-unseen", 20), ("--max-table-bytes", "9MB", "--evict-unseen", "10min")])
+def test_a_run_under_all_limits_is_resumed_to_the_same_bits(
+    log: Path, tmp_path: Path, run: Run, age: tuple[object, ...]
+) -> None:
+    options = (*OPTIONS, *LIMITS, *age, "--checkpoint-steps", 30, "--keep-checkpoints", 9)
     for name in ("whole", "cut"):
         done = run("train", log, *options, "--out", name)
         assert done.returncode == 0, done.stderr
@@ -87,7 +90,8 @@ def test_deltas_name_what_was_evicted(log: Path, tmp_path: Path, run: Run) -> No
         ("--max-table-bytes", "lots", "200MB"),
         ("--max-table-bytes", "1000", "max_bytes must be at least"),
         ("--admit-sketch", "10", "sketch_bytes must be >= 4,096"),
-        ("--evict-unseen", "-1", "greater than or equal to 0"),
+        ("--evict-unseen", "-1", "wants a number of steps, such as 5000, or a time, such as 90s"),
+        ("--evict-unseen", "3 fortnights", "got '3 fortnights'"),
     ],
 )
 def test_a_wrong_limit_is_explained(log: Path, run: Run, option: str, value: str, message: str) -> None:
@@ -95,6 +99,26 @@ def test_a_wrong_limit_is_explained(log: Path, run: Run, option: str, value: str
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_features_go_when_the_logs_own_time_has_come(log: Path, tmp_path: Path, run: Run) -> None:
+    """A row of this log a second: 2,560 seconds are 20 batches."""
+    assert run("prepare", log, "prepared").returncode == 0
+    evicted = []
+    for number, (source, age) in enumerate(((log, 20), (log, "2560s"), (tmp_path / "prepared", "2560s"))):
+        done = run("train", source, *OPTIONS, "--evict-unseen", age, "--out", f"run{number}")
+        assert done.returncode == 0, done.stderr
+        evicted.append(summary_of(tmp_path / f"run{number}")["evicted_rows"])
+    steps, raw, prepared = evicted
+    assert raw == prepared
+    assert raw > 3_000  # type: ignore[operator]
+    assert raw == pytest.approx(steps, rel=0.1)
+
+
+def test_a_log_without_a_clock_has_no_ages_in_seconds(run: Run) -> None:
+    done = run("train", "--rows", 1_000, "--evict-unseen", "7d")
+    assert done.returncode == 2
+    assert "model.evict_unseen: 7d goes by the log's own time, and synthetic has no column of times" in done.stderr
 
 
 def test_a_run_that_packs_dead_features_is_resumed_to_the_same_bits(log: Path, tmp_path: Path, run: Run) -> None:

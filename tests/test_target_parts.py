@@ -30,7 +30,7 @@ class TestQuantile:
 
     @settings(max_examples=200, deadline=None)
     @given(
-        critical=st.lists(st.floats(0, 1e6), min_size=1, max_size=30),
+        critical=st.lists(st.just(0.0) | st.floats(1e-20, 1e6), min_size=1, max_size=30),
         share=st.floats(0, 1),
         weight=st.floats(0.5, 100),
         cost=st.integers(1, 72),
@@ -41,8 +41,8 @@ class TestQuantile:
         each, budget = weight * cost, share * len(values) * weight * cost
         l21 = l21_for([census], [float(cost)], budget)
         live, dead = values[values > l21], values[values <= l21]
-        if l21 == 0:  # what is zero at any λ21 needs none
-            assert (len(values) * each <= budget * (1 + 1e-6)) or not (len(live) * each > budget * (1 + 1e-6))
+        if l21 == 0:  # nobody dies, those without any gradient neither
+            assert len(values) * each <= budget * (1 + 1e-6)
             return
         assert len(live) * each <= budget * (1 + 1e-6)
         ties = int((dead == dead.max()).sum())
@@ -53,6 +53,11 @@ class TestQuantile:
         dear = GroupCensus(np.array([2.5]), 1.0, 1, 1, 10)
         l21 = l21_for([cheap, dear], [1.0, 10.0], 11.0)
         assert 2.0 < l21 < 2.5
+
+    def test_groups_without_any_gradient_die_first_and_together(self) -> None:
+        census = GroupCensus(np.array([0.0, 0.0, 1e-9, 0.0]), 1.0, 4, 4, 1)
+        assert 0 < l21_for([census], [1.0], 2.0) < 1e-9
+        assert l21_for([census], [1.0], 4.0) == 0.0
 
     def test_nobody_is_there(self) -> None:
         assert l21_for([], [], 0.0) == 0.0

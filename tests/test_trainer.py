@@ -191,8 +191,10 @@ def test_without_a_compiler_the_network_is_eager_and_that_is_said(
         assert trained_and_compiled(log, True) == eager
     monkeypatch.setattr("sparsegroup.training.compiled_network.has_compiler", lambda: True)  # one that does not work
     torch.compiler.reset()
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
-    with pytest.warns(UserWarning, match="compiling failed"):
+    with (
+        torch._inductor.config.patch(force_disable_caches=True),  # monkeypatch would leave it half undone
+        pytest.warns(UserWarning, match="compiling failed"),
+    ):
         assert trained_and_compiled(log, True) == eager
 
 

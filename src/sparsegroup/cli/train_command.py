@@ -138,10 +138,11 @@ def train_command(
         ),
     ] = None,
     evict_unseen: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             rich_help_panel="Size",
-            help="Steps after which dead features that have not come lose their row; 0 for never.",
+            help="Steps, or time of the log, such as 7d, after which dead features that have not come lose their row; "
+            "0 for never.",
             show_default="0",
         ),
     ] = None,

@@ -30,6 +30,7 @@ class Log(ABC):
         hash: Name of the hash that keys are made with; "none" for keys that are drawn, not hashed.
         labelled: Whether the rows have labels; if not, all labels of batches are 0.
         weighted: Whether the rows have weights.
+        timed: Whether the times of batches come from a column of the log; if not, they are the rows' numbers.
         bad_rows: Reason → number of rows that were left out.
         notes: What its reader should be told, ready to print: rows that were left out, and why.
         identity: JSON that differs for another log or one read in another way, and is the same for a copy; None where
@@ -60,6 +61,7 @@ class Log(ABC):
     hash: str = HASH
     labelled: bool = True
     weighted: bool = False
+    timed: bool = False
     bad_rows: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
     identity: Mapping[str, Any] | None = None

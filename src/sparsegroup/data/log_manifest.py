@@ -28,6 +28,7 @@ class LogManifest(Manifest):
         source: What it was made of and how; a folder made of something else cannot be completed.
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
+        timed: Whether the rows have times of their own; not known of folders that older versions have written.
     """
 
     dataset: str
@@ -43,6 +44,7 @@ class LogManifest(Manifest):
     source: Mapping[str, Any]
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     weighted: bool = False
+    timed: bool = False
 
     @classmethod
     def from_plain(cls, content: Plain, **header: Any) -> Self:

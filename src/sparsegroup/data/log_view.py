@@ -14,7 +14,7 @@ class LogView(Log):
         self.log = log
         self.name, self.fields, self.lists, self.numbers = log.name, log.fields, log.lists, log.numbers
         self.train_rows, self.hash = log.train_rows, log.hash
-        self.labelled, self.weighted = log.labelled, log.weighted
+        self.labelled, self.weighted, self.timed = log.labelled, log.weighted, log.timed
         self.bad_rows, self.notes = log.bad_rows, log.notes
         self.identity, self.vocabulary, self.truth = log.identity, log.vocabulary, log.truth
 

@@ -195,6 +195,7 @@ def _complete(
         source=source,
         bad_rows=state.bad,
         weighted=log.weight is not None,
+        timed=log.time is not None,
     )
     PREPARED_LOG.write(folder, manifest)
     if vocabulary:

@@ -39,7 +39,8 @@ class PreparedLog(Log):
             check_size(self.folder / name, manifest.files[name], ClickLogError)
         self.name, self.train_rows = str(self.folder), manifest.train_rows
         self.fields, self.lists, self.numbers = manifest.fields, manifest.lists, manifest.numbers
-        self.hash, self.weighted, self.bad_rows = manifest.hash, manifest.weighted, manifest.bad_rows
+        self.hash, self.weighted, self.timed = manifest.hash, manifest.weighted, manifest.timed
+        self.bad_rows = manifest.bad_rows
         self.identity = identity_of(manifest.source)
         vocabulary = self.folder / VOCABULARY
         self.vocabulary = vocabulary if vocabulary.exists() else None

@@ -9,6 +9,9 @@ import numpy.typing as npt
 KEY_BYTES = 8
 """What a live row takes beside its vector where a model is served: its key."""
 
+SMALLEST = 1e-30
+"""The least λ21 above zero: what outlives it has a norm that float32 can tell from 0."""
+
 
 @dataclass(frozen=True)
 class GroupCensus:
@@ -40,7 +43,8 @@ def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: flo
         budget: ≥ 0, in the same unit.
 
     Returns:
-        0 where all may live; else halfway between the last group that lives and the first that does not.
+        0 where all may live; else halfway between the last group that lives and the first that does not, and at least
+        `SMALLEST`, so that groups without any gradient can be among the dead. Equal ones are all dead.
     """
     critical = np.concatenate([np.empty(0), *(census.critical for census in censuses)])
     if not len(critical):
@@ -64,4 +68,5 @@ def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: flo
         first_dead = critical[kept] if kept < len(critical) else None
     if first_dead is None:
         return 0.0
-    return float(first_dead if last_live is None else (first_dead + last_live) / 2)
+    between = float(first_dead if last_live is None else (first_dead + last_live) / 2)
+    return max(between, SMALLEST)

@@ -65,7 +65,7 @@ class Directory:
         evicted: Rows that were dropped by themselves, by a policy that is asked now and then or for want of room.
         refused: How often a key would have got a row, had there been room.
         steps: The optimizer's, as far as anybody counts them.
-        asked: At which of them the eviction policy was asked last.
+        asked: The moment at which the eviction policy was asked last.
         lookups: In how many a policy was asked, where sightings are counted in a sketch; one that draws is told that.
         generation: The numbering of the rows.
         row_fields: The fields of rows, once they have been asked for.
@@ -225,9 +225,9 @@ class Directory:
         admitted = checked_answer(policy, "admits", policy.admits(keys, sights), len(keys), np.bool_)
         return Admission(int(admitted.sum()), keys, admitted, sights, again=again)
 
-    def note_asked(self) -> None:
-        """The eviction policy is asked now."""
-        self.asked = self.steps
+    def note_asked(self, moment: int) -> None:
+        """The eviction policy is asked at a moment: after so many steps, or as the log's clock says."""
+        self.asked = moment
 
     def count_evicted(self, count: int) -> None:
         """So many rows more have been dropped by themselves."""

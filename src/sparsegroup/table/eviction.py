@@ -18,9 +18,9 @@ Unit = Literal["steps", "seconds"]
 class EvictionPolicy(Protocol):
     """Decides which rows are dropped. Give it as `HashEmbedding(..., eviction=policy)`.
 
-    It is asked when `shrink` is called. One with an attribute `every`, an int, is also asked after that many steps, at
-    the next lookup in training that no gradient is due to. One with an attribute `unit`, "steps" or "seconds", may ask
-    when rows were seen, which the table then keeps, in 8 bytes a row.
+    It is asked when `shrink` is called. One with an attribute `every`, an int, is also asked when so many steps, or
+    seconds if that is its `unit`, have gone by, at the next lookup in training that no gradient is due to. One with an
+    attribute `unit`, "steps" or "seconds", may ask when rows were seen, which the table then keeps, in 8 bytes a row.
 
     An evicted key loses its vector and the optimizer's state, its dual residual among it. It stays counted as seen; if
     it returns and is admitted, it is a new row. Deltas and incremental checkpoints name it as gone. The policy is
@@ -50,7 +50,7 @@ class UnseenFor:
         steps: For so many of the optimizer's steps, ≥ 1.
         seconds: Or for so many seconds, ≥ 1, of which the table is told by `set_time`.
         live: Drop live rows, too.
-        every: Look after that many steps, ≥ 1.
+        every: So many steps, or seconds, are between two looks, ≥ 1; None: a quarter of the age.
 
     Raises:
         ValueError: Both or neither of `steps` and `seconds`, or a number out of range.
@@ -71,14 +71,16 @@ class UnseenFor:
     steps: int | None = None
     seconds: int | None = None
     live: bool = False
-    every: int = 1000
+    every: int | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
             raise ValueError(f"one of steps and seconds is expected, got steps={self.steps}, seconds={self.seconds}")
         if not 1 <= self._limit <= LATEST:
             raise ValueError(f"{self.unit} must be in [1, {LATEST:,}], got {self._limit}")
-        if self.every < 1:
+        if self.every is None:
+            object.__setattr__(self, "every", max(1, self._limit // 4))
+        elif self.every < 1:
             raise ValueError(f"every must be >= 1, got {self.every}")
 
     @property

@@ -32,7 +32,6 @@ def new_directory(config: TableConfig, buckets: int | None = None) -> Directory:
     sketch_bytes: int | None = getattr(config.admission, "sketch_bytes", None)
     if sketch_bytes is None and config.max_bytes is not None and not isinstance(config.admission, EveryKey):
         sketch_bytes = max(4096, config.max_bytes // _SKETCHED)
-    unit = getattr(config.eviction, "unit", None) or (None if config.max_bytes is None else "steps")
     estimates = config.max_bytes is not None or sketch_bytes is not None
     return Directory(
         config.max_rows,
@@ -40,7 +39,7 @@ def new_directory(config: TableConfig, buckets: int | None = None) -> Directory:
         buckets,
         sketch_bytes=sketch_bytes,
         estimate=DistinctCount(config.field_bits) if estimates else None,
-        uses=None if unit is None else RowUses(unit == "steps"),
+        uses=None if config.unit is None else RowUses(config.unit == "steps"),
         packed=PackedRows(config.dim, config.huge_pages) if config.pack_dead else None,
         is_watched=config.pack_dead or config.max_bytes is not None or hasattr(config.eviction, "every"),
     )

@@ -13,7 +13,7 @@ from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.optim.stored import HEIGHT
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
-from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy
+from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sighting_sketch import HIGHEST
 
@@ -41,6 +41,12 @@ class TableConfig:
     pack_dead: bool
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
+
+    @property
+    def unit(self) -> Unit | None:
+        """In what the table tells the time; None where nobody asks."""
+        default: Unit | None = None if self.max_bytes is None else "steps"
+        return getattr(self.eviction, "unit", None) or default
 
 
 def checked_config(

@@ -74,8 +74,10 @@ class Upkeep:
         """Which rows stay, `[total_rows]`; None for all."""
         self.is_due = False
         kept: Bools | None = None
-        if self._every is not None and directory.steps - directory.asked >= self._every:
-            directory.note_asked()
+        uses = directory.uses
+        moment = directory.steps if uses is None or uses.by_steps else uses.now
+        if self._every is not None and moment - directory.asked >= self._every:
+            directory.note_asked(moment)
             kept = kept_rows(self._eviction, memory, directory)
         if self.budget is not None:
             most, rows = self.budget.most_rows(memory), directory.num_rows

@@ -10,6 +10,7 @@ from sparsegroup.names import ModelName
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table import AfterSightings, HashEmbedding, UnseenFor
 from sparsegroup.table.table import Table
+from sparsegroup.training.age import Age, age_of
 from sparsegroup.training.lookup_model import LookupModel
 
 NETWORKS: Mapping[ModelName, type[MLP] | type[OPNN] | type[DCN]] = {"mlp": MLP, "opnn": OPNN, "dcn": DCN}
@@ -50,7 +51,7 @@ def new_table(
     fallback: bool = False,
     admit_after: int = 1,
     admit_sketch: int | str | None = None,
-    evict_unseen: int = 0,
+    evict_unseen: int | str = 0,
     max_bytes: int | str | None = None,
     pack_dead: bool = False,
 ) -> HashEmbedding:
@@ -60,7 +61,7 @@ def new_table(
         dim, seed, fallback, max_bytes, pack_dead: See `HashEmbedding`.
         admit_after: Sightings after which a feature gets a row.
         admit_sketch: Bytes of the sketch that counts them; None: they are counted exactly.
-        evict_unseen: Steps after which dead features that have not come lose their row; 0 for never.
+        evict_unseen: The age at which dead features that have not come lose their row, see `age_of`; 0 for never.
 
     Raises:
         ValueError: See `HashEmbedding`, `AfterSightings`.
@@ -73,12 +74,11 @@ def new_table(
         field_bits=FIELD_BITS,
         fallback=fallback,
         admission=None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
-        eviction=UnseenFor(steps=evict_unseen, every=_often(evict_unseen)) if evict_unseen else None,
+        eviction=_unseen_for(age_of(evict_unseen)),
         max_bytes=max_bytes,
         pack_dead=pack_dead,
     )
 
 
-def _often(steps: int) -> int:
-    """Look a few times while a row is on its way out, so that it is there a quarter longer at most."""
-    return max(1, steps // 4)
+def _unseen_for(age: Age) -> UnseenFor | None:
+    return UnseenFor(age.steps, age.seconds) if age.steps or age.seconds else None

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting, targets_in
@@ -61,6 +62,15 @@ class DataConfig(StrictSettings):
         }
 
 
+def _age(given: object) -> object:
+    age = age_of(given)
+    return given if age.steps is None else age.steps
+
+
+AgeSetting = Annotated[int | str, BeforeValidator(_age)]
+"""A number of steps, or a text such as "7d"."""
+
+
 class ModelConfig(StrictSettings):
     """The network over the embeddings.
 
@@ -73,7 +83,8 @@ class ModelConfig(StrictSettings):
             default where a size is asked for.
         admit_after: Batches in which a feature must have come to get a row of its own.
         admit_sketch: Bytes of the sketch that counts these, see `AfterSightings`; None: they are counted exactly.
-        evict_unseen: Steps after which dead features that have not come lose their row, see `UnseenFor`; 0 for never.
+        evict_unseen: When dead features that have not come lose their row, see `UnseenFor`: after so many steps, or as
+            the log's own time has it, "7d", say; 0 for never.
         max_table_bytes: What the table never exceeds, such as "2GB", see `HashEmbedding`.
         pack_dead: Whether dead features are kept in half the bytes, see `HashEmbedding`.
     """
@@ -85,7 +96,7 @@ class ModelConfig(StrictSettings):
     fallback: bool = False
     admit_after: int = Field(default=1, ge=1)
     admit_sketch: SizeSetting | None = None
-    evict_unseen: int = Field(default=0, ge=0)
+    evict_unseen: AgeSetting = 0
     max_table_bytes: SizeSetting | None = None
     pack_dead: bool = False
 
@@ -209,8 +220,13 @@ class Config(StrictSettings):
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
         Raises:
-            SettingsError: A table of that model cannot be so small.
+            SettingsError: A table of that model cannot be so small; or it goes by the log's time, which it has not.
         """
+        if age_of(self.model.evict_unseen).seconds is not None and not log.timed:
+            raise SettingsError(
+                f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own time, and {log.name} has no "
+                "column of times (ts or timestamp, or one that its schema names); give a number of steps"
+            )
         return self.build_for(len(log.fields), len(log.numbers))
 
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:

@@ -124,6 +124,7 @@ class Trainer:
         looks_ahead = after_batch is None or isinstance(self.table.table.config.admission, EveryKey)
         batches = map(as_batch, stream)
         batch = next(batches, None)
+        self._tell_time(batch)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
         with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:  # sorting for the AUC leaves the interpreter free
             while batch is not None:
@@ -133,7 +134,7 @@ class Trainer:
                 window = self._window
                 ends = following is None or window.samples + len(batch) >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
-                logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys)
+                logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys, following)
                 self.samples += len(batch)
                 window.add(batch, logits)
                 if on_batch is not None:
@@ -190,10 +191,18 @@ class Trainer:
         if self.target is not None:
             self.target.load_state_dict(state["target"])
 
-    def _step(self, batch: Batch, keys: Tensor, next_keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _tell_time(self, batch: Batch | None) -> None:
+        """It is the time of `batch` now, for a table that goes by the log's: that of the row in its middle."""
+        if batch is not None and len(batch) and self.table.table.config.unit == "seconds":
+            self.table.set_time(int(batch.times.median()))
+
+    def _step(
+        self, batch: Batch, keys: Tensor, next_keys: Tensor | None, following: Batch | None
+    ) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         vectors = self.table(keys)
+        self._tell_time(following)  # before its rows are looked up ahead
         if next_keys is not None and not (self.target is not None and self.target.is_due):
             self.table.prefetch(next_keys)
         batch = batch.for_device(vectors.device)
