@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu.jit import kernel, load, store
+from sparsegroup.kernels.cpu.jit import jitted, kernel, load, store
 from sparsegroup.table.index import COUNT, PHYSICAL, Index, bucket_address, hash_of, put
 
 Int64s = npt.NDArray[np.int64]
 
-_RUN = 64
-"""Rows whose number is found by counting from the last one that is noted."""
+_WORD = 64
+"""Rows of the mask in a word of bits, before each of which it is noted how many stay."""
 
 
 def keep_rows(index: Index, kept: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
@@ -20,16 +20,32 @@ def keep_rows(index: Index, kept: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s
     Returns:
         Keys and former rows of the others, in no particular order.
     """
-    starts = np.arange(0, len(kept), _RUN)
-    counts = np.add.reduceat(kept.view(np.uint8), starts, dtype=np.int64) if len(kept) else np.zeros(0, np.int64)
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    words = np.zeros(-(-len(kept) // _WORD), np.uint64)
+    bits = np.packbits(kept, bitorder="little")
+    words.view(np.uint8)[: len(bits)] = bits  # little-endian, as the machines are that the kernels are compiled for
+    before = np.zeros(len(words) + 1, np.int64)
+    _count_kernel(words, before)
     gone = len(kept) - int(before[-1])
     keys, rows = np.empty(gone, np.int64), np.empty(gone, np.int64)
-    _keep_kernel(kept, before, index.state, index.pages, keys, rows)
+    _keep_kernel(words, before, index.state, index.pages, keys, rows)
     return keys, rows
 
 
-def _keep_all(kept: Any, before: Any, state: Any, pages: Any, gone_keys: Any, gone_rows: Any) -> None:
+@jitted
+def ones(word: Any) -> Any:
+    """How many bits of a uint64 are set."""
+    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+def _count_all(words: Any, before: Any) -> None:
+    for i in range(len(words)):
+        before[i + 1] = before[i] + ones(words[i])
+
+
+def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, gone_rows: Any) -> None:
     """Bucket after bucket is emptied, and what stays is put back.
 
     It goes where it lay or further down, never up: its home is at or below its bucket, which has room again. Buckets
@@ -45,7 +61,7 @@ def _keep_all(kept: Any, before: Any, state: Any, pages: Any, gone_keys: Any, go
             if row >= 0:
                 store(slot, 0)
                 store(slot + 8, 0)
-                if kept[row]:
+                if (words[row >> 6] >> np.uint64(row & 63)) & np.uint64(1):
                     taken[count, 0], taken[count, 1] = key, row
                     count += 1
                 else:
@@ -54,13 +70,12 @@ def _keep_all(kept: Any, before: Any, state: Any, pages: Any, gone_keys: Any, go
             slot += 16
         for i in range(count):
             key, row = taken[i, 0], taken[i, 1]
-            run = row >> 6
-            number = before[run]
-            for other in range(run << 6, row):
-                number += kept[other]
+            earlier = words[row >> 6] & ((np.uint64(1) << np.uint64(row & 63)) - np.uint64(1))
+            number = before[row >> 6] + ones(earlier)
             put(key, number + 1, hash_of(key), state, pages)
         stayed += count
     state[COUNT] = stayed
 
 
+_count_kernel = kernel(_count_all, "the table's index (counting)")
 _keep_kernel = kernel(_keep_all, "the table's index (removal)")
