@@ -46,7 +46,7 @@ POINTS = (0.25, 0.5, 0.75)
 """Of the pass, at which the table's bytes are given."""
 
 PLAIN = {"model": "dcn", "dim": 8, "lr": 1e-3, "batch_size": BATCH}
-RECIPE = {**PLAIN, "target_rate": RATE}
+RECIPE = {**PLAIN, "target_rate": RATE, "fallback": False}
 
 
 def contenders(everything: float) -> dict[str, dict[str, Any]]:

@@ -3,9 +3,9 @@
 DCN, d = 8, Group Adam, lr 1e-3, 2,048 samples a batch, one pass over the first 6/7 of the rows, one seed. The lasso
 with a constant λ21 is trained at three λ21; the recipe (`hard`, a ramp), with and without fallback vectors, and the
 lasso under the same control are asked for the very rates that it ends with; so is Group Adagrad at a learning rate of
-.03 with fallback vectors, `hard`, which is recommended for shorter logs, and lasso; Adam is pruned to them by norm,
-and fine-tuned on the last 0 and 10 % of the samples. Bytes are those of the table at the end of training, with all
-that it remembers; those of what is served follow from the rate.
+.03 with fallback vectors, `hard`, which is recommended, and lasso; Adam is pruned to them by norm, and fine-tuned on
+the last 0 and 10 % of the samples. Bytes are those of the table at the end of training, with all that it remembers;
+those of what is served follow from the rate.
 
     python benchmarks/size_at_scale.py    # 6 GiB of memory, and 2 GB of disk for the log
 """
@@ -79,6 +79,8 @@ def all_of(log: PreparedLog, only: Sequence[str]) -> Iterator[tuple[str, dict[st
         only: Methods under a target that are wanted, beside those without; none for all.
     """
     yield "all", one_pass(log, PLAIN)
+    if not only:
+        yield "all_adagrad", one_pass(log, PLAIN.replace(optimizer="adagrad", lr=0.03))
     rates = []
     for number, l21 in enumerate(L21S):
         found = one_pass(log, PLAIN.replace(l21=l21))
