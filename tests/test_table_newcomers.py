@@ -38,9 +38,10 @@ def begin_dead(table: HashEmbedding, keys: torch.Tensor) -> torch.Tensor:
     return (table(keys) == 7.0).all(dim=1)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_bytes": "8MB"}])
 @pytest.mark.parametrize("rate", [1.0, 0.9, 0.5, 0.1])
-def test_as_many_new_keys_begin_dead_as_others_are(rate: float) -> None:
-    table = table_at(rate)
+def test_as_many_new_keys_begin_dead_as_others_are(rate: float, options: dict[str, str]) -> None:
+    table = table_at(rate, **options)
     starts = table.initial(NEW)
     hidden = begin_dead(table, NEW)
     expected = 1 - (rate * 1_000 + 4_000) / 5_000  # they count as live themselves

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from sparsegroup.table.hashing import mixed
 from sparsegroup.table.row_lookup import Found
+from sparsegroup.table.table import Table
 
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
 """Makes the draw that a key is given here another one than those of its start and its admission."""
@@ -17,21 +18,34 @@ _MOST = 1 - 2.0**-53
 """The largest share whose bound is below 2⁶⁴."""
 
 
-def begin_dead(found: Found, share: float) -> None:
-    """Set vectors of keys that have come for the first time to zero, as if their rows were dead.
+def begin_dead(found: Found, table: Table) -> None:
+    """Set vectors of keys that have come for the first time to zero, as if their rows were dead: as many as are dead.
 
     Fallback vectors then stand in for them, and learn what is to be expected of new keys. Which keys do so follows from
     the key alone; the rows themselves stay as they are, and get the gradient.
 
     Args:
         found: A lookup in training; its vectors are changed.
-        share: How large a part of the new keys, in [0, 1].
+        table: What was looked up in.
     """
-    if share <= 0 or not len(places := found.search.new_places):
+    places = found.search.new_places
+    if not len(places) or (share := _dead_share(table)) <= 0:
         return
     drawn = mixed(found.search.keys[places] ^ _SALT)
     begins_dead = places[drawn < np.uint64(min(share, _MOST) * 2.0**64)]
     found.vectors.index_fill_(0, torch.from_numpy(begins_dead).to(found.vectors.device), 0)
+
+
+def _dead_share(table: Table) -> float:
+    """How many of the keys that training has seen do not live.
+
+    Where these are estimated, which would take its time, it is of those that ever had a row; what went and came back
+    counts as often as it went.
+    """
+    with table.at_rest():
+        directory = table.directory
+        known = directory.num_seen if directory.estimate is None else directory.total_rows + directory.evicted
+        return 1 - table.storage.num_live / known if known else 0.0
 
 
 def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:

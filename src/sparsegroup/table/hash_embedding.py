@@ -175,7 +175,7 @@ class HashEmbedding(nn.Module):
         else:
             found = self.table.look_up(array, insert=self.training)
         if self.fallback is not None and self.training:
-            begin_dead(found, 1 - self.feature_rate)
+            begin_dead(found, self.table)
         vectors = for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
         if self.fallback is None:
             return vectors
