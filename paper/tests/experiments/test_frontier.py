@@ -31,6 +31,7 @@ from experiment_cases import counted, live_keys, trained
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config
 from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, PRUNED
+from sparsegroup_paper.frontier import SHOWN
 from sparsegroup_paper.recipe import FURTHER_L2S, PRUNED_BY_RATE, PRUNED_UNTUNED, RECIPE, UNTUNED, better_everywhere
 from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.section import Section
@@ -277,7 +278,12 @@ def test_the_frontiers_comparisons_are_between_its_points(ran: Callable[[str], R
     assert section.findings[0] == f"Highest mean AUC: {', '.join(leaders)}."
     assert words
     assert set(section.findings[3:-1]) == {f"{name} against {PRUNED}: {counts(of)}." for name, of in words.items()}
-    assert [series.label for series in section.figures[0].series] == CONTENDERS
+    assert [series.label for series in section.figures[-1].series] == CONTENDERS
+    *shown, rest = section.figures[0].series
+    assert [series.label for series in shown] == list(SHOWN)
+    for rate, auc in zip(rest.x, rest.y, strict=True):
+        here = [row for row in compared if row["feature rate"] == rate and row["method"] not in (RECIPE, *SHOWN)]
+        assert auc == max(row["test AUC"] for row in here)
 
 
 def test_recovery_is_what_the_truth_says_of_the_survivors(log: MemoryLog, ran: Callable[[str], Ran]) -> None:
