@@ -52,11 +52,11 @@ def plot_path(
             )
         if begins is not None:
             chosen = next(auc for rate, auc, _ in by_rate if rate == begins)
-            label = f"no loss (of more than {tolerance:g}) down to {100 * begins:.3g} %"
+            label = f"no loss (of more than {tolerance:g}) down to {100 * begins:.2g} %"
             axes.plot([begins], [chosen], "o", markersize=13, fillstyle="none", color=COLOURS["blue"], label=label)
         axes.set_xscale("log")
         axes.set_xticks([rate for rate, _, _ in by_rate])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:.3g} %"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:.2g} %"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.margins(0.12, 0.3)
