@@ -15,11 +15,12 @@ ROWS = 20_000
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of 25,000 features, most of which come once, and of which few say anything."""
+    """A log of 25,000 features, most of which come once, and of which few say anything; a tenth of the labels lies."""
     path = tmp_path_factory.mktemp("logs") / "log.csv"
     lines = ["label,ts,color,noise,user,item"]
+    labels = [int((i % 7 in (1, 3)) ^ (i * 40503 % 101 < 10)) for i in range(ROWS)]
     lines += [
-        f"{int(i % 7 in (1, 3))},{i},c{i % 7},n{i * 7919 % 1_000_003},u{i // 20},t{i * 31 % 4001}" for i in range(ROWS)
+        f"{label},{i},c{i % 7},n{i * 7919 % 1_000_003},u{i // 20},t{i * 31 % 4001}" for i, label in enumerate(labels)
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -43,7 +44,7 @@ def test_a_table_keeps_to_its_limit(log: Path, tmp_path: Path, run: Run) -> None
     summary = summary_of(folder)
     assert summary["evicted_rows"] > 0  # type: ignore[operator]
     assert summary["features_seen"] == pytest.approx(ROWS * 0.9 * (1 + 1 / 20) + 4008, rel=0.05)
-    assert summary["test"]["auc"] > 0.9  # type: ignore[index]
+    assert summary["test"]["auc"] > 0.8  # type: ignore[index]
     assert f"{summary['evicted_rows']:,} rows" in done.stdout
     assert "rows evicted" in (folder / "report.html").read_text()
 
@@ -138,4 +139,4 @@ def test_a_run_that_packs_dead_features_is_resumed_to_the_same_bits(log: Path, t
     first, second = (summary_of(tmp_path / name) for name in ("whole", "cut"))
     for name in ("features_seen", "live_rows", "table_bytes", "test"):
         assert first[name] == second[name], name
-    assert first["test"]["auc"] > 0.9  # type: ignore[index]
+    assert first["test"]["auc"] > 0.8  # type: ignore[index]

@@ -286,6 +286,22 @@ class TestBadInput:
             TargetRate(optimizer, 2.0)
         assert optimizer.param_groups[0]["l21"] == 0.5
 
+    def test_more_rows_than_have_had_a_gradient_is_said(self) -> None:
+        """Those that have not start at random and mean nothing: they die, though more may live."""
+        table = HashEmbedding(4)
+        optimizer = GroupAdam(table.parameters(), lr=1e-2, penalty="hard")
+        target = TargetRate(optimizer, 0.5, steps=3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            keys = torch.arange(100)
+            (table(keys).sum(dim=1) * (keys < 20)).sum().backward()
+            optimizer.step()
+            if target.count < 2:
+                target.step()
+        with pytest.warns(RuntimeWarning, match=r"0\.5 is more than the groups that have had a gradient: 0\.2 of all"):
+            target.step()
+        assert table.num_live == 20
+
     def test_a_size_below_one_row_is_said(self) -> None:
         table = HashEmbedding(4)
         optimizer = GroupAdam(table.parameters(), lr=1e-2, penalty="hard")

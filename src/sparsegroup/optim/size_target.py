@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.group_census import SMALLEST, GroupCensus
 from sparsegroup.optim.stored import store_of
 from sparsegroup.optim.target_part import TargetPart, rate_of
 
@@ -20,8 +20,8 @@ RAMP = 0.8
 _CONTROLS = 50
 _INTERVAL = 200
 
-_UNNOTICED = 1e-30
-"""A λ21 that no group feels."""
+_NEARLY = 0.98
+"""Of what was asked for: who ends below has to be told."""
 
 
 class SizeTarget(ABC):
@@ -148,8 +148,9 @@ class SizeTarget(ABC):
             own = [(one, cost) for one, cost in zip(censuses, costs, strict=True) if one.field == part.field]
             its_censuses, its_costs = [one for one, _ in own], [cost for _, cost in own]
             final = self._final_rate(part.field, its_censuses)
-            left += part.set_l21(its_censuses, its_costs, final, ahead)
-            self._warn(part, its_costs)
+            live = part.set_l21(its_censuses, its_costs, final, ahead)
+            left += live
+            self._warn(part, its_costs, live)
         self.rate = rate_of(censuses, costs)
         self.scheduled_rate = self._parts[0].scheduled_rate
         if self.fields:
@@ -157,13 +158,21 @@ class SizeTarget(ABC):
         self._hand_over()
         return left / total
 
-    def _warn(self, part: TargetPart, costs: Sequence[float]) -> None:
-        """Say so where a part is asked for less than a group of it."""
+    def _warn(self, part: TargetPart, costs: Sequence[float], live: float) -> None:
+        """Say so, once, where a part is asked for less than a group of it, or for more than have any gradient."""
         over = self.steps is None or self.count == self.steps
-        if over and part.cost and part.final * part.cost < min(costs) and not part.warned:
-            part.warned = True
-            asked = str(self) if part.field is None else f"{self.describe(part.field)} in field {part.field}"
-            warnings.warn(f"{asked} is less than one group: nothing will be left", RuntimeWarning, stacklevel=4)
+        if part.warned or not over or not part.cost:
+            return
+        wanted = part.final * part.cost
+        if wanted < min(costs):
+            why = "less than one group: nothing will be left"
+        elif part.l21 == SMALLEST and live < _NEARLY * wanted:
+            why = f"more than the groups that have had a gradient: {live / part.cost:.2g} of all will be left"
+        else:
+            return
+        part.warned = True
+        asked = str(self) if part.field is None else f"{self.describe(part.field)} in field {part.field}"
+        warnings.warn(f"{asked} is {why}", RuntimeWarning, stacklevel=4)
 
     def describe(self, field: int) -> str:
         """What is asked for of a field, in words."""
@@ -197,7 +206,7 @@ class SizeTarget(ABC):
         # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
         if not self.optimizer.rule.state:
             for part in self._parts:
-                part.l21 = max(part.l21, _UNNOTICED)
+                part.l21 = max(part.l21, SMALLEST)
         for number in self.param_groups:
             group = self.optimizer.param_groups[number]
             group["l21"] = self.l21

@@ -24,7 +24,7 @@ class TargetPart:
         rate: Live groups over groups seen, as of then; None where none was seen.
         scheduled_rate: What the schedule asked for then.
         cost: What the groups seen would cost if all of them lived.
-        warned: Whether it has been said that nothing will be left.
+        warned: Whether it has been said that what was asked for cannot be had.
         is_sampled: Whether live groups are counted in a sample, as those of a field are.
     """
 
