@@ -6,7 +6,7 @@ each in a process of its own:
 
     all           every feature keeps its row
     lasso         the paper's lasso at a constant λ21
-    recipe        3 % asked for, as `--target-rate .03`
+    recipe        3 % asked for, `--target-rate .03 --lr 1e-3 --no-fallback`
     packed        the recipe; dead features without a vector and in bfloat16, as `--pack-dead`
     unseen        the recipe; dead features that have not come for 500 steps lose their row
     admit_2, 5    the recipe; a row at the second, at the fifth sighting, counted in 64 MB

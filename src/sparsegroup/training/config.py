@@ -220,14 +220,19 @@ class Config(StrictSettings):
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
         Raises:
-            SettingsError: A table of that model cannot be so small; or it goes by the log's time, which it has not.
+            SettingsError: A table of that model cannot be so small, or as `check_log`.
         """
+        self.check_log(log)
+        return self.build_for(len(log.fields), len(log.numbers))
+
+    def check_log(self, log: Log) -> None:
+        """Raise SettingsError where the settings ask for what a log has not: a field of that name, or times."""
+        self.optimizer.rates_by_number(log)
         if age_of(self.model.evict_unseen).seconds is not None and not log.timed:
             raise SettingsError(
                 f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own time, and {log.name} has no "
                 "column of times (ts or timestamp, or one that its schema names); give a number of steps"
             )
-        return self.build_for(len(log.fields), len(log.numbers))
 
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""

@@ -75,10 +75,10 @@ class Session:
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
         Raises:
-            SettingsError: The settings name fields that the log has not.
+            SettingsError: The settings ask for what the log has not, fields or times.
             RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
         """
-        config.optimizer.rates_by_number(log)
+        config.check_log(log)
         if run is not None:
             run.columns.check(log)
         folder.mkdir(parents=True, exist_ok=True)

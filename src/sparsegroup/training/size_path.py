@@ -53,9 +53,9 @@ def size_path(
         All features first, then as many points as rates, in their order.
 
     Raises:
-        SettingsError: A rate out of range, or fields that the log has not.
+        SettingsError: A rate out of range, or fields or times that the log has not.
     """
-    config.optimizer.rates_by_number(log)
+    config.check_log(log)
     everything = config.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
     configs = [everything, *(config.replace(l21=0.0, target_rate=rate, target_bytes=None) for rate in rates)]
     points = []
