@@ -14,7 +14,7 @@ from format_files import checkpointed
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.formats.schema_file import read_schema
-from sparsegroup.penalties import MCP
+from sparsegroup.penalties import MCP, Penalty
 from sparsegroup.serving import read_export
 from sparsegroup.training import load_run
 
@@ -45,7 +45,7 @@ def test_a_checkpoint_of_changes(written: Path, values: dict[str, Any]) -> None:
     assert int(optimizer.state[model["table"].weight]["step"]) == expected["step"]
     assert [group["l21"] for group in optimizer.param_groups] == expected["l21"]
     assert optimizer.param_groups[0]["lr"] == expected["lr"]
-    assert optimizer.param_groups[0]["penalty"] == MCP(gamma=expected["mcp_gamma"])
+    assert Penalty.of(optimizer.param_groups[0]["penalty"]) == MCP(gamma=expected["mcp_gamma"])
     assert model["table"].num_seen == expected["num_seen"]
 
 

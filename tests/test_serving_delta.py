@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving_cases import opened_model
-from sparsegroup.serving import ExportError, TrainedModel, apply_deltas, export, export_delta, open_trained, read_export
+from sparsegroup.serving import (
+    ExportError,
+    TrainedModel,
+    apply_deltas,
+    export_delta,
+    export_trained,
+    open_trained,
+    read_export,
+)
 from sparsegroup.serving.difference import difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
 from sparsegroup.serving.quantize import encode
@@ -86,13 +94,13 @@ def content(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tmp_path: Path) -> None:
     opened = opened_model()
-    export(opened, tmp_path / "0", dtype)  # type: ignore[arg-type]
+    export_trained(opened, tmp_path / "0", dtype)  # type: ignore[arg-type]
     for day in range(1, 5):
         train_a_little(opened, day)
         delta = export_delta(
             opened, tmp_path / "deltas" / f"{day}", tmp_path / ("0" if day == 1 else f"deltas/{day - 1}")
         )
-        full = export(opened, tmp_path / f"full{day}", dtype)  # type: ignore[arg-type]
+        full = export_trained(opened, tmp_path / f"full{day}", dtype)  # type: ignore[arg-type]
         assert delta.id == full.id
         assert delta.changes is not None
         assert 0 < delta.changes.upserts < full.live_rows
@@ -114,7 +122,7 @@ def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tm
 
 def test_a_delta_of_nothing_is_empty(tmp_path: Path) -> None:
     opened = opened_model()
-    full = export(opened, tmp_path / "a")
+    full = export_trained(opened, tmp_path / "a")
     delta = export_delta(opened, tmp_path / "b", tmp_path / "a")
     assert delta.changes is not None
     assert (delta.changes.upserts, delta.changes.tombstones) == (0, 0)
@@ -124,7 +132,7 @@ def test_a_delta_of_nothing_is_empty(tmp_path: Path) -> None:
 
 def days(tmp_path: Path, count: int) -> TrainedModel:
     opened = opened_model()
-    export(opened, tmp_path / "0")
+    export_trained(opened, tmp_path / "0")
     for day in range(1, count + 1):
         train_a_little(opened, day)
         export_delta(opened, tmp_path / f"{day}", tmp_path / f"{day - 1}")
@@ -133,7 +141,7 @@ def days(tmp_path: Path, count: int) -> TrainedModel:
 
 def test_deltas_out_of_order_or_on_another_base_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     opened = days(tmp_path, 3)
-    export(opened, tmp_path / "other")
+    export_trained(opened, tmp_path / "other")
     orders = [["0", "2"], ["0", "2", "1"], ["0", "1", "3"], ["0", "1", "1"], ["other", "1"], ["1", "1"]]
     random.Random(0).shuffle(orders)
     for base, *deltas in orders:
@@ -148,13 +156,13 @@ def test_deltas_out_of_order_or_on_another_base_are_refused_and_nothing_is_writt
 
 def test_a_base_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     days(tmp_path, 1)
-    export(opened_model(seed=5), tmp_path / "0", overwrite=True)
+    export_trained(opened_model(seed=5), tmp_path / "0", overwrite=True)
     with pytest.raises(ExportError, match=r"builds on export .* but in .* there is"):
         read_export(tmp_path / "1")
 
 
 def test_a_delta_needs_the_format_the_columns_and_the_network_of_its_base(tmp_path: Path) -> None:
-    export(opened_model(), tmp_path / "0", "int8")
+    export_trained(opened_model(), tmp_path / "0", "int8")
     with pytest.raises(ExportError, match="its vectors are int8; a delta to float32 cannot be made"):
         export_delta(opened_model(), tmp_path / "1", tmp_path / "0", "float32")
     with pytest.raises(ExportError, match="has other columns"):

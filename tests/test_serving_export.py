@@ -15,7 +15,7 @@ from sparsegroup.serving import (
     ExportError,
     ExportManifest,
     ExportRequest,
-    export,
+    export_trained,
     open_trained,
     read_export,
     read_manifest,
@@ -29,7 +29,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: str, tmp_path: Path) -> None:
     opened = opened_model(numbers=True, lists=True)
-    manifest = export(opened, tmp_path / "out", dtype)  # type: ignore[arg-type]
+    manifest = export_trained(opened, tmp_path / "out", dtype)  # type: ignore[arg-type]
     table = opened.model.embedding
     assert (manifest.live_rows, manifest.features_seen) == (table.num_live, table.num_seen)
     assert manifest.feature_rate == table.feature_rate < 1
@@ -62,7 +62,7 @@ def test_files_are_as_large_as_their_rows(dtype: str, tmp_path: Path) -> None:
     opened = replace(opened, config=opened.config.replace(hidden=(4,)))
     opened.model.network = opened.config.build_for(5, 0)[0].network
     with_onnx = dtype in ("float32", "int8")
-    manifest = export(opened, tmp_path / "out", dtype, ExportRequest(onnx=with_onnx))  # type: ignore[arg-type]
+    manifest = export_trained(opened, tmp_path / "out", dtype, ExportRequest(onnx=with_onnx))  # type: ignore[arg-type]
     rows = manifest.live_rows * (bytes_per_vector(8, dtype) + 8)  # type: ignore[arg-type]
     assert 1 <= manifest.files["embeddings.safetensors"].bytes / rows < 1.01
     if with_onnx:
@@ -76,15 +76,15 @@ def test_rows_that_a_format_rounds_to_zero_are_left_out_and_counted(tmp_path: Pa
     opened = opened_model()
     keys = next(opened.model.embedding.items())[0][:7]
     opened.model.embedding.assign(keys, torch.full((7, 4), 1e-9))
-    assert export(opened, tmp_path / "a", "float32").zero_rows == 0
-    manifest = export(opened, tmp_path / "b", "float16")
+    assert export_trained(opened, tmp_path / "a", "float32").zero_rows == 0
+    manifest = export_trained(opened, tmp_path / "b", "float16")
     assert manifest.zero_rows == 7
     assert manifest.live_rows == opened.model.embedding.num_live - 7
 
 
 def test_an_empty_table_can_be_exported(tmp_path: Path) -> None:
     opened = opened_model(rows=0)
-    manifest = export(opened, tmp_path / "out", wanted=ExportRequest(onnx=True))
+    manifest = export_trained(opened, tmp_path / "out", wanted=ExportRequest(onnx=True))
     assert (manifest.live_rows, manifest.feature_rate) == (0, 0.0)
     assert open_trained(tmp_path / "out").model.embedding.num_rows == 0
     zeros = torch.zeros(2, 5, dtype=torch.int64)
@@ -92,10 +92,10 @@ def test_an_empty_table_can_be_exported(tmp_path: Path) -> None:
 
 
 def test_the_same_model_gives_the_same_bytes_and_another_id_where_they_differ(tmp_path: Path) -> None:
-    first, second = (export(opened_model(), tmp_path / name) for name in ("a", "b"))
+    first, second = (export_trained(opened_model(), tmp_path / name) for name in ("a", "b"))
     assert first == second
-    assert export(opened_model(), tmp_path / "c", "int8").id != first.id
-    assert export(opened_model(seed=1), tmp_path / "d").id != first.id
+    assert export_trained(opened_model(), tmp_path / "c", "int8").id != first.id
+    assert export_trained(opened_model(seed=1), tmp_path / "d").id != first.id
     assert read_manifest(tmp_path / "a").id == first.id
 
 
@@ -105,7 +105,7 @@ def test_the_vocabulary_is_that_of_the_live_keys(tmp_path: Path) -> None:
     keys = table.state_dict()["keys"].numpy()
     names = pl.DataFrame({"key": keys, "field": "site", "value": [str(key) for key in keys]})
     names.write_parquet(tmp_path / "vocabulary.parquet")
-    export(replace(opened, vocabulary=tmp_path / "vocabulary.parquet"), tmp_path / "out")
+    export_trained(replace(opened, vocabulary=tmp_path / "vocabulary.parquet"), tmp_path / "out")
     again = open_trained(tmp_path / "out")
     assert again.vocabulary is not None
     kept = pl.read_parquet(again.vocabulary)
@@ -114,30 +114,30 @@ def test_the_vocabulary_is_that_of_the_live_keys(tmp_path: Path) -> None:
 
 
 def test_an_export_can_be_exported_in_another_format(tmp_path: Path) -> None:
-    whole = export(opened_model(), tmp_path / "whole")
-    small = export(open_trained(tmp_path / "whole"), tmp_path / "small", "int8")
-    assert small.content == export(opened_model(), tmp_path / "direct", "int8").content
+    whole = export_trained(opened_model(), tmp_path / "whole")
+    small = export_trained(open_trained(tmp_path / "whole"), tmp_path / "small", "int8")
+    assert small.content == export_trained(opened_model(), tmp_path / "direct", "int8").content
     assert (small.features_seen, small.before, small.fields) == (whole.features_seen, whole.before, whole.fields)
 
 
 def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    export(opened_model(), out)  # an empty folder is free
+    export_trained(opened_model(), out)  # an empty folder is free
     before = read_manifest(out)
     with pytest.raises(ExportError, match=r"is not empty; give another folder, or `overwrite`"):
-        export(opened_model(seed=1), out)
+        export_trained(opened_model(seed=1), out)
     bad = opened_model(seed=1)
     bad.model.embedding.assign(torch.tensor([5]), torch.full((1, 4), 1e9))
     with pytest.raises(ExportError, match="float16 has no 1e"):
-        export(bad, out, "float16", overwrite=True)
+        export_trained(bad, out, "float16", overwrite=True)
     assert read_manifest(out) == before
-    assert export(opened_model(seed=1), out, overwrite=True) == read_manifest(out) != before
+    assert export_trained(opened_model(seed=1), out, overwrite=True) == read_manifest(out) != before
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("all of it")
     with pytest.raises(ExportError, match="holds no export that could be overwritten"):
-        export(opened_model(), other, overwrite=True)
+        export_trained(opened_model(), other, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
@@ -183,14 +183,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_found_and_named(what: str, tmp_path: Path) -> None:
     damage, message = DAMAGE[what]
-    export(opened_model(), tmp_path / "out")
+    export_trained(opened_model(), tmp_path / "out")
     damage(tmp_path / "out")
     with pytest.raises(ExportError, match=message):
         read_export(tmp_path / "out")
 
 
 def test_the_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    manifest = export(opened_model(), tmp_path / "out")
+    manifest = export_trained(opened_model(), tmp_path / "out")
     assert isinstance(manifest, ExportManifest)
     assert read_manifest(tmp_path / "out") == manifest
     assert manifest.test is None

@@ -13,11 +13,11 @@ import torch
 
 from serving_cases import batch_of, opened_model
 from sparsegroup.data.batches import Batch
-from sparsegroup.serving import ExportError, ExportRequest, ServingModel, TrainedModel, export
+from sparsegroup.serving import ExportError, ExportRequest, ServingModel, TrainedModel, export_trained
 from sparsegroup.serving import onnx as serving_onnx
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.program import load_program, save_program, trace
+from sparsegroup.serving.program import load_program, save_program
 
 CASES = [
     ("dcn", False, False, "float32"),
@@ -64,8 +64,8 @@ def test_onnx_and_program_give_the_same_for_any_batch(
 ) -> None:
     opened = opened_model(name, lists=lists, numbers=numbers)
     model = serving(opened, dtype)
-    traced = trace(model)
-    save_onnx(model, traced, tmp_path / "model.onnx", {"export": "abc"})
+    traced = model.trace()
+    save_onnx(traced, tmp_path / "model.onnx", model.inputs, metadata=model.metadata() | {"export": "abc"})
     save_program(traced, tmp_path / "model.pt2")
     runs, program = OnnxModel(tmp_path / "model.onnx"), load_program(tmp_path / "model.pt2")
     for size in (1, 2, 37) if lists else (0, 1, 2, 37):
@@ -103,7 +103,7 @@ assert not any(name.split(".")[0] == "torch" for name, module in sys.modules.ite
 def test_onnx_runs_where_neither_torch_nor_this_package_can_be_imported(tmp_path: Path) -> None:
     opened = opened_model(numbers=True)
     model, batch = serving(opened), batch_of(opened, 16)
-    save_onnx(model, trace(model), tmp_path / "model.onnx", {})
+    save_onnx(model.trace(), tmp_path / "model.onnx", model.inputs, metadata={})
     arguments = dict(zip(model.inputs, model.arguments(batch), strict=True))
     np.savez(tmp_path / "inputs.npz", **{name: tensor.numpy() for name, tensor in arguments.items()})
     subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=True, timeout=60)
@@ -113,7 +113,7 @@ def test_onnx_runs_where_neither_torch_nor_this_package_can_be_imported(tmp_path
 def test_large_weights_lie_beside_the_onnx_file(tmp_path: Path) -> None:
     opened = opened_model("mlp")
     model, batch = serving(opened), batch_of(opened, 4)
-    save_onnx(model, trace(model), tmp_path / "model.onnx", {}, external_bytes=1)
+    save_onnx(model.trace(), tmp_path / "model.onnx", model.inputs, metadata={}, external_bytes=1)
     data = tmp_path / "model.onnx.data"
     assert data.stat().st_size > model.model.embedding.vectors.nbytes
     moved = tmp_path / "moved"
@@ -128,7 +128,7 @@ def test_without_the_packages_the_error_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert not serving_onnx.has_onnx()
     with pytest.raises(ExportError, match=r"pip install 'sparsegroup\[onnx\]'"):
-        export(opened_model(), tmp_path / "out", wanted=ExportRequest(onnx=True))
+        export_trained(opened_model(), tmp_path / "out", wanted=ExportRequest(onnx=True))
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.export_folder import check_free
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest, TestResult, read_manifest
 from sparsegroup.serving.export_request import ExportRequest
-from sparsegroup.serving.export_writer import export
+from sparsegroup.serving.export_writer import export_trained
 from sparsegroup.serving.onnx import has_onnx
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
@@ -38,7 +38,7 @@ def export_run(
     opened = open_trained(model, sweep=sweep)
     rows = None if test is None else _open_test(test, opened.config, threads)
     wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
-    console.print(_outcome(export(opened, out, dtype, wanted, overwrite=overwrite), out), highlight=False)
+    console.print(_outcome(export_trained(opened, out, dtype, wanted, overwrite=overwrite), out), highlight=False)
 
 
 def delta_run(

@@ -10,8 +10,9 @@ from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import ExportManifest, read_manifest
 from sparsegroup.serving.export_reader import Export, read_export
 from sparsegroup.serving.export_request import ExportRequest
-from sparsegroup.serving.export_writer import export
+from sparsegroup.serving.export_writer import export_trained
 from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.serving.module_export import export, load_export
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.trained_model import TrainedModel, open_trained
 
@@ -27,6 +28,8 @@ __all__ = [
     "apply_deltas",
     "export",
     "export_delta",
+    "export_trained",
+    "load_export",
     "open_test_rows",
     "open_trained",
     "read_export",

@@ -18,13 +18,14 @@ from sparsegroup.serving.export_manifest import (
     EMBEDDINGS,
     EXPORT,
     NETWORK,
+    TABLE,
     TOMBSTONES,
     UPSERTS,
     DeltaCounts,
     ExportContent,
     ExportManifest,
 )
-from sparsegroup.serving.export_reader import apply, leads_through, read_export
+from sparsegroup.serving.export_reader import apply, leads_through, read_trained
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
 from sparsegroup.serving.trained_model import TrainedModel
@@ -53,12 +54,13 @@ def export_delta(
         overwrite: Replace an export that is there.
 
     Raises:
-        ExportError: As `export`; `since` has another format, other columns or another network, or is damaged.
+        ExportError: As `export_trained`; `since` has another format, other columns or another network, is damaged, or
+            is not of a trained model.
     """
     out, since, wanted = Path(out), Path(since), wanted or ExportRequest()
     check_free(out, overwrite)
     wanted.check(trained.columns)
-    base = read_export(since)
+    base = read_trained(since)
     if leads_through(since, out):
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
@@ -71,7 +73,7 @@ def export_delta(
         whole = folder / EMBEDDINGS
         parts.embeddings.save(whole)
         save_network(parts.network, folder / NETWORK)
-        content = ExportContent(embeddings=facts_of(whole), network=facts_of(folder / NETWORK))
+        content = ExportContent(tables={TABLE: facts_of(whole)}, network=facts_of(folder / NETWORK))
         whole.unlink()
         change.upserts.save(folder / UPSERTS)
         write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
@@ -107,11 +109,12 @@ def apply_deltas(
         overwrite: Replace an export that is there.
 
     Raises:
-        ExportError: As `export`; a delta that is damaged or does not follow what is before it. Nothing is written.
+        ExportError: As `export_trained`; a delta that is damaged or does not follow what is before it; an export of
+            another module. Nothing is written.
     """
     wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
-    result = read_export(base)
+    result = read_trained(base)
     for delta in deltas:
         result = apply(result, Path(delta))
     draft = replace(result.manifest, kind="export", parent=None, changes=None)
@@ -124,7 +127,7 @@ def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> No
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
         ("another network", _network_of(new), _network_of(base)),
-        ("another dimension", new.dim, base.dim),
+        ("another dimension", new.tables[TABLE].dim, base.tables[TABLE].dim),
     ):
         if ours != theirs:
             raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")

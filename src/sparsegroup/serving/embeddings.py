@@ -13,6 +13,8 @@ from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.quantize import TORCH_DTYPES, QuantizedVectors, encode
 from sparsegroup.table import HashEmbedding
 
+_MOST_FIELDS = 1 << 16
+
 
 @dataclass(frozen=True)
 class Embeddings:
@@ -21,7 +23,8 @@ class Embeddings:
     Attributes:
         keys: `[n]` int64, ascending and distinct.
         vectors: The vectors of the keys; none is all zeros, unless there are fallback vectors.
-        fallback: `[256, dim]` float32, by a key's top byte, the vectors of absent keys; None for zeros.
+        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
+            zeros.
     """
 
     keys: Tensor
@@ -75,6 +78,12 @@ def _fallback_of(table: HashEmbedding | FrozenTable) -> Tensor | None:
     return None if table.fallback is None else table.fallback.detach().cpu().float().clone()
 
 
+def _is_fallback(vectors: Tensor, dim: int) -> bool:
+    if vectors.dtype != torch.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
+        return False
+    return len(vectors).bit_count() == 1 and len(vectors) <= _MOST_FIELDS
+
+
 def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
     """What `save` has written.
 
@@ -95,6 +104,6 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
         )
     if scale is not None and (scale.dtype != torch.float32 or scale.shape != keys.shape):
         raise ExportError(f"{path}: damaged (scale must be float32 [{len(keys)}])")
-    if fallback is not None and (fallback.dtype != torch.float32 or fallback.shape != (256, dim)):
-        raise ExportError(f"{path}: damaged (fallback must be float32 [256, {dim}])")
+    if fallback is not None and not _is_fallback(fallback, dim):
+        raise ExportError(f"{path}: damaged (fallback must be float32 [2**bits, {dim}])")
     return Embeddings(keys, QuantizedVectors(vectors, scale), fallback)

@@ -12,11 +12,20 @@ from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.data.keys import fields_of
 from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows
-from sparsegroup.serving.export_manifest import ExportContent, ExportManifest, FieldRows, SizesBefore
+from sparsegroup.serving.export_manifest import (
+    EMBEDDINGS,
+    TABLE,
+    ExportContent,
+    ExportedTable,
+    ExportManifest,
+    FieldRows,
+    SizesBefore,
+)
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.training.lookup_model import LookupModel
 
-_NO_FILE = FileFacts(0, "")
+NO_FILE = FileFacts(0, "")
+"""Until a file is written."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +63,24 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
         kind="export",
         source=str(trained.path),
         dtype=dtype,
-        dim=embeddings.dim,
+        tables={
+            TABLE: ExportedTable(
+                file=EMBEDDINGS,
+                dim=embeddings.dim,
+                live_rows=len(embeddings),
+                features_seen=features_seen,
+                zero_rows=table.num_live - len(embeddings),
+            )
+        },
         columns=json.loads(json.dumps(asdict(trained.columns))),
         config=trained.config.as_dict(),
-        live_rows=len(embeddings),
-        features_seen=features_seen,
-        feature_rate=len(embeddings) / features_seen if features_seen else 0.0,
-        zero_rows=table.num_live - len(embeddings),
         fields={name: FieldRows(live=live[name], seen=counts[name].seen) for name in trained.columns.fields},
         before=(
             SizesBefore(dense=features_seen * embeddings.dim * 4, table=table.memory().total)
             if earlier is None
             else earlier.before
         ),
-        content=ExportContent(embeddings=_NO_FILE, network=_NO_FILE),
+        content=ExportContent(tables={TABLE: NO_FILE}, network=NO_FILE),
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
     return ExportDraft(draft, embeddings, trained.model.network, vocabularies, trained.model)

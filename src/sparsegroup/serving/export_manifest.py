@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, 
 
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.bags import BagMode
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.training import Config
@@ -23,6 +24,8 @@ ONNX = "model.onnx"
 PROGRAM = "model.pt2"
 UPSERTS = "upserts.safetensors"
 TOMBSTONES = "tombstones.safetensors"
+TABLE = "embedding"
+"""Name of a trained model's only table."""
 
 Number = Annotated[
     float,
@@ -33,10 +36,63 @@ Number = Annotated[
 
 
 class ExportContent(StrictSettings):
-    """The two files that a full export is made of; a delta names what it leads to."""
+    """The files that a full export is made of; a delta names what it leads to.
 
-    embeddings: FileFacts
+    Attributes:
+        tables: Name of each table → the file of its rows.
+        network: The file of all other weights.
+    """
+
+    tables: Mapping[str, FileFacts]
     network: FileFacts
+
+
+class ExportedTable(StrictSettings):
+    """A table in an export.
+
+    Attributes:
+        file: Name of the file with its live rows.
+        dim: Length of a vector.
+        pooling: What becomes of the vectors of a bag of keys; None where the table is asked for single keys.
+        live_rows: Keys in the export, a delta's result included.
+        features_seen: Distinct keys that training has seen.
+        zero_rows: Rows that were live in training, and are all zeros in this format; they are left out.
+    """
+
+    file: str
+    dim: int
+    pooling: BagMode | None = None
+    live_rows: int
+    features_seen: int
+    zero_rows: int
+
+
+class TensorFacts(StrictSettings):
+    """An input or an output of a model.
+
+    Attributes:
+        name: In the ONNX file.
+        dtype: Such as "int64".
+        shape: Its sizes; None where any will do.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+class ModelSignature(StrictSettings):
+    """What a model takes and gives, flat and in order.
+
+    Attributes:
+        inputs: The tensors in the arguments.
+        outputs: The tensors in the result.
+        graph: XXH3_64 of the program's code.
+    """
+
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    graph: str
 
 
 class FieldRows(StrictSettings):
@@ -100,20 +156,20 @@ class ExportManifest(Manifest):
     network and the content's checksums; that of a delta is the id of the export it leads to. A delta's parent is the
     export or delta that it is to be applied to.
 
+    A trained model's has one table, columns and settings; that of another module has a signature instead, unless it was
+    not traced.
+
     Attributes:
         kind: "export" is whole, "delta" the way to one.
         source: What was exported.
         dtype: Format of the vectors.
-        dim: Length of a vector.
+        tables: Name → table.
         columns: fields, lists, numbers, hash: what the model expects of its logs.
         config: Settings it was trained with.
-        live_rows: Keys in the export, a delta's result included.
-        features_seen: Distinct keys that training has seen.
-        feature_rate: Live rows over features seen.
-        zero_rows: Rows that were live in training, and are all zeros in this format; they are left out.
         fields: Each field's rows.
         before: Sizes before.
         content: See `ExportContent`.
+        signature: What another module takes and gives.
         test: If there was a test log.
         changes: What a delta changes.
     """
@@ -121,20 +177,42 @@ class ExportManifest(Manifest):
     kind: Literal["export", "delta"]
     source: str
     dtype: Dtype
-    dim: int
-    columns: Mapping[str, Any]
-    config: Mapping[str, Any]
-    live_rows: int
-    features_seen: int
-    feature_rate: float
-    zero_rows: int
-    fields: Mapping[str, FieldRows]
+    tables: Mapping[str, ExportedTable]
+    columns: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
+    fields: Mapping[str, FieldRows] = field(default_factory=dict)
     before: SizesBefore
     content: ExportContent
+    signature: ModelSignature | None = None
     test: TestResult | None = None
     changes: DeltaCounts | None = None
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    @property
+    def live_rows(self) -> int:
+        """Keys in the tables."""
+        return sum(table.live_rows for table in self.tables.values())
+
+    @property
+    def features_seen(self) -> int:
+        """Distinct keys that training has seen, by table."""
+        return sum(table.features_seen for table in self.tables.values())
+
+    @property
+    def feature_rate(self) -> float:
+        """Live rows over features seen; 0 if none was."""
+        return self.live_rows / self.features_seen if self.features_seen else 0.0
+
+    @property
+    def zero_rows(self) -> int:
+        """Rows that are all zeros in this format, and so are left out."""
+        return sum(table.zero_rows for table in self.tables.values())
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether it is of a trained model, which reads logs."""
+        return self.columns is not None
 
     def as_plain(self) -> Plain:
         """See `Manifest.as_plain`."""
@@ -149,7 +227,8 @@ class ExportManifest(Manifest):
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        manifest.columns_and_config()
+        if manifest.has_columns:
+            manifest.columns_and_config()
         if manifest.id != manifest.expected_id():
             raise ValueError("its id is not that of its content")
         return manifest
@@ -158,24 +237,42 @@ class ExportManifest(Manifest):
         """What the model expects, and the settings that it was trained with.
 
         Raises:
-            KeyError, TypeError, SettingsError: They are not there, or not what this version knows.
+            ExportError: It has none.
+            KeyError, TypeError, SettingsError: They are not what this version knows.
         """
+        if self.columns is None or self.config is None:
+            raise ExportError(
+                f"an export of {self.source}, a module with {', '.join(self.tables)}, has no columns of a log and no "
+                "settings of a run, which this takes; `sparsegroup.serving.load_export` opens it"
+            )
         return Columns.from_dict(self.columns), checked(Config, self.config, MANIFEST)
 
     def expected_id(self) -> str:
         """`id` as it follows from the rest."""
-        what = {
-            "dtype": self.dtype,
-            "dim": self.dim,
-            "columns": dict(self.columns),
-            "model": self.config["model"],
-            "content": self.content.model_dump(),
-        }
-        return digest(what, escaped=False)
+        return digest(self._of_module() if self.columns is None else self._of_trained(), escaped=False)
 
     def with_id(self) -> Self:
         """This with the id that follows from the rest."""
         return replace(self, id=self.expected_id())
+
+    def _of_trained(self) -> Plain:
+        """As it was before there were several tables, so that ids stay what they were."""
+        content = self.content.model_dump()
+        return {
+            "dtype": self.dtype,
+            "dim": self.tables[TABLE].dim,
+            "columns": dict(self.columns or {}),
+            "model": (self.config or {})["model"],
+            "content": {"embeddings": content["tables"][TABLE], "network": content["network"]},
+        }
+
+    def _of_module(self) -> Plain:
+        return {
+            "dtype": self.dtype,
+            "tables": {name: [table.dim, table.pooling] for name, table in self.tables.items()},
+            "signature": None if self.signature is None else self.signature.model_dump(),
+            "content": self.content.model_dump(),
+        }
 
 
 _CHECKED: TypeAdapter[Any] = TypeAdapter(ExportManifest)
@@ -189,13 +286,25 @@ def _from_version_1(content: Plain) -> Plain:
     return {**content, "parent": parent, "written_by": f"sparsegroup {version}"}
 
 
+def _from_version_2(content: Plain) -> Plain:
+    """There was one table, whose numbers were the manifest's."""
+    del content["feature_rate"]
+    counts = {name: content.pop(name) for name in ("dim", "live_rows", "features_seen", "zero_rows")}
+    files = content["content"]
+    return {
+        **content,
+        "tables": {TABLE: {"file": EMBEDDINGS, **counts}},
+        "content": {"tables": {TABLE: files["embeddings"]}, "network": files["network"]},
+    }
+
+
 EXPORT = FolderFormat(
     name="export",
     file=MANIFEST,
-    version=2,
+    version=3,
     manifest=ExportManifest,
     error=ExportError,
-    migrations={1: _from_version_1},
+    migrations={1: _from_version_1, 2: _from_version_2},
     missing=lambda folder: "no export",
 )
 """The format of exports and deltas. Settings that were renamed since are migrated in `content["config"]`."""

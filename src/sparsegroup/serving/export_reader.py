@@ -1,5 +1,6 @@
 """Exports as they lie on disk: read, checked, and a chain of deltas followed to what it leads to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from sparsegroup.serving.difference import Difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import (
-    EMBEDDINGS,
     EXPORT,
     NETWORK,
+    TABLE,
     TOMBSTONES,
     UPSERTS,
+    ExportContent,
     ExportManifest,
     read_manifest,
 )
@@ -27,21 +29,26 @@ from sparsegroup.training.run_dir import VOCABULARY
 
 @dataclass(frozen=True)
 class Export:
-    """What a server needs.
+    """What a server needs. `load_network`, `model` and `serving_model` are those of trained models.
 
     Attributes:
         folder: Where it lies.
         manifest: The manifest of the folder.
-        embeddings: The live rows.
-        network: The network's `state_dict`.
+        tables: Name → live rows of a table.
+        network: The `state_dict` of all but the tables.
         vocabularies: Files of key, field and value, where they were kept; of a chain, the newest last.
     """
 
     folder: Path
     manifest: ExportManifest
-    embeddings: Embeddings
+    tables: Mapping[str, Embeddings]
     network: dict[str, Tensor]
     vocabularies: tuple[Path, ...] = ()
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The live rows of a trained model's only table."""
+        return self.tables[TABLE]
 
     def load_network(self) -> nn.Module:
         """The network, with its weights, in evaluation mode.
@@ -83,18 +90,35 @@ def read_export(folder: str | Path) -> Export:
     return export
 
 
+def read_trained(folder: str | Path) -> Export:
+    """As `read_export`, of a trained model: it has the columns of a log, settings, and one table.
+
+    Raises:
+        ExportError: As `read_export`; it is of another module.
+    """
+    export = read_export(folder)
+    try:
+        export.manifest.columns_and_config()
+    except ExportError as error:
+        raise ExportError(f"{folder}: {error}") from error
+    return export
+
+
 def leads_through(folder: Path, other: Path) -> bool:
     """Whether an export, or what a delta builds on, lies in the folder `other`."""
     return any(path.resolve() == other.resolve() for path, _ in chain_of(folder, EXPORT))
 
 
 def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
-    _verify_files(folder, manifest, (EMBEDDINGS, NETWORK))
-    if (manifest.files[EMBEDDINGS], manifest.files[NETWORK]) != (manifest.content.embeddings, manifest.content.network):
+    _verify_files(folder, manifest, (*(table.file for table in manifest.tables.values()), NETWORK))
+    rows = {name: manifest.files[table.file] for name, table in manifest.tables.items()}
+    if ExportContent(tables=rows, network=manifest.files[NETWORK]) != manifest.content:
         raise ExportError(f"{folder}: damaged (the manifest's files are not its content)")
-    embeddings = load_embeddings(folder / EMBEDDINGS, manifest.dim, manifest.dtype)
+    tables = {
+        name: load_embeddings(folder / table.file, table.dim, manifest.dtype) for name, table in manifest.tables.items()
+    }
     network = read_tensors(folder / NETWORK, ExportError)
-    return Export(folder, manifest, embeddings, network, _vocabulary(folder, manifest))
+    return Export(folder, manifest, tables, network, _vocabulary(folder, manifest))
 
 
 def apply(export: Export, folder: Path) -> Export:
@@ -115,10 +139,10 @@ def apply(export: Export, folder: Path) -> Export:
 
 def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
     _verify_files(folder, manifest, (UPSERTS, TOMBSTONES, NETWORK))
-    upserts = load_embeddings(folder / UPSERTS, manifest.dim, manifest.dtype)
-    embeddings = merge(export.embeddings, Difference(upserts, _load_tombstones(folder / TOMBSTONES)))
+    upserts = load_embeddings(folder / UPSERTS, manifest.tables[TABLE].dim, manifest.dtype)
+    tables = {TABLE: merge(export.embeddings, Difference(upserts, _load_tombstones(folder / TOMBSTONES)))}
     vocabularies = (*export.vocabularies, *_vocabulary(folder, manifest))
-    return Export(folder, manifest, embeddings, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    return Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
 
 
 def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...]) -> None:

@@ -24,13 +24,14 @@ from sparsegroup.serving.export_manifest import (
     NETWORK,
     ONNX,
     PROGRAM,
+    TABLE,
     ExportContent,
     ExportManifest,
     TestResult,
 )
 from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.program import load_program, save_program, trace
+from sparsegroup.serving.program import load_program, save_program
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
@@ -38,7 +39,7 @@ from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.run_dir import VOCABULARY
 
 
-def export(
+def export_trained(
     trained: TrainedModel,
     out: str | Path,
     dtype: Dtype = "float32",
@@ -85,7 +86,8 @@ def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwr
         save_network(parts.network, folder / NETWORK)
         if parts.vocabularies:
             save_vocabulary(parts.vocabularies, parts.embeddings.keys, folder / VOCABULARY)
-        content = ExportContent(embeddings=facts_of(folder / EMBEDDINGS), network=facts_of(folder / NETWORK))
+        rows = {TABLE: facts_of(folder / EMBEDDINGS)}
+        content = ExportContent(tables=rows, network=facts_of(folder / NETWORK))
         draft = replace(parts.draft, content=content).with_id()
         test = make_and_test(replace(parts, draft=draft), folder, wanted)
         return EXPORT.write(folder, replace(draft, files=facts_of_files(folder), test=test))
@@ -103,9 +105,10 @@ def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> Te
     if parts.trained is not None:
         scorers["training"] = _trained_scorer(parts.trained)
     scorers["export"] = _torch_scorer(model, model)
-    traced = trace(model) if wanted.onnx or wanted.program else None
+    traced = model.trace() if wanted.onnx or wanted.program else None
     if wanted.onnx and traced is not None:
-        save_onnx(model, traced, folder / ONNX, {"export": parts.draft.id})
+        metadata = model.metadata() | {"export": parts.draft.id}
+        save_onnx(traced, folder / ONNX, model.inputs, metadata=metadata)
         scorers["onnx"] = _onnx_scorer(model, OnnxModel(folder / ONNX, wanted.threads))
     if wanted.program and traced is not None:
         save_program(traced, folder / PROGRAM)

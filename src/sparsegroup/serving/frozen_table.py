@@ -40,15 +40,17 @@ class FrozenTable(nn.Module):
     Args:
         keys: `[n]` int64, ascending and distinct.
         vectors: The vectors of the keys.
-        fallback: `[256, dim]` float32, by a key's top byte; None for zeros. A key whose double is that of the next
-            field's first key, one in 2⁴⁶, gets that field's.
+        fallback: `[2**bits, dim]` float32, by the number in a key's top bits; None for zeros. A key whose double
+            is that of the next field's first key, one in 2⁴⁶ of 8 bits, gets that field's.
+        dtype: That of the vectors it gives.
 
     Raises:
         ExportError: More keys than an int32 can count.
 
     Attributes:
         dim: Length of a vector.
-        fallback: `[257, dim]`, by the top byte as a signed number plus 128, and the last once more; or None.
+        fallback: `[2**bits + 1, dim]`, by the top bits as a signed number plus half of 2**bits, and the last once
+            more; or None.
         num_live: Keys in it.
         state_names: Parts of a row beside its weights: none.
     """
@@ -65,8 +67,15 @@ class FrozenTable(nn.Module):
     scales: Tensor
     fallback: Tensor | None
 
-    def __init__(self, keys: Tensor, vectors: QuantizedVectors, fallback: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        keys: Tensor,
+        vectors: QuantizedVectors,
+        fallback: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
+        self.dtype = dtype
         self.num_live, self.dim = len(keys), vectors.vectors.shape[1]
         rows, limit = self.num_live, torch.iinfo(torch.int32).max - 2 * BLOCK
         if rows > limit:
@@ -89,7 +98,8 @@ class FrozenTable(nn.Module):
         self.register_buffer("places", torch.arange(1.0, self.width + 1).unsqueeze(1))
         self.register_buffer("vectors", _filled_up(vectors.vectors, self.missing + 1))
         if fallback is not None:
-            by_sign = torch.cat([fallback[128:], fallback[:128]])
+            half = len(fallback) // 2
+            by_sign = torch.cat([fallback[half:], fallback[:half]])
             fallback = torch.cat([by_sign, by_sign[-1:]]).to(torch.float32)
         self.register_buffer("fallback", fallback)
         self.is_scaled = vectors.scale is not None
@@ -113,8 +123,12 @@ class FrozenTable(nn.Module):
 
     @property
     def fallback_by_field(self) -> Tensor | None:
-        """The fallback vectors `[256, dim]` by a key's top byte, as they were given."""
-        return None if self.fallback is None else torch.cat([self.fallback[128:256], self.fallback[:128]])
+        """The fallback vectors `[2**bits, dim]` by the number in a key's top bits, as they were given."""
+        if self.fallback is None:
+            return None
+        fields = len(self.fallback) - 1
+        negative = fields - fields // 2
+        return torch.cat([self.fallback[negative:fields], self.fallback[:negative]])
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys `[n]` int64, ascending, and vectors `[n, dim]` float32, n ≤ `batch_size` at a time."""
@@ -142,8 +156,8 @@ class FrozenTable(nn.Module):
         return TableMemory(sum(tensor.nbytes for tensor in index), sum(parts.values()), 0, parts)
 
     def forward(self, keys: Tensor) -> Tensor:
-        """Vectors `[*keys.shape, dim]` float32 of int64 keys of any shape."""
-        return self._find(keys.flatten()).view(*keys.shape, self.dim)
+        """Vectors `[*keys.shape, dim]` of int64 keys of any shape."""
+        return self._find(keys.flatten()).view(*keys.shape, self.dim).to(self.dtype)
 
     def _find(self, keys: Tensor) -> Tensor:
         approximate = keys.to(torch.float64)
@@ -163,7 +177,14 @@ class FrozenTable(nn.Module):
             vectors = vectors * self.scales.index_select(0, row)
         if self.fallback is None:
             return vectors
-        return torch.where((place > 0).unsqueeze(1), vectors, self.fallback.index_select(0, field))
+        stands_in = self.fallback.index_select(0, self._fallback_field(approximate, field))
+        return torch.where((place > 0).unsqueeze(1), vectors, stands_in)
+
+    def _fallback_field(self, approximate: Tensor, field: Tensor) -> Tensor:
+        """Places in `fallback` of keys as doubles, whose top bytes are `field`."""
+        assert self.fallback is not None
+        fields = self.fallback.shape[0] - 1
+        return field if fields == 256 else (approximate * (fields * 2.0**-64) + fields / 2).to(torch.int32)
 
     def _decoded(self, part: slice) -> Tensor:
         vectors = self.vectors[part].to(torch.float32)

@@ -1,6 +1,5 @@
-"""The serving model as an ONNX file, and running one."""
+"""Programs as ONNX files, and running one."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch.export import ExportedProgram
 from sparsegroup.extras import MissingExtraError, missing, require
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.program import quiet
-from sparsegroup.serving.serving_model import ServingModel
+from sparsegroup.serving.torch_errors import reason
 
 OPSET = 20
 OUTPUT = "probability"
@@ -36,44 +35,49 @@ def require_onnx() -> None:
 
 
 def save_onnx(
-    model: ServingModel,
     program: ExportedProgram,
     path: Path,
-    metadata: Mapping[str, str],
+    inputs: Sequence[str],
+    outputs: Sequence[str] = (OUTPUT,),
     *,
+    metadata: Mapping[str, str],
     external_bytes: int = EXTERNAL_BYTES,
 ) -> None:
-    """Write the model: one file, and `<name>.data` beside it where the weights are large.
+    """Write a model: one file, and `<name>.data` beside it where the weights are large.
 
     Args:
-        model: The model.
         program: The model, traced.
         path: The file.
-        metadata: For its `metadata_props`, beside those that say what it takes.
+        inputs: Names of the program's tensors, in order.
+        outputs: Names of what it gives, in order.
+        metadata: For its `metadata_props`.
         external_bytes: The bytes of weights from which on they lie in the file beside it.
 
     Raises:
-        ExportError: The packages are missing.
+        ExportError: The packages are missing, or ONNX has no operators for what the program does.
     """
     require_onnx()
     import onnx
 
     with quiet():
-        converted = torch.onnx.export(
-            program,
-            (),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(model.inputs),
-            output_names=[OUTPUT],
-            custom_translation_table={torch.ops.aten.index_select.default: _gather()},
-            verbose=False,
-        )
+        try:
+            converted = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                custom_translation_table={torch.ops.aten.index_select.default: _gather()},
+                verbose=False,
+            )
+        except Exception as error:  # torch's errors have no class in common
+            raise ExportError(f"{path.name}: torch.onnx cannot convert the program ({reason(error)})") from error
         assert converted is not None
-        weights = sum(tensor.nbytes for tensor in [*model.buffers(), *model.parameters()])
+        weights = sum(tensor.nbytes for tensor in program.state_dict.values())
         for node in converted.model.graph.all_nodes():
             node.metadata_props.clear()  # what torch notes of how it came about, larger than the node
-        converted.model.metadata_props.update(_metadata(model) | dict(metadata))
+        converted.model.metadata_props.update(metadata)
         converted.save(path, external_data=weights >= external_bytes)
     with quiet():
         onnx.checker.check_model(str(path), full_check=True)
@@ -87,16 +91,6 @@ def _gather() -> Any:
         return op.Gather(values, index, axis=dim)
 
     return gather
-
-
-def _metadata(model: ServingModel) -> dict[str, str]:
-    columns = model.columns
-    return {
-        "fields": json.dumps(columns.fields, ensure_ascii=False),
-        "lists": json.dumps(columns.lists, ensure_ascii=False),
-        "numbers": json.dumps(columns.numbers, ensure_ascii=False),
-        "hash": columns.hash,
-    }
 
 
 class OnnxModel:
@@ -124,6 +118,11 @@ class OnnxModel:
 
     def __call__(self, arguments: Sequence[Tensor]) -> npt.NDArray[np.float32]:
         """Probabilities `[batch]` of what `ServingModel.forward` takes."""
-        feeds = {name: tensor.numpy() for name, tensor in zip(self._names, arguments, strict=True)}
-        result: npt.NDArray[np.float32] = self._session.run([OUTPUT], feeds)[0]
+        result: npt.NDArray[np.float32] = self.outputs(arguments)[0]
         return result
+
+    def outputs(self, arguments: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+        """All that it gives, in order, of its inputs in order."""
+        feeds = {name: tensor.numpy() for name, tensor in zip(self._names, arguments, strict=True)}
+        found: list[npt.NDArray[Any]] = self._session.run(None, feeds)
+        return found

@@ -1,25 +1,51 @@
-"""The serving model as a program of torch.export."""
+"""Modules as programs of torch.export."""
 
 import logging
+import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.export import Dim, ExportedProgram
+from torch import nn
+from torch.export import ExportedProgram
 
 from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.serving_model import ServingModel
+from sparsegroup.serving.torch_errors import reason
+
+_TALKATIVE = (
+    "torch.onnx._internal.exporter._registration",  # that torchvision is not there
+    "torch.fx.experimental.symbolic_shapes",  # that it does not know whose code it traces
+)
 
 
-def trace(model: ServingModel) -> ExportedProgram:
-    """The model as a program for batches of any size."""
-    with quiet():
-        # Strict, as the networks compare shapes by len(), which the other way of tracing takes for a number.
-        program = torch.export.export(model, _example(model), dynamic_shapes=_dynamic_shapes(model), strict=True)
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    strict: bool = False,
+) -> ExportedProgram:
+    """A module as a program; the arguments are those of `torch.export.export`.
+
+    Raises:
+        ExportError: torch.export cannot trace it. The message says what it stumbles over.
+    """
+    try:
+        with quiet(), redirect_stderr(StringIO()) as said:
+            given = dict(kwargs or {})
+            program = torch.export.export(model, args, given, dynamic_shapes=dynamic_shapes, strict=strict)
+    except Exception as error:  # torch's errors have no class in common
+        why = reason(error)
+        raise ExportError(
+            f"{type(model).__name__}: torch.export cannot trace it ({why})"
+            + (". The example needs two rows or more; `dynamic_shapes` says which sizes are open" * ("Dim." in why))
+        ) from error
+    print(said.getvalue(), end="", file=sys.stderr)  # where it fails, torch prints the whole graph
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths of this machine
@@ -32,8 +58,8 @@ def save_program(program: ExportedProgram, path: Path) -> None:
         torch.export.save(program, path)
 
 
-def load_program(path: Path) -> torch.nn.Module:
-    """The program in a file as a module that takes what `ServingModel.forward` takes.
+def load_program(path: Path) -> nn.Module:
+    """The program in a file as a module that takes what the traced one takes.
 
     Raises:
         ExportError: It holds none.
@@ -45,35 +71,17 @@ def load_program(path: Path) -> torch.nn.Module:
         raise ExportError(f"{path}: damaged ({error})") from error
 
 
-def _example(model: ServingModel) -> tuple[Tensor, ...]:
-    """Inputs of three rows; in a list, a bag of two keys, an empty one and one of one key."""
-    columns = model.columns
-    keys = torch.zeros(3, len(columns.fields) - len(columns.lists), dtype=torch.int64)
-    numbers = (torch.zeros(3, len(columns.numbers)),) if columns.numbers else ()
-    bags = []
-    for _ in columns.lists:  # each with tensors of its own: one that is given twice would be taken for one input
-        bags += [torch.zeros(3, dtype=torch.int64), torch.tensor([0, 2, 2, 3])]
-    return (keys, *numbers, *bags)
-
-
-def _dynamic_shapes(model: ServingModel) -> dict[str, Any]:
-    """Which sizes of the inputs are open: the batch's, and how many keys the lists have."""
-    columns, batch = model.columns, Dim("batch", min=0)
-    numbers = ({0: batch},) if columns.numbers else ()
-    bags = [({0: Dim(f"values_{place}", min=0)}, {0: batch + 1}) for place in range(len(columns.lists))]
-    others = (*numbers, *(shape for pair in bags for shape in pair))
-    return {"keys": {0: batch}, **({"others": others} if others else {})}
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without what torch's exporters say of themselves."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    before = logger.disabled
-    logger.disabled = True  # that torchvision is not there
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
             yield
     finally:
-        logger.disabled = before
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

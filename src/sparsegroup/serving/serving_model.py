@@ -1,11 +1,16 @@
 """A frozen model with the inputs and the output of a server: tensors by name, and a probability."""
 
+import json
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.serving.embeddings import Embeddings
 from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.serving.program import trace
 from sparsegroup.training.input_columns import Columns
 
 
@@ -49,3 +54,36 @@ class ServingModel(nn.Module):
         numbers = (batch.numbers,) if self.columns.numbers else ()
         bags = [tensor for bag in batch.bags for tensor in (bag.keys, bag.offsets)]
         return (batch.keys, *numbers, *bags)
+
+    def trace(self) -> ExportedProgram:
+        """This as a program for batches of any size."""
+        # Strict, as the networks compare shapes by len(), which the other way of tracing takes for a number.
+        return trace(self, self._example(), dynamic_shapes=self._dynamic_shapes(), strict=True)
+
+    def metadata(self) -> dict[str, str]:
+        """What it takes, for the `metadata_props` of an ONNX file."""
+        columns = self.columns
+        return {
+            "fields": json.dumps(columns.fields, ensure_ascii=False),
+            "lists": json.dumps(columns.lists, ensure_ascii=False),
+            "numbers": json.dumps(columns.numbers, ensure_ascii=False),
+            "hash": columns.hash,
+        }
+
+    def _example(self) -> tuple[Tensor, ...]:
+        """Inputs of three rows; in a list, a bag of two keys, an empty one and one of one key."""
+        columns = self.columns
+        keys = torch.zeros(3, len(columns.fields) - len(columns.lists), dtype=torch.int64)
+        numbers = (torch.zeros(3, len(columns.numbers)),) if columns.numbers else ()
+        bags = []
+        for _ in columns.lists:  # each with tensors of its own: one that is given twice would be taken for one input
+            bags += [torch.zeros(3, dtype=torch.int64), torch.tensor([0, 2, 2, 3])]
+        return (keys, *numbers, *bags)
+
+    def _dynamic_shapes(self) -> dict[str, Any]:
+        """Which sizes of the inputs are open: the batch's, and how many keys the lists have."""
+        columns, batch = self.columns, Dim("batch", min=0)
+        numbers = ({0: batch},) if columns.numbers else ()
+        bags = [({0: Dim(f"values_{place}", min=0)}, {0: batch + 1}) for place in range(len(columns.lists))]
+        others = (*numbers, *(shape for pair in bags for shape in pair))
+        return {"keys": {0: batch}, **({"others": others} if others else {})}

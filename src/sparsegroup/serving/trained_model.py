@@ -8,7 +8,7 @@ from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
 from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
-from sparsegroup.serving.export_reader import read_export
+from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.table import FieldCount
 from sparsegroup.training import ClickModel, Config
@@ -71,7 +71,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        export = read_export(path)
+        export = read_trained(path)
         columns, config = export.manifest.columns_and_config()
         names = export.vocabularies[0] if len(export.vocabularies) == 1 else None
         return TrainedModel(path, "export", config, columns, export.model(), names, manifest=export.manifest)
