@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from sparsegroup.artifact.manifest import digest
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import ModelSignature, TensorFacts
+from sparsegroup.serving.program import trace
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,34 @@ class ExampleCall:
         """The tensors in the arguments, in order."""
         return _tensors_in((self.args, dict(self.kwargs)))
 
-    def open_batch(self, model: nn.Module) -> dict[str, Any]:
-        """The `dynamic_shapes` of `torch.export` that leave the first size of each tensor open."""
+    def trace(self, model: nn.Module, dynamic_shapes: Any = None, *, strict: bool = False) -> ExportedProgram:
+        """A module as a program; the first size of each tensor is open, unless `dynamic_shapes` says otherwise.
+
+        Raises:
+            ExportError: See `trace`.
+        """
+        if dynamic_shapes is not None:
+            return trace(model, self.args, self.kwargs, dynamic_shapes, strict=strict)
+        sizes: list[Any] = [Dim.DYNAMIC] * len(self.tensors())
+        first = trace(model, self.args, self.kwargs, self._first_sizes(model, sizes), strict=strict)
+        # Now it is known which sizes are the same, and can be said that they may be 0 or 1, which torch.export rules
+        # out where it is left to find them.
+        named: dict[str, Any] = {}
+        sizes = [_as_dim(value, named) for value in _values(first, input_names(first))]
+        program = trace(model, self.args, self.kwargs, self._first_sizes(model, sizes), strict=strict)
+        if hasattr(program, "_guards_code"):
+            program._guards_code = []  # some rule out 0 and 1 all the same; of other sizes, tracing would have failed
+        return program
+
+    def _first_sizes(self, model: nn.Module, sizes: list[Any]) -> Any:
+        """The `dynamic_shapes` by which tensors have these first sizes."""
+        place = {id(tensor): at for at, tensor in enumerate(self.tensors())}
         bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments
-        shapes: dict[str, Any] = pytree.tree_map(_open_first, dict(bound))
-        return shapes
+
+        def size_of(leaf: Any) -> dict[int, Any] | None:
+            return {0: sizes[place[id(leaf)]]} if isinstance(leaf, Tensor) and leaf.ndim else None
+
+        return pytree.tree_map(size_of, dict(bound))
 
     @torch.no_grad()
     def result_of(self, model: nn.Module) -> Any:
@@ -108,10 +132,9 @@ def signature_of(program: ExportedProgram, inputs: list[str], outputs: list[str]
     every = [*inputs, *outputs]
     if twice := [name for place, name in enumerate(every) if name in every[:place]]:
         raise ExportError(f"{twice[0]!r} names two of the inputs and outputs; give `inputs` or `outputs`")
-    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     return ModelSignature(
-        inputs=tuple(_facts(name, values[at]) for name, at in zip(inputs, taken, strict=True)),
-        outputs=tuple(_facts(name, values[at]) for name, at in zip(outputs, found, strict=True)),
+        inputs=tuple(map(_facts, inputs, _values(program, taken))),
+        outputs=tuple(map(_facts, outputs, _values(program, found))),
         graph=digest(program.graph_module.code),
     )
 
@@ -129,5 +152,25 @@ def _tensors_in(values: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _open_first(leaf: Any) -> dict[int, Any] | None:
-    return {0: Dim.DYNAMIC} if isinstance(leaf, Tensor) and leaf.ndim else None
+def _values(program: ExportedProgram, names: list[str]) -> list[Tensor]:
+    """The program's tensors of these names, of which shape and dtype are known."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    return [values[name] for name in names]
+
+
+def _as_dim(tensor: Tensor, named: dict[str, Any]) -> Any:
+    """A tensor's first size by name, from 0 on: a · size + b, where it follows from another so; else left to be found.
+
+    Args:
+        tensor: Of a program.
+        named: The sizes that have a name, to which this may add.
+    """
+    if not tensor.ndim or isinstance(tensor.shape[0], int):
+        return None
+    more, rest = tensor.shape[0].node.expr.as_coeff_Add()
+    times, symbol = rest.as_coeff_Mul()
+    if not (symbol.is_Symbol and more.is_Integer and times.is_Integer):
+        return Dim.DYNAMIC
+    size = named.setdefault(str(symbol), Dim(f"size_{len(named)}", min=0))
+    size = size if times == 1 else int(times) * size
+    return size if more == 0 else size + int(more)

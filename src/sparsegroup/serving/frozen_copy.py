@@ -111,7 +111,7 @@ def load_other_weights(frozen: nn.Module, weights: Mapping[str, Tensor]) -> None
     try:
         missing, unexpected = frozen.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise ExportError(str(error)) from error
+        raise ExportError(" ".join(str(error).split())) from error
     missing = [name for name in missing if not _is_of_a_table(frozen, name)]
     if missing or unexpected:
         raise ExportError(f"of the weights {[*missing, *unexpected][0]} is in one of the two only")

@@ -38,7 +38,7 @@ from sparsegroup.serving.frozen_copy import (
     tables_of,
 )
 from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
-from sparsegroup.serving.program import load_program, save_program, trace
+from sparsegroup.serving.program import load_program, save_program
 from sparsegroup.serving.torch_errors import reason
 
 _PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
@@ -110,8 +110,7 @@ def export(
     draft = _draft(model, found, rows, dtype)
     program = None
     if formats:
-        shapes = given.open_batch(model) if dynamic_shapes is None else dynamic_shapes
-        program = trace(frozen, given.args, given.kwargs, shapes, strict=strict)
+        program = given.trace(frozen, dynamic_shapes, strict=strict)
         names = input_names(program) if inputs is None else list(inputs)
         results = output_names(given.result_of(frozen)) if outputs is None else list(outputs)
         draft = replace(draft, signature=signature_of(program, names, results))

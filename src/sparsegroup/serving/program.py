@@ -19,6 +19,7 @@ from sparsegroup.serving.torch_errors import reason
 _TALKATIVE = (
     "torch.onnx._internal.exporter._registration",  # that torchvision is not there
     "torch.fx.experimental.symbolic_shapes",  # that it does not know whose code it traces
+    "onnx_ir._convenience",  # that it takes an empty list for one of integers
 )
 
 

@@ -1,0 +1,242 @@
+"""Exports of modules of one's own: in every format they give what the module gives, for any batch."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import two_towers
+from module_cases import TABLES, Mixed, Scored, call_of, expected, export_scored, fill, keys_from, some_keys
+from serving_cases import batch_of, opened_model
+from sparsegroup import HashEmbedding, HashEmbeddingBag
+from sparsegroup.serving import export, export_trained, load_export, read_export, read_manifest
+from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen_table import FrozenTable
+from sparsegroup.serving.onnx import OnnxModel
+from sparsegroup.table.fallback import field_numbers
+
+
+def flat(args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    words = kwargs["words"]
+    return [*args, words["keys"], words["offsets"], words["weights"], kwargs["pairs"], kwargs["price"]]
+
+
+def near(found: Any, wanted: Tensor) -> bool:
+    return torch.allclose(torch.as_tensor(found), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fallback", "field_bits"),
+    [("float32", False, 0), ("bfloat16", True, 8), ("int8", True, 3)],
+)
+def test_every_format_gives_what_the_module_gives_for_any_batch(
+    dtype: str, fallback: bool, field_bits: int, tmp_path: Path
+) -> None:
+    model = Mixed(fallback=fallback, field_bits=field_bits)
+    manifest = export(model, tmp_path / "out", *call_of(8), formats=["program", "onnx"], dtype=dtype)  # type: ignore[arg-type]
+    assert tuple(manifest.tables) == TABLES
+    program, runs = load_export(tmp_path / "out"), OnnxModel(tmp_path / "out" / "model.onnx")
+    copy = load_export(tmp_path / "out", Mixed(fallback=fallback, field_bits=field_bits, seed=1))
+    for rows in (0, 1, 2, 37):
+        args, kwargs = call_of(rows, seed=rows)
+        wanted = expected(model, args, kwargs, dtype)
+        for one in (program, copy):
+            found = one(*args, **kwargs)
+            assert all(near(found[name], wanted[name]) for name in ("click", "vector"))
+        click, vector = runs.outputs(flat(args, kwargs))
+        assert near(click, wanted["click"])
+        assert near(vector, wanted["vector"])
+    graph = onnx.load(tmp_path / "out" / "model.onnx")
+    assert {node.domain for node in graph.graph.node} == {""}
+    assert [one.name for one in graph.graph.output] == ["click", "vector"]
+    assert str(Path(__file__).parents[1]).encode() not in (tmp_path / "out" / "model.onnx").read_bytes()
+
+
+def test_int8_is_off_by_half_a_scale_at_most(tmp_path: Path) -> None:
+    model = Mixed()
+    export(model, tmp_path / "out", *call_of(8), formats=[], dtype="int8")
+    served = load_export(tmp_path / "out", Mixed(seed=1))
+    for name in ("towers.user", "towers.item"):
+        keys, vectors = next(model.get_submodule(name).items())
+        found = served.get_submodule(name)(keys)
+        assert ((found - vectors).abs() <= vectors.abs().amax(1, keepdim=True) / 254 * (1 + 1e-6)).all()
+        assert not torch.equal(found, vectors)
+
+
+def test_the_module_stays_as_it_is(tmp_path: Path) -> None:
+    model = Mixed()
+    model.towers.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen = model.towers["user"].num_seen
+    export(model, tmp_path / "out", *call_of(8), formats=[])
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert model.towers["user"].num_seen == seen
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_manifest_says_what_the_tables_hold_and_what_the_model_takes(tmp_path: Path) -> None:
+    model = Mixed()
+    manifest = export(model, tmp_path / "out", *call_of(8))
+    assert read_manifest(tmp_path / "out") == manifest
+    for name, one in manifest.tables.items():
+        table = model.get_submodule(name)
+        assert (one.dim, one.live_rows, one.features_seen) == (table.dim, table.num_live, table.num_seen)
+        assert one.pooling == getattr(table, "mode", None)
+    assert manifest.live_rows == sum(model.get_submodule(name).num_live for name in TABLES)
+    assert manifest.feature_rate == manifest.live_rows / manifest.features_seen < 1
+    assert manifest.signature is not None
+    facts = {one.name: (one.dtype, one.shape) for one in manifest.signature.inputs}
+    assert facts["user"] == ("int64", (None,))
+    assert facts["pairs"] == ("int64", (None, 2))
+    assert facts["words_weights"] == ("float32", (None,))
+    assert [(one.name, one.shape) for one in manifest.signature.outputs] == [("click", (None,)), ("vector", (None, 23))]
+
+
+def test_the_same_module_gives_the_same_bytes_and_another_id_where_it_differs(tmp_path: Path) -> None:
+    class Doubled(Scored):
+        def finish(self, scores: Tensor) -> Tensor:
+            return 2 * scores
+
+    first, second = (export_scored(Scored(), tmp_path / name) for name in ("a", "b"))
+    assert (first.id, first.content) == (second.id, second.content)
+    other = export_scored(Doubled(), tmp_path / "c")
+    assert other.content == first.content
+    assert other.id != first.id
+    assert export_scored(Scored(), tmp_path / "d", dtype="int8").id not in (first.id, other.id)
+
+
+def test_a_table_in_two_places_is_exported_once_and_stays_one(tmp_path: Path) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Sequential(fill(HashEmbedding(3)), nn.Linear(3, 1))
+            self.right = nn.Sequential(self.left[0], nn.Linear(3, 1))
+            self.aside = [self.left[0]]
+
+        def forward(self, keys: Tensor) -> Tensor:
+            return self.left(keys) + self.right(keys) + self.aside[0](keys).sum(1, keepdim=True)
+
+    model = Shared().eval()
+    manifest = export_scored(model, tmp_path / "out")
+    assert list(manifest.tables) == ["left.0"]
+    copy = load_export(tmp_path / "out", Shared())
+    assert copy.left[0] is copy.right[0] is copy.aside[0]
+    keys = some_keys(30, seed=2)
+    with torch.no_grad():
+        assert near(copy(keys), model(keys))
+        assert near(load_export(tmp_path / "out")(keys), model(keys))
+
+
+def test_a_table_may_be_all_of_the_module(tmp_path: Path) -> None:
+    table = fill(HashEmbedding(3)).eval()
+    assert list(export_scored(table, tmp_path / "a", formats=["program", "onnx"]).tables) == ["table"]
+    bag = fill(HashEmbeddingBag(3)).eval()
+    export(bag, tmp_path / "b", (some_keys(8, 2),))
+    with torch.no_grad():
+        keys = some_keys(5, 2)
+        assert torch.equal(load_export(tmp_path / "b")(keys), bag(keys))
+        assert torch.equal(load_export(tmp_path / "a", HashEmbedding(3))(keys[:, 0]), table(keys[:, 0]))
+
+
+class Listed(nn.Module):
+    """A module whose tables are no submodules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+        self.both = [fill(HashEmbedding(3)).eval(), fill(HashEmbedding(2)).eval()]
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return self.layer(torch.cat([table(keys) for table in self.both], dim=1))
+
+    def named(self) -> dict[str, HashEmbedding]:
+        return dict(zip(("first/one", "second"), self.both, strict=True))
+
+
+def test_tables_that_are_no_submodules_are_named(tmp_path: Path) -> None:
+    model, other = Listed().eval(), Listed()
+    manifest = export_scored(model, tmp_path / "out", tables=model.named())
+    assert set(manifest.files) > {"embeddings-first%2Fone.safetensors", "embeddings-second.safetensors"}
+    with torch.no_grad():
+        keys = some_keys(30, seed=2)
+        assert near(load_export(tmp_path / "out", other, other.named())(keys), model(keys))
+
+
+def test_a_module_of_another_dtype_keeps_it(tmp_path: Path) -> None:
+    class Double(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = HashEmbedding(4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+            fill(self.table)
+
+        def forward(self, keys: Tensor) -> Tensor:
+            return self.layer(self.table(keys))
+
+    model = Double().eval()
+    export_scored(model, tmp_path / "out", formats=["program", "onnx"])
+    keys = some_keys(30, seed=2)
+    with torch.no_grad():
+        found = load_export(tmp_path / "out")(keys)
+        assert found.dtype == torch.float64
+        assert near(found, model(keys))
+
+
+def test_an_export_is_exported_in_another_format(tmp_path: Path) -> None:
+    model = Mixed(fallback=True)
+    export(model, tmp_path / "whole", *call_of(8), formats=[])
+    loaded = load_export(tmp_path / "whole", Mixed(fallback=True, seed=1))
+    again = export(loaded, tmp_path / "small", *call_of(8), dtype="int8", formats=[])
+    direct = export(model, tmp_path / "direct", *call_of(8), dtype="int8", formats=[])
+    assert again.content == direct.content
+    assert again.tables["tags"].pooling == "mean"
+
+
+def test_a_trained_models_export_is_loaded_as_what_serves_it(tmp_path: Path) -> None:
+    opened = opened_model(numbers=True, lists=True)
+    export_trained(opened, tmp_path / "out")
+    model, batch = load_export(tmp_path / "out"), batch_of(opened, 20)
+    served = read_export(tmp_path / "out").serving_model()
+    arguments = served.arguments(batch)
+    assert torch.equal(model(*arguments), served(*arguments))
+    assert list(read_manifest(tmp_path / "out").tables) == ["embedding"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([0, 1, 3, 8, 12, 16]),
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1).filter(lambda key: key % (1 << 48) < (1 << 48) - 1024)),
+)
+def test_fallback_vectors_are_those_of_the_live_table_for_any_fields(field_bits: int, keys: list[int]) -> None:
+    table = fill(HashEmbedding(2, fallback=True, field_bits=field_bits)).eval()
+    rows = live_rows(table, "float32")
+    frozen = FrozenTable(rows.keys, rows.vectors, rows.fallback)
+    asked = torch.cat([torch.tensor(keys, dtype=torch.int64), keys_from(200), keys_from(200) + 1])
+    with torch.no_grad():
+        assert torch.equal(frozen(asked), table(asked)), field_numbers(asked, field_bits)
+    assert frozen.fallback_by_field is not None
+    assert torch.equal(frozen.fallback_by_field, table.fallback)
+
+
+def test_the_example_is_scored_by_onnxruntime_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_towers.main(tmp_path / "towers", steps=80)
+    loss, *tables, difference = capsys.readouterr().out.splitlines()
+    assert float(loss.split()[-1]) < 0.5
+    assert [line.split(":")[0] for line in tables] == ["users", "items", "tags"]
+    assert float(difference.split()[-1]) < 1e-5
+    manifest = read_manifest(tmp_path / "towers")
+    assert manifest.feature_rate < 0.3
+    source = Path(two_towers.__file__ or "").read_text()
+    score = source[source.index("def score(") : source.index("def main(")]
+    assert "torch" not in score.replace("PyTorch", "")
+    assert np.__name__ in sys.modules
