@@ -162,7 +162,7 @@ def _as_dim(tensor: Tensor, named: dict[str, Any]) -> Any:
     """A tensor's first size by name, from 0 on: a · size + b, where it follows from another so; else left to be found.
 
     Args:
-        tensor: Of a program.
+        tensor: One in a program.
         named: The sizes that have a name, to which this may add.
     """
     if not tensor.ndim or isinstance(tensor.shape[0], int):
