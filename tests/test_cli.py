@@ -19,7 +19,7 @@ from sparsegroup.training import evaluate, load_model, predict, read_config
 def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
     done = run("train", click_log(tmp_path / "log.csv"), "--lr", 0.05, "--l21", 1e-4)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "log"
+    folder = tmp_path / "runs" / "log" / "latest"
     assert {path.name for path in folder.iterdir()} == {
         "begun.json",
         "checkpoints",
@@ -69,13 +69,13 @@ def test_bad_rows_stop_training_or_are_skipped_and_reported(tmp_path: Path, run:
     log = click_log(tmp_path / "log.csv")
     log.write_text(log.read_text() + "1,2000,20")
     stopped = run("train", log)
-    assert (stopped.returncode, stopped.stdout.strip()) == (2, "")
+    assert (stopped.returncode, stopped.stdout) == (2, "")
     assert stopped.stderr == f"error: {log}:2002: 3 columns where 5 are expected: '1,2000,20'\n"
     assert not (tmp_path / "runs").exists()
     skipped = run("train", log, "--on-bad-row", "skip")
     assert skipped.returncode == 0
-    assert "skipped 1 bad row" in skipped.stdout
-    assert "line 2002: 3 columns where 5 are expected: '1,2000,20'" in skipped.stdout
+    assert "skipped 1 bad row" in skipped.stderr
+    assert "line 2002: 3 columns where 5 are expected: '1,2000,20'" in skipped.stderr
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,17 @@ def test_a_prepared_log_is_trained_on(tmp_path: Path, run: Run) -> None:
     assert run("prepare", "train.txt", "log", "--vocabulary").returncode == 0
     done = run("train", "log", "--lr", 0.05, "--l21", 1e-4)
     assert done.returncode == 0, done.stderr
-    assert "1,800 training and 300 test rows, 26 fields, 13 numbers" in done.stdout
-    test = json.loads((tmp_path / "runs" / "log" / "summary.json").read_text())["test"]
+    assert "1,800 training and 300 test rows, 26 fields, 13 numbers" in done.stderr
+    test = json.loads((tmp_path / "runs" / "log" / "latest" / "summary.json").read_text())["test"]
     assert test["auc"] > 0.99
     assert 0.5 < test["calibration"] < 2
     assert 0 < test["normalized_entropy"] < 0.5
-    model = load_model(tmp_path / "runs" / "log")
+    model = load_model(tmp_path / "runs" / "log" / "latest")
     log = PreparedLog(tmp_path / "log")
     probabilities = predict(model, log, log.train_rows, len(log))
     labels = next(log.batches(log.train_rows, len(log), 300)).labels.numpy()
     assert evaluate(labels, probabilities).auc == pytest.approx(test["auc"])
-    assert (tmp_path / "runs" / "log" / "vocabulary.parquet").read_bytes() == (
+    assert (tmp_path / "runs" / "log" / "latest" / "vocabulary.parquet").read_bytes() == (
         tmp_path / "log" / "vocabulary.parquet"
     ).read_bytes()
 
@@ -195,28 +195,28 @@ def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) ->
     options = ["--l21", 2e-4, "--set", "optimizer.options={betas: [0.8, 0.9]}", "--set", "training.windows=3"]
     done = run("train", "settings.yaml", *options)
     assert done.returncode == 0, done.stderr
-    config = read_config(tmp_path / "runs" / "log" / "config.yaml", {})
+    config = read_config(tmp_path / "runs" / "log" / "latest" / "config.yaml", {})
     assert (config.model.name, config.model.dim, config.model.hidden) == ("mlp", 4, (8,))
     assert (config.optimizer.lr, config.optimizer.l21) == (0.05, 2e-4)
     assert config.optimizer.options == {"betas": [0.8, 0.9]}
     assert config.data.max_bad == 0.01
-    assert len((tmp_path / "runs" / "log" / "metrics.jsonl").read_text().splitlines()) == 2  # of 4 batches
-    again = run("train", tmp_path / "runs" / "log" / "config.yaml", "--out", "again")
+    assert len((tmp_path / "runs" / "log" / "latest" / "metrics.jsonl").read_text().splitlines()) == 2  # of 4 batches
+    again = run("train", tmp_path / "runs" / "log" / "latest" / "config.yaml", "--out", "again")
     assert again.returncode == 0, again.stderr
-    assert state_of(tmp_path / "runs" / "log") == state_of(tmp_path / "again")
+    assert state_of(tmp_path / "runs" / "log" / "latest") == state_of(tmp_path / "again")
 
 
 def test_an_overwritten_run_stays_until_the_new_one_is_complete(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
-    assert run("train", log).returncode == 0
-    folder = tmp_path / "runs" / "log"
+    assert run("train", log, "--out", "run").returncode == 0
+    folder = tmp_path / "run"
     (folder / "vocabulary.parquet").write_bytes(b"of the old run")
     (folder / "mine.txt").write_text("not the run's")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     names = {path.name for path in folder.iterdir()}
-    assert run("train", log, "--lr", 1e30, "--overwrite").returncode == 2
+    assert run("train", log, "--lr", 1e30, "--out", "run", "--overwrite").returncode == 2
     assert {path: path.read_bytes() for path in before} == before
-    assert run("train", log, "--seed", 1, "--overwrite").returncode == 0
+    assert run("train", log, "--seed", 1, "--out", "run", "--overwrite").returncode == 0
     assert {path.name for path in folder.iterdir()} == names - {"vocabulary.parquet"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "log.json").write_text("{}")

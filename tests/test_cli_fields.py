@@ -28,7 +28,7 @@ def test_each_field_lands_where_it_was_asked_to(tmp_path: Path, run: Run) -> Non
     log = many_features(tmp_path / "log.csv")
     done = run("train", log, *OPTIONS, *FIELDS)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "log"
+    folder = tmp_path / "runs" / "log" / "latest"
     check_fields(folder, {"color": 0.5, "size": 0.2}, 0.03)
     summary = summary_of(folder)
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -48,7 +48,7 @@ def test_a_settings_file_may_name_fields_and_an_export_sweeps(tmp_path: Path, ru
     )
     done = run("train", "settings.yaml", "--set", "optimizer.field_rates.color=1")
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "log"
+    folder = tmp_path / "runs" / "log" / "latest"
     check_fields(folder, {"color": 1.0, "size": 0.4}, 0.03)
     done = run("export", "runs/log", "swept", "--sweep")
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bits(tmp_path: Path, run: Run
     (cut / "summary.json").unlink()
     resumed = run("train", "--resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed at row" in resumed.stdout
+    assert "resumed at row" in resumed.stderr
     assert state_of(cut) == state_of(tmp_path / "whole")
 
 
@@ -78,7 +78,7 @@ def test_the_next_day_keeps_the_rates(tmp_path: Path, run: Run) -> None:
     assert run("train", log, *OPTIONS, *FIELDS).returncode == 0
     done = run("train", log, "--continue", "runs/log", "--out", "next")
     assert done.returncode == 0, done.stderr
-    assert "l21 is" not in done.stdout
+    assert "l21 is" not in done.stderr
     check_fields(tmp_path / "next", {"color": 0.5, "size": 0.2}, 0.03)
 
 

@@ -38,7 +38,7 @@ LIMITS = ("--max-table-bytes", "4MB", "--admit-after", 2, "--admit-sketch", "64K
 def test_a_table_keeps_to_its_limit(log: Path, tmp_path: Path, run: Run) -> None:
     done = run("train", log, *OPTIONS, "--max-table-bytes", "4.5MB")
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "log"
+    folder = tmp_path / "runs" / "log" / "latest"
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert max(point["table_bytes"] for point in points) <= 4_500_000
     summary = summary_of(folder)

@@ -22,7 +22,7 @@ def test_prepare_takes_a_log_and_says_what_it_holds(tmp_path: Path, run: Run) ->
     ):
         assert line in " ".join(done.stdout.split())
     assert "pairs of features are expected to share a key" in " ".join(done.stdout.split())
-    assert "bad" not in done.stdout
+    assert "bad" not in done.stdout + done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "log.json",
         "part-00000.parquet",
@@ -70,8 +70,8 @@ def test_skipped_rows_are_counted_and_shown(tmp_path: Path, run: Run) -> None:
     log.write_text(log.read_text() + "2,x,1,[red],1\n1,x\n")
     done = run("prepare", log, "out", "--on-bad-row", "skip", "--max-bad", "0.1%")
     assert done.returncode == 0, done.stderr
-    assert f"{log}: skipped 2 bad rows\n" in done.stdout
-    assert "  line 2003: 2 columns where 5 are expected: '1,x'\n" in done.stdout
+    assert f"{log}: skipped 2 bad rows\n" in done.stderr
+    assert "  line 2003: 2 columns where 5 are expected: '1,x'\n" in done.stderr
     done = run("prepare", log, "strict", "--on-bad-row", "skip", "--max-bad", "0.0005")
     assert done.returncode == 2
     assert done.stderr.startswith("error: 2 of 2,002 rows are bad, more than max_bad=0.0005\n")

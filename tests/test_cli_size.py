@@ -15,7 +15,7 @@ def test_train_lands_at_the_rate_that_was_asked_for(tmp_path: Path, run: Run) ->
     log = many_features(tmp_path / "log.csv")
     done = run("train", log, "--lr", 0.05, "--target-rate", 0.03, "--batch-size", 64)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "log"
+    folder = tmp_path / "runs" / "log" / "latest"
     summary = summary_of(folder)
     assert summary["live_rows"] == pytest.approx(0.03 * summary["features_seen"], abs=1)  # type: ignore[operator]
     assert summary["test"]["auc"] > 0.9  # type: ignore[index]
@@ -36,7 +36,7 @@ def test_train_lands_at_the_bytes_that_were_asked_for(tmp_path: Path, run: Run) 
     log = many_features(tmp_path / "log.csv")
     done = run("train", log, "--lr", 0.05, "--target-bytes", "4 kB", "--batch-size", 64, "--penalty", "mcp")
     assert done.returncode == 0, done.stderr
-    live = summary_of(tmp_path / "runs" / "log")["live_rows"]
+    live = summary_of(tmp_path / "runs" / "log" / "latest")["live_rows"]
     assert live == 4000 // (8 * 4 + 8)
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bits(tmp_path: Path, run: Run
     (cut / "summary.json").unlink()
     resumed = run("train", "--resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed at row" in resumed.stdout
+    assert "resumed at row" in resumed.stderr
     assert state_of(cut) == state_of(tmp_path / "whole")
 
 
@@ -73,7 +73,7 @@ def test_the_next_day_goes_on_at_the_rate_of_the_day_before(tmp_path: Path, run:
     assert run("train", log, "--lr", 0.05, "--target-rate", 0.1, "--batch-size", 64).returncode == 0
     done = run("train", log, "--continue", "runs/log", "--out", "next")
     assert done.returncode == 0, done.stderr
-    assert "l21 is" not in done.stdout
+    assert "l21 is" not in done.stderr
     points = [json.loads(line) for line in (tmp_path / "next" / "metrics.jsonl").read_text().splitlines()]
     second = [point for point in points if point["samples"] > 2_700]
     assert all(0.09 <= point["feature_rate"] <= 0.11 for point in second[-5:])
@@ -101,7 +101,7 @@ def test_a_settings_file_may_ask_for_a_size(tmp_path: Path, run: Run) -> None:
     (tmp_path / "settings.yaml").write_text("data: {log: log.csv}\noptimizer: {lr: 0.05, target_rate: 0.2}\n")
     done = run("train", "settings.yaml", "--target-rate", 0.1, "--batch-size", 64)
     assert done.returncode == 0, done.stderr
-    settings = yaml.safe_load((tmp_path / "runs" / "log" / "config.yaml").read_text())["optimizer"]
+    settings = yaml.safe_load((tmp_path / "runs" / "log" / "latest" / "config.yaml").read_text())["optimizer"]
     assert (settings["penalty"], settings["target_rate"]) == ("hard", 0.1)
 
 
@@ -187,7 +187,7 @@ def test_features_seen_once_get_no_row_if_asked(tmp_path: Path, run: Run) -> Non
     log = many_features(tmp_path / "log.csv")
     done = run("train", log, "--lr", 0.05, "--l21", 0, "--admit-after", 2, "--batch-size", 64, "--fallback")
     assert done.returncode == 0, done.stderr
-    fields = summary_of(tmp_path / "runs" / "log")["fields"]
+    fields = summary_of(tmp_path / "runs" / "log" / "latest")["fields"]
     assert isinstance(fields, dict)
     assert fields["color"] == {"seen": 7, "rows": 7, "live": 7}
     assert fields["noise"]["rows"] < 0.1 * fields["noise"]["seen"]

@@ -10,13 +10,25 @@ import pytest
 from sparsegroup.extras import MODULES, Extra
 
 ROOT = Path(__file__).parents[1]
-MODULE_OF = {"polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),
     "cli": ("data", "training", "reporting", "serving", "cli"),
 }
 COMMANDS = ("train", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize")
-SLOW = {"torch", "numpy", "numba", "polars", "pyarrow", "sklearn", "matplotlib", "jinja2", "yaml"}
+SLOW = {
+    "torch",
+    "tensorboard",
+    "mlflow",
+    "numpy",
+    "numba",
+    "polars",
+    "pyarrow",
+    "sklearn",
+    "matplotlib",
+    "jinja2",
+    "yaml",
+}
 HELP = f"""
 import sys
 from sparsegroup.__main__ import main

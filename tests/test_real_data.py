@@ -41,8 +41,8 @@ def test_a_real_log_trains(name: str, tmp_path: Path, run: Run) -> None:
     test = ["--test", path.with_name(path.name.replace("train", "test"))] if "train" in name else []
     done = run("train", path, *test, "--out", "run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert f"{train_rows:,} training and {test_rows:,} test rows, {fields} fields" in done.stdout
-    assert (f"{numbers} numbers" in done.stdout) == bool(numbers)
+    assert f"{train_rows:,} training and {test_rows:,} test rows, {fields} fields" in done.stderr
+    assert (f"{numbers} numbers" in done.stderr) == bool(numbers)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["test"]["auc"] > auc
     assert 0.02 < summary["feature_rate"] < 0.995

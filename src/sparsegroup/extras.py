@@ -10,7 +10,7 @@ from typing import Literal
 
 from sparsegroup.user_error import UserError
 
-Extra = Literal["checkpoint", "cli", "onnx"]
+Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard"]
 
 _CHECKPOINT = ("safetensors", "xxhash")
 _CLI = (
@@ -28,7 +28,9 @@ _CLI = (
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "checkpoint": _CHECKPOINT,
     "cli": (*_CHECKPOINT, *_CLI),
+    "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "tensorboard": ("tensorboard",),
 }
 """What each extra adds to the core, as it is imported."""
 

@@ -1,4 +1,4 @@
-"""What the commands share: the application, the console, and how it ends when something is wrong.
+"""What the commands share: the application, and how it ends when something is wrong.
 
 The application and its commands' options are imported for every call, so they import nothing that takes time; what a
 command does is imported when it runs.
@@ -11,17 +11,16 @@ from io import TextIOWrapper
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from sparsegroup.cli.output import logged, messages
 from sparsegroup.user_error import UserError
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train click models whose embedding tables end up sparse.",
 )
-console = Console()
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,7 +66,8 @@ def main(run: Callable[[], None] = app) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        run()
+        with logged():
+            run()
     except UserError as error:
         _fail(error.spelled(_option))
     except FloatingPointError as error:
@@ -86,5 +86,5 @@ def _option(parameter: str) -> str:
 
 
 def _fail(message: str) -> None:
-    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    messages.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)

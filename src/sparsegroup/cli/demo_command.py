@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
 @app.command("demo")
@@ -15,6 +16,9 @@ def demo_command(
     lr: Annotated[float, typer.Option(help="Learning rate of Adam and Group Adam.")] = 1e-2,
     seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
     threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Adam, pruned Adam, Group Adam as in the paper, and a size that is asked for, side by side on a synthetic log."""
     from sparsegroup.cli.demo_run import demo_run

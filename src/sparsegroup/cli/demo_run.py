@@ -1,15 +1,19 @@
 """What `sparsegroup demo` does."""
 
+import logging
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
 from rich.table import Table
 
-from sparsegroup.cli.app import console
+from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training.comparison import MethodScore, compare
+
+_logger = logging.getLogger(__name__)
 
 
 def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) -> None:
@@ -20,13 +24,13 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
     }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = 0 if data.informative is None else len(np.intersect1d(data.informative, data.keys[: data.train_rows]))
-    console.print(
+    _logger.info(
         f"A synthetic click log: {len(data):,} rows, {data.features:,} features, of which "
         f"{informative / data.features:.0%} have an effect on the click and the rest are noise.\n"
-        "A DCN is trained on the first 90 % in one pass, and tested on the rest.",
-        highlight=False,
+        "A DCN is trained on the first 90 % in one pass, and tested on the rest."
     )
-    console.print(_comparison(compare(data, configs, partial(training_bar, data.train_rows))))
+    scores = compare(data, configs, partial(training_bar, data.train_rows))
+    show({"rows": len(data), "methods": [asdict(score) for score in scores]}, _comparison(scores))
 
 
 def _comparison(scores: list[MethodScore]) -> Table:

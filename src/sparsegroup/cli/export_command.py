@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import Dtype
 
 Onnx = Annotated[
@@ -51,6 +52,9 @@ def export_command(
     test: TestLog = None,
     overwrite: Overwrite = False,
     threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Write the live rows of a trained model and its network, for servers."""
     if since is not None and (onnx or program):
@@ -85,6 +89,9 @@ def apply_command(
     test: TestLog = None,
     overwrite: Overwrite = False,
     threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Write the export that deltas lead to."""
     if len(folders) < 3:

@@ -1,12 +1,14 @@
 """What `sparsegroup export` and `sparsegroup apply` do."""
 
+import logging
 from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
-from sparsegroup.cli.app import console
+from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.extras import pip_install
 from sparsegroup.names import Dtype
@@ -19,6 +21,8 @@ from sparsegroup.serving.export_writer import export_trained
 from sparsegroup.serving.onnx import has_onnx
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config
+
+_logger = logging.getLogger(__name__)
 
 
 def export_run(
@@ -38,7 +42,7 @@ def export_run(
     opened = open_trained(model, sweep=sweep)
     rows = None if test is None else _open_test(test, opened.config, threads)
     wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
-    console.print(_outcome(export_trained(opened, out, dtype, wanted, overwrite=overwrite), out), highlight=False)
+    _show(export_trained(opened, out, dtype, wanted, overwrite=overwrite), out)
 
 
 def delta_run(
@@ -57,7 +61,7 @@ def delta_run(
     opened = open_trained(model, sweep=sweep)
     rows = None if test is None else _open_test(test, opened.config, threads)
     manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
-    console.print(_outcome(manifest, out), highlight=False)
+    _show(manifest, out)
 
 
 def apply_run(
@@ -75,16 +79,14 @@ def apply_run(
     check_free(out, overwrite)
     rows = None if test is None else _open_test(test, read_manifest(base).columns_and_config()[1], threads)
     wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
-    console.print(_outcome(apply_deltas(base, deltas, out, wanted, overwrite=overwrite), out), highlight=False)
+    _show(apply_deltas(base, deltas, out, wanted, overwrite=overwrite), out)
 
 
 def _wants_onnx(onnx: bool | None) -> bool:
     if onnx is not None:
         return onnx
     if not has_onnx():
-        console.print(
-            f"model.onnx is left out; for ONNX: {pip_install('onnx')}", style="yellow", markup=False, highlight=False
-        )
+        _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
         return False
     return True
 
@@ -92,6 +94,25 @@ def _wants_onnx(onnx: bool | None) -> bool:
 def _open_test(path: Path, config: Config, threads: int) -> TestRows:
     with reading_bar(path.name) as on_progress:
         return open_test_rows(path, config, threads, on_progress)
+
+
+def _show(manifest: ExportManifest, out: Path) -> None:
+    changes, test = manifest.changes, manifest.test
+    result: dict[str, Any] = {
+        "folder": str(out),
+        "dtype": manifest.dtype,
+        "live_rows": manifest.live_rows,
+        "features_seen": manifest.features_seen,
+        "feature_rate": manifest.feature_rate,
+        "zero_rows": manifest.zero_rows,
+        "bytes": sum(file.bytes for file in manifest.files.values()),
+        "upserts": None if changes is None else changes.upserts,
+        "tombstones": None if changes is None else changes.tombstones,
+        "test_rows": None if test is None else test.rows,
+    }
+    for name, score in {} if test is None else test.scores.items():
+        result |= {f"{name}_auc": score.auc, f"{name}_log_loss": score.log_loss}
+    show(result, _outcome(manifest, out))
 
 
 def _outcome(manifest: ExportManifest, out: Path) -> Table:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import app
+from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
 @app.command("inspect")
@@ -17,9 +18,11 @@ def inspect_command(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the same and its charts, too.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
     from sparsegroup.cli.inspect_run import inspect_run
 
-    inspect_run(model, top, html, as_json=as_json)
+    inspect_run(model, top, html)

@@ -1,5 +1,6 @@
 """What `sparsegroup inspect` does."""
 
+import json
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -8,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.cli.app import console
+from sparsegroup.cli.output import show
 from sparsegroup.reporting.formatting import count, percent, trim_exponent
 from sparsegroup.serving.inspection.inspect_model import Inspection, inspect
 from sparsegroup.serving.inspection.inspection_page import feature_name, render_inspection
@@ -19,18 +20,13 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 20
 
 
-def inspect_run(model: Path, top: int, html: Path | None, *, as_json: bool) -> None:
+def inspect_run(model: Path, top: int, html: Path | None) -> None:
     """Print what is in a trained model; the arguments are those of the command."""
     found = inspect(open_trained(model), top)
     if html is not None:
         page = render_inspection(found)
         write_atomically(html, lambda path: path.write_text(page, encoding="utf-8"))
-    if as_json:
-        print(found.as_json())
-        return
-    console.print(shown(found), highlight=False)
-    if html is not None:
-        console.print(f"written to {html}", markup=False, highlight=False, soft_wrap=True)
+    show(json.loads(found.as_json()), shown(found), *([] if html is None else [f"written to {html}"]))
 
 
 def shown(inspection: Inspection) -> RenderableType:

@@ -23,6 +23,7 @@ from sparsegroup.cli.options import (
     Seed,
     TestLog,
 )
+from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import PenaltyName
 
 
@@ -55,6 +56,9 @@ def path_command(
     batch_size: BatchSize = None,
     seed: Seed = None,
     threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """How good would a smaller model be? One pass for each feature rate, against all features: table, plot and JSON."""
     options = {name: value for name, value in locals().items() if value is not None and name != "overwrite"}

@@ -11,7 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.cli.app import UsageError, console
+from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
 from sparsegroup.reporting.formatting import count, metric, percent, size
@@ -56,13 +57,11 @@ def path_run(
     }
     text = json.dumps(finite(content), indent=1) + "\n"
     write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
-    console.print(_table(points, best, tolerance))
-    written = (
-        _JSON if isnan(points[0].test.auc) else f"{_JSON}, {_plotted(config, data.name, points, tolerance, folder)}"
-    )
-    console.print(f"written to {folder}: {written}", highlight=False, soft_wrap=True, markup=False)
     if isnan(points[0].test.auc):
-        console.print("no plot: the test rows are all of one class, so that there is no AUC")
+        written = f"{_JSON}\nno plot: the test rows are all of one class, so that there is no AUC"
+    else:
+        written = f"{_JSON}, {_plotted(config, data.name, points, tolerance, folder)}"
+    show({"folder": str(folder), **content}, _table(points, best, tolerance), f"written to {folder}: {written}")
 
 
 def _plotted(config: Config, name: str, points: Sequence[PathPoint], tolerance: float, folder: Path) -> str:

@@ -17,6 +17,7 @@ from sparsegroup.cli.options import (
     MaxBad,
     log_option,
 )
+from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName
 
 _MODELS = "the model's"
@@ -41,6 +42,9 @@ def predict_command(
     on_bad_row: BadRow = None,
     max_bad: MaxBad = None,
     threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Score all rows of a log: row (its place in the log, from 0), probability and label.
 

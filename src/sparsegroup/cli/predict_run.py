@@ -1,23 +1,25 @@
 """What `sparsegroup predict` does."""
 
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import UsageError
-from sparsegroup.cli.progress import print_notes, reading_bar
+from sparsegroup.cli.output import is_json, show
+from sparsegroup.cli.progress import progress, reading_bar
 from sparsegroup.data import Log, open_log
 from sparsegroup.serving.trained_model import open_trained
-from sparsegroup.training import Config
+from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (
     SUFFIXES,
     Predictions,
@@ -28,6 +30,7 @@ from sparsegroup.training.scoring import (
 )
 from sparsegroup.yaml_settings import checked
 
+_logger = logging.getLogger(__name__)
 _OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
 
 
@@ -46,20 +49,21 @@ def predict_run(model: Path, log: Path, out: Path | None, options: Mapping[str, 
     """
     if out is not None and _suffix(out) is None:
         raise UsageError(f"--out must end with {', '.join(SUFFIXES)}, got {out.name!r}")
+    if out is None and is_json():
+        raise UsageError("--json wants --out: without it, stdout is for the predictions")
     opened = open_trained(model)
     given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
-    console = Console(stderr=True)
-    data = _open(log, opened.config, given, threads, console)
+    data = _open(log, opened.config, given, threads)
     opened.columns.check(data)
     tally, begin = Tally(len(data)), perf_counter()
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
-    with nullcontext(_nothing) if hidden else _scoring_bar(len(data), log.name, console) as on_rows:
+    with nullcontext(_nothing) if hidden else progress(f"scoring {log.name}", "rows") as update:
 
         def seen() -> Iterator[Predictions]:
             for part in predictions(opened.model, data):
                 tally.add(part)
                 yield part
-                on_rows(len(part.rows))
+                update(tally.rows, len(data), "")
 
         if out is None:
             _write_to_stdout(seen())
@@ -67,19 +71,22 @@ def predict_run(model: Path, log: Path, out: Path | None, options: Mapping[str, 
             suffix = _suffix(out)
             assert suffix is not None
             write_atomically(out, lambda path: write_predictions(seen(), path, suffix))
-    console.print(_outcome(tally, perf_counter() - begin, out), markup=False, highlight=False, soft_wrap=True)
+    seconds = perf_counter() - begin
+    _logger.info(_outcome(tally, seconds, out))
+    metrics = asdict(tally.metrics() if tally.has_both_classes else Metrics(nan, nan, nan, nan))
+    show({"log": str(log), "out": str(out), "rows": tally.rows, "seconds": seconds, **metrics})
 
 
 def _suffix(path: Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
 
 
-def _open(log: Path, config: Config, given: Mapping[str, Any], threads: int, console: Console) -> Log:
+def _open(log: Path, config: Config, given: Mapping[str, Any], threads: int) -> Log:
     """The log, read as the model's but for what `given` says."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     data = checked(Config, {"data": values}, "the command line").data
-    with reading_bar(log.name, console) as on_progress:
-        opened = open_log(
+    with reading_bar(log.name) as on_progress:
+        return open_log(
             log,
             like=config.data.format_options,
             whole=True,
@@ -89,8 +96,6 @@ def _open(log: Path, config: Config, given: Mapping[str, Any], threads: int, con
             on_progress=on_progress,
             **data.format_options,
         )
-    print_notes(opened.notes, console)
-    return opened
 
 
 def _write_to_stdout(parts: Iterator[Predictions]) -> None:
@@ -112,13 +117,5 @@ def _outcome(tally: Tally, seconds: float, out: Path | None) -> str:
     return "; ".join(parts)
 
 
-def _nothing(rows: int) -> None:
+def _nothing(done: int, total: int | None, detail: str) -> None:
     pass
-
-
-@contextmanager
-def _scoring_bar(rows: int, name: str, console: Console) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"scoring {name}", total=rows)
-        yield lambda done: bar.advance(task, done)

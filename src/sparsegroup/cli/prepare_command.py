@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, app
+from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
 
 
@@ -50,6 +51,9 @@ def prepare_command(
         bool, typer.Option("--vocabulary", help="Write vocabulary.parquet, too: key, field and value.")
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="That parse and hash.")] = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.
 

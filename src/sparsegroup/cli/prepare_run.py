@@ -1,12 +1,13 @@
 """What `sparsegroup prepare` does."""
 
 from pathlib import Path
+from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sparsegroup.cli.app import UsageError, console
-from sparsegroup.cli.progress import print_notes
+from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.output import show
+from sparsegroup.cli.progress import progress
 from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.log_manifest import LogManifest
 from sparsegroup.data.log_opening import FormatOptions
@@ -42,33 +43,23 @@ def prepare_run(
         UsageError: `max_bad` is no share.
         LogOptionError: Options that do not go together, or not with the log.
     """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        DownloadColumn(),
-        TextColumn("{task.fields[rows]}"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(compact=True), console=console) as bar:
-        task = bar.add_task(f"preparing {log.name}", total=None, rows="")
+    with progress(f"preparing {log.name}", "bytes") as update:
 
-        def show(done: PreparationProgress) -> None:
+        def on_progress(done: PreparationProgress) -> None:
             bad = f", {done.bad:,} bad" if done.bad else ""
-            bar.update(task, completed=done.bytes, total=done.total, rows=f"{done.rows:,} rows{bad}")
+            update(done.bytes, done.total, f"{done.rows:,} rows{bad}")
 
-        done, bads = prepare(
+        done, _ = prepare(
             [log, *([test] if test else [])],
             out,
             on_bad_row=on_bad_row,
             max_bad=_share(max_bad),
             vocabulary=vocabulary,
             threads=threads,
-            on_progress=show,
+            on_progress=on_progress,
             **options,
         )
-    print_notes(str(bad) for bad in bads if bad.count)
-    console.print(summary(done.manifest, out), highlight=False)
-    for line in compare_with_published(done.manifest):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    show(log_figures(done.manifest, out), summary(done.manifest, out), *compare_with_published(done.manifest))
 
 
 def _share(text: str) -> float:
@@ -81,11 +72,35 @@ def _share(text: str) -> float:
     return share
 
 
+def log_figures(manifest: LogManifest, out: Path) -> dict[str, Any]:
+    """What `--json` says of a prepared log."""
+    in_all, in_training = _feature_counts(manifest)
+    return {
+        "folder": str(out),
+        "dataset": manifest.dataset,
+        "rows": manifest.rows,
+        "train_rows": manifest.train_rows,
+        "test_rows": manifest.rows - manifest.train_rows,
+        "positive_rate": manifest.positives / manifest.rows,
+        "fields": len(manifest.fields),
+        "numbers": len(manifest.numbers),
+        "features": in_all,
+        "train_features": in_training,
+        "bad_rows": sum(manifest.bad_rows.values()),
+    }
+
+
+def _feature_counts(manifest: LogManifest) -> tuple[int, int]:
+    """Features in all rows, and in the training rows."""
+    in_all, in_training = (sum(counts[k] for counts in manifest.features.values()) for k in (0, 1))
+    return in_all, in_training
+
+
 def summary(manifest: LogManifest, out: Path) -> Table:
     """What a prepared log holds."""
     table = Table(show_header=False, box=None)
     rows, train = manifest.rows, manifest.train_rows
-    in_all, in_training = (sum(counts[k] for counts in manifest.features.values()) for k in (0, 1))
+    in_all, in_training = _feature_counts(manifest)
     collisions = expected_collisions({name: counts[0] for name, counts in manifest.features.items()})
     table.add_row("rows", f"{rows:,}: {train:,} for training, {rows - train:,} for testing")
     table.add_row("positives", f"{manifest.positives / rows:.3%}")

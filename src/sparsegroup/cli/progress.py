@@ -1,82 +1,151 @@
-"""Progress bars and notes: while a raw log is counted, and while a model is trained."""
+"""How far a command has come: a bar where stderr is a terminal, else a line about once a minute."""
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
-from sparsegroup.cli.app import console
+from sparsegroup.cli.output import has_bars, messages
+from sparsegroup.reporting.formatting import duration, per_second, size
 from sparsegroup.training import HistoryPoint
 from sparsegroup.training.comparison import Reporter
 
+Unit = Literal["bytes", "rows", "samples"]
+Update = Callable[[int, int | None, str], None]
+"""Is told how much is done, how much there is, if that is known, and what else to show."""
+
+HEARTBEAT = 60.0
+"""Seconds between two lines where there is no terminal."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Logs a line about once a minute: what is done, its share, the speed, and the time that is left.
+
+    Args:
+        name: What is done.
+        unit: What it is counted in.
+        every: Seconds between two lines.
+        clock: Seconds, from any moment.
+    """
+
+    def __init__(
+        self, name: str, unit: Unit, every: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._unit, self._clock = name, unit, clock
+        self._every = HEARTBEAT if every is None else every
+        self._begun = self._last = clock()
+        self._done_before: int | None = None
+
+    def update(self, done: int, total: int | None, detail: str) -> None:
+        """So much is done; see `Update`."""
+        if self._done_before is None:
+            self._done_before = done
+        now = self._clock()
+        if now - self._last < self._every:
+            return
+        self._last = now
+        speed = (done - self._done_before) / max(now - self._begun, 1e-9)
+        parts = [self._share(done, total), self._speed(speed) if speed else "", detail]
+        if total is not None and speed:
+            parts.append(f"{duration((total - done) / speed)} left")
+        _logger.info("%s: %s", self._name, ", ".join(part for part in parts if part))
+
+    def _share(self, done: int, total: int | None) -> str:
+        shown, whole = (
+            "" if value is None else size(value) if self._unit == "bytes" else f"{value:,}" for value in (done, total)
+        )
+        unit = "" if self._unit == "bytes" else f" {self._unit}"
+        return f"{shown} of {whole}{unit} ({done / total:.1%})" if total else f"{shown}{unit}"
+
+    def _speed(self, speed: float) -> str:
+        return f"{size(speed)}/s" if self._unit == "bytes" else f"{speed:,.0f} {self._unit}/s"
+
+
+class _SpeedColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(per_second(speed) if speed else "")
+
 
 @contextmanager
-def reading_bar(name: str, console: Console = console) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar that appears when rows of a raw log are counted.
+def progress(name: str, unit: Unit, total: int | None = None, *, stays: bool = False) -> Iterator[Update]:
+    """Shows how far something has come, as soon as it is told.
+
+    Args:
+        name: What is done.
+        unit: What it is counted in.
+        total: How much there is, if that is known beforehand.
+        stays: Whether the bar is left on the screen in the end.
+
+    Yields:
+        What is to be told.
+    """
+    if not has_bars():
+        yield Heartbeat(name, unit).update
+        return
+    counted = (DownloadColumn(),) if unit == "bytes" else (TaskProgressColumn(), _SpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=10), *counted)
+    detailed = TextColumn("{task.fields[detail]}", markup=False)
+    with Progress(*columns, TimeRemainingColumn(compact=True), detailed, console=messages, transient=not stays) as bar:
+
+        def update(done: int, total: int | None, detail: str) -> None:
+            task = bar.task_ids[0] if bar.task_ids else bar.add_task(name, total=total, detail="")
+            bar.update(task, completed=done, total=total, detail=detail)
+
+        yield update
+
+
+@contextmanager
+def reading_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Progress while the rows of a raw log are counted.
 
     Args:
         name: The name of the log.
-        console: Where it appears.
 
     Yields:
         `on_progress` of `open_log`.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
-    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def show(done: int, total: int | None) -> None:
-            task = bar.task_ids[0] if bar.task_ids else bar.add_task(f"counting rows of {name}", total=total)
-            bar.update(task, completed=done)
-
-        yield show
-
-
-def print_notes(notes: Iterable[str], console: Console = console) -> None:
-    """What a user should know of a log or a run, in yellow."""
-    for note in notes:
-        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    with progress(f"counting rows of {name}", "bytes") as update:
+        yield lambda done, total: update(done, total, "")
 
 
 @contextmanager
 def training_bar(total: int, name: str) -> Iterator[Reporter]:
-    """A progress bar over `total` samples, with samples/s, log loss, progressive AUC, feature rate and table size.
+    """Progress over `total` samples, with log loss, progressive AUC, feature rate and table size of the last point.
 
     Yields:
         `on_batch` and `on_progress` for `train`.
     """
-    bar = ProgressBar(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[state]}"),
-        console=console,
-    )
-    state: dict[str, Any] = {"loss": float("nan"), "auc": float("nan"), "rate": float("nan"), "asked": "", "bytes": 0}
-    with bar:
-        task = bar.add_task(name, total=total, speed="", state="")
-
-        def show() -> None:
-            speed = bar.tasks[task].finished_speed or bar.tasks[task].speed
-            bar.update(
-                task,
-                speed=f"{speed:,.0f}/s" if speed else "",
-                state=f"loss {state['loss']:.4f} AUC {state['auc']:.4f} rate {state['rate']:.4f}{state['asked']} "
-                f"{state['bytes'] / 1e6:,.0f} MB",
-            )
+    done, state = 0, ""
+    with progress(name, "samples", total, stays=True) as update:
 
         def on_batch(samples: int, loss: float) -> None:
-            bar.advance(task, samples)
+            nonlocal done
+            done += samples
+            update(done, total, state)
 
         def on_progress(point: HistoryPoint) -> None:
+            nonlocal state
             asked = "" if point.scheduled_rate is None else f" (asked {point.scheduled_rate:.4f})"
-            state.update(loss=point.log_loss, auc=point.auc, rate=point.feature_rate, bytes=point.table_bytes)
-            state["asked"] = asked
-            show()
+            state = (
+                f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{asked}, "
+                f"{point.table_bytes / 1e6:,.0f} MB"
+            )
+            update(done, total, state)
 
         yield on_batch, on_progress
-        show()

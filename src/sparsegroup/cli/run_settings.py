@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from sparsegroup.cli.app import UsageError
-from sparsegroup.cli.progress import print_notes, reading_bar
+from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
@@ -62,13 +62,13 @@ def log_name(config: Config) -> str:
 
 
 def open_config_log(config: Config, threads: int) -> Log:
-    """The log that a config names, opened with a progress bar; what is to be said of it is printed."""
+    """The log that a config names, opened with a progress bar."""
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
     path = Path(data.log)
     with reading_bar(path.name) as on_progress:
-        log = open_log(
+        return open_log(
             path,
             None if data.test is None else Path(data.test),
             on_bad_row=data.on_bad_row,
@@ -77,5 +77,3 @@ def open_config_log(config: Config, threads: int) -> Log:
             on_progress=on_progress,
             **data.format_options,
         )
-    print_notes(log.notes)
-    return log

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import app
+from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import ShapeName
 
 
@@ -17,6 +18,9 @@ def synthesize_command(
         int | None, typer.Option(help="Rows; default: as many as the real log.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Make up a click log with the fields, the skew and the late features of a public one, of any size up to its own.
 

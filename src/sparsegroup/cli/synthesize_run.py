@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from sparsegroup.cli.app import UsageError, console
-from sparsegroup.cli.prepare_run import summary
+from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.output import show
+from sparsegroup.cli.prepare_run import log_figures, summary
+from sparsegroup.cli.progress import progress
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.names import ShapeName
@@ -15,13 +15,10 @@ def synthesize_run(dataset: ShapeName, out: Path, rows: int | None, seed: int) -
     """Make up a log; the arguments are those of the command."""
     shape = DATASETS[dataset]
     wanted = shape.full_rows if rows is None else rows
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(f"synthetic {dataset}", total=wanted)
+    with progress(f"synthetic {dataset}", "rows", wanted) as update:
         try:
-            log = synthesize(shape, wanted, out, seed, lambda done: bar.update(task, completed=done))
+            log = synthesize(shape, wanted, out, seed, lambda done: update(done, wanted, ""))
         except ValueError as error:
             raise UsageError(str(error)) from error
-    console.print(summary(log.manifest, out), highlight=False)
-    if wanted == shape.full_rows:
-        console.print(f"the real log has {shape.full_features:,} features", highlight=False)
+    real = [f"the real log has {shape.full_features:,} features"] if wanted == shape.full_rows else []
+    show(log_figures(log.manifest, out), summary(log.manifest, out), *real)

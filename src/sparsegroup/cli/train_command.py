@@ -28,6 +28,7 @@ from sparsegroup.cli.options import (
     TestLog,
     log_option,
 )
+from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import NormName, PenaltyName
 
 
@@ -37,11 +38,9 @@ def train_command(
     set_: Assignments = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the run; default runs/<name of the log>.", show_default=False),
+        typer.Option(help="Folder for the run; default runs/<name of the log>/<time>.", show_default=False),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write into the folder even if it holds a run.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")] = False,
     continue_: Annotated[
         Path | None,
         typer.Option(
@@ -178,7 +177,28 @@ def train_command(
     keep_checkpoints: Annotated[
         int | None, typer.Option(rich_help_panel="Checkpoints", help="How many are kept.", show_default="2")
     ] = None,
+    tensorboard: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Tracking",
+            metavar="DIR|auto",
+            help="Write the points of the history for TensorBoard, into a folder of DIR or into that of the run.",
+            show_default=False,
+        ),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Tracking",
+            metavar="URI|EXPERIMENT",
+            help="Log the run to MLflow: to a tracking URI, or to an experiment at $MLFLOW_TRACKING_URI.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
 

@@ -1,8 +1,10 @@
 """What `sparsegroup train` does."""
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from math import isnan
+from dataclasses import asdict
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +13,28 @@ from rich.table import Table
 from sparsegroup.artifact.chain import verified_chain
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
-from sparsegroup.cli.app import UsageError, console
-from sparsegroup.cli.progress import print_notes, training_bar
+from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.output import show
+from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
 from sparsegroup.data.log_opening import is_prepared
+from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.config import read_config
 from sparsegroup.training.run_dir import (
-    CONFIG,
-    FINISHED,
     REPORT,
-    UNFINISHED,
     config_of,
     is_free,
     last_checkpoint,
     replace_run,
 )
-from sparsegroup.training.run_manifest import SUMMARY
+from sparsegroup.training.run_manifest import RUN, SUMMARY
+from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run, new_run_folder, point_latest
 from sparsegroup.training.session import lock_run, run_beginning
+from sparsegroup.training.tracking import check_tracking
 from sparsegroup.yaml_settings import checked, with_values
+
+_logger = logging.getLogger(__name__)
 
 _FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "model.fallback", "training.seed")
 """What a run cannot change when it goes on."""
@@ -51,14 +56,17 @@ def train_run(
         log: The log, or a YAML file of settings that names one; None is a synthetic log.
         options: Those that were given, by their names in Python.
         assignments: `key=value` each, which come last.
-        out: Folder for the run; by default one named after the log.
-        before: Folder of the run to go on with.
+        out: Folder for the run; by default one in `runs`, named by the log and the time.
+        before: Folder of the run to go on with, or of runs, of which the latest is taken.
         overwrite: Replace the run that `out` holds.
         threads: That share the table's work.
 
     Raises:
         UsageError: Options that do not go together, or a folder that is taken.
     """
+    if overwrite and out is None:
+        raise UsageError("--overwrite is for --out: without it, each run has a folder of its own, named by the time")
+    before = None if before is None else find_run(before)
     values = setting_values(log, options, assignments)
     is_config = is_settings_file(log)
     if before is None:
@@ -67,7 +75,22 @@ def train_run(
         raise UsageError("--continue takes its settings from the run; change them with --set, and give a log")
     else:
         config = _going_on(config_of(before), values)
-    folder = out or Path("runs") / log_name(config)
+    check_tracking(config.tracking)
+    if out is None:
+        run = None if before is None else load_run(before, config)
+        data = open_config_log(config, threads)
+        with new_run_folder(Path("runs") / log_name(config)) as folder:
+            session = Session.begin(folder, config, data, run)
+        point_latest(folder)
+    else:
+        folder = out
+        session = _begin_in(folder, config, before, overwrite, threads)
+    _introduce(session, folder)
+    _train(session, folder)
+
+
+def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> Session:
+    """Begin a run in a folder that was asked for; one that it is to replace stays until the new one is complete."""
     if before is not None and folder.resolve() == before.resolve():
         raise UsageError(f"{folder} is the run to go on with; give another --out, or use --resume if it was cut off")
     taken = not is_free(folder)
@@ -81,27 +104,27 @@ def train_run(
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
     run = None if before is None else load_run(before, config)
     data = open_config_log(config, threads)
-    if taken:  # the old run stays until the new one is complete
+    if taken:
         if (folder / UNFINISHED).is_dir():
             lock_run(folder / UNFINISHED).close()
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-    session = Session.begin(folder / UNFINISHED if taken else folder, config, data, run)
-    _introduce(session)
-    _train(session, folder)
+    return Session.begin(folder / UNFINISHED if taken else folder, config, data, run)
 
 
 def resume_run(folder: Path, threads: int) -> None:
-    """Complete a run that was cut off."""
+    """Complete a run that was cut off; of a folder of runs, the latest."""
+    folder = find_run(folder)
     place = _place_of(folder)
     if place.name != FINISHED and not _is_complete(place):
         config, _ = run_beginning(place)
+        check_tracking(config.tracking)
         session = Session.resume(place, open_config_log(config, threads))
-        _introduce(session)
+        _introduce(session, folder)
         _train(session, folder)
         return
     if place != folder:
         replace_run(place, folder)
-    console.print(f"{folder}: the run is complete", highlight=False, soft_wrap=True, markup=False)
+    show(_figures(RUN.read(folder).summary, folder), f"{folder}: the run is complete")
 
 
 def _place_of(folder: Path) -> Path:
@@ -141,7 +164,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def _introduce(session: Session) -> None:
+def _introduce(session: Session, folder: Path) -> None:
     data = session.log
     parts = [
         f"{data.train_rows:,} training and {len(data) - data.train_rows:,} test rows",
@@ -151,12 +174,9 @@ def _introduce(session: Session) -> None:
         parts.append(f"{len(data.numbers)} numbers")
     if data.features is not None:
         parts.append(f"{data.features:,} features")
-    if session.position:
-        parts.append(f"resumed at row {session.position:,}")
     if earlier := session.trainer.samples - session.position:
         parts.append(f"going on after {earlier:,} samples")
-    console.print(f"{data.name}: {', '.join(parts)}", highlight=False, soft_wrap=True, markup=False)
-    print_notes(session.notes)
+    _logger.info(f"{data.name}: {', '.join(parts)}; writing to {folder}")
 
 
 def _train(session: Session, folder: Path) -> None:
@@ -167,7 +187,24 @@ def _train(session: Session, folder: Path) -> None:
         summary = session.train(on_batch=on_batch, on_progress=on_progress)
     if session.folder != folder:
         replace_run(session.folder, folder)
-    console.print(_outcome(summary, folder), highlight=False)
+    show(_figures(summary, folder), _outcome(summary, folder))
+
+
+def _figures(summary: Summary, folder: Path) -> dict[str, Any]:
+    """What `--json` says of a run."""
+    test = summary.test or Metrics(nan, nan, nan, nan)
+    names = ("feature_rate", "live_rows", "features_seen", "table_bytes", "evicted_rows", "refused_rows")
+    return {
+        "folder": str(folder),
+        "report": str(folder / REPORT),
+        "log": summary.log,
+        "samples": summary.samples,
+        "seconds": summary.seconds,
+        "test_rows": summary.test_rows,
+        **{f"test_{name}": value for name, value in asdict(test).items()},
+        **{name: getattr(summary, name) for name in names},
+        "bad_rows": sum(summary.bad_rows.values()),
+    }
 
 
 def _outcome(summary: Summary, folder: Path) -> Table:
@@ -183,5 +220,6 @@ def _outcome(summary: Summary, folder: Path) -> Table:
     table.add_row("feature rate", rate)
     if summary.evicted_rows or summary.refused_rows:
         table.add_row("evicted", f"{summary.evicted_rows:,} rows, and {summary.refused_rows:,} times no room for one")
-    table.add_row("written to", f"{folder}; see {folder / REPORT}")
+    table.add_row("written to", str(folder))
+    table.add_row("report", str(folder / REPORT))
     return table

@@ -3,6 +3,7 @@
 The format of a raw log is asked for by options, described by a schema, or told from how the log begins.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from sparsegroup.data.raw.raw_file import RawFile, raw_file
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+
+_logger = logging.getLogger(__name__)
 
 
 class FormatOptions(TypedDict, total=False):
@@ -101,7 +104,7 @@ def open_log(
         wanted = {**inherited, **wanted}
     files = [raw_file(path) for path in (log, test) if path is not None]
     found = format_of(files, format, whole=whole, **wanted)
-    return RawLog(
+    opened = RawLog(
         files,
         found,
         on_bad_row=on_bad_row,
@@ -110,6 +113,9 @@ def open_log(
         on_progress=on_progress,
         chunk_bytes=chunk_bytes,
     )
+    for note in opened.notes:
+        _logger.warning(note)
+    return opened
 
 
 def is_prepared(log: Path) -> bool:

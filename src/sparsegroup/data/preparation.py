@@ -1,6 +1,7 @@
 """`prepare`: a raw log of any size into a prepared folder, in bounded memory; it resumes where it was cut off."""
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""
 
 _META = b"sparsegroup"
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -134,6 +136,8 @@ def prepare(
         done.verify()
         return done, []
     state, files = _resume(folder, source)
+    if files:
+        _logger.info("%s: resumed at row %s", folder, f"{state.rows:,}")
     bads = [BadRows(str(file.path)) for file in raw[state.source :]]
     for file, bad in zip(raw[state.source :], bads, strict=True):
         before = Counter(state.bad)
@@ -162,6 +166,9 @@ def prepare(
             _write_part(folder, log, held, state, files, source)
         state.pass_file(len(raw))
     train_rows = state.checked_train_rows(log, logs[0], sum(state.bad.values()), bads, max_bad)
+    for bad in bads:
+        if bad.count:
+            _logger.warning(str(bad))
     _complete(folder, log, state, files, source, train_rows, vocabulary)
     return PreparedLog(folder), bads
 

@@ -15,6 +15,7 @@ from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
 from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_naming import find_run
 from sparsegroup.yaml_settings import checked
 
 Kind = Literal["run", "checkpoint", "export"]
@@ -62,7 +63,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
     """The model in the folder `path`.
 
     Args:
-        path: A run, a checkpoint or an export.
+        path: A run, a checkpoint or an export; or a folder of runs named by time, of which the latest is taken.
         sweep: Apply the closed form to all rows once more (`GroupOptimizer.sweep`), so that a λ that changed on the way
             has reached those that no batch has touched since. Of no effect on an export.
 
@@ -77,6 +78,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
         return TrainedModel(path, "export", config, columns, export.model(), names, manifest=export.manifest)
     if (path / CHECKPOINT).is_file():
         return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY, sweep)
+    path = find_run(path)
     config_of(path)
     return _open_checkpoint(path, "run", last_checkpoint(path), path / VOCABULARY, sweep)
 

@@ -1,5 +1,7 @@
 """What a table does by itself between two steps: it asks its eviction policy, and makes room where little is left."""
 
+import logging
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,8 @@ from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_block import RowBlock, blocks
 from sparsegroup.table.row_storage import RowMemory, RowStorage
 from sparsegroup.table.table_config import TableConfig
+
+_logger = logging.getLogger(__name__)
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -85,6 +89,9 @@ class Upkeep:
             if most - staying < _FULL * most:
                 number = staying - int((1 - _EVICTED) * most)
                 kept = _without_lowest(self._ranking, number, kept, memory, directory)
+        if kept is not None and _logger.isEnabledFor(logging.DEBUG):
+            left = int(np.count_nonzero(kept))
+            _logger.debug("%s of %s rows are evicted", f"{len(kept) - left:,}", f"{len(kept):,}")
         return kept
 
     def packs(self, directory: Directory, storage: RowStorage) -> bool:

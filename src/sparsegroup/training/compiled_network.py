@@ -1,5 +1,6 @@
 """The network between embeddings and logits: compiled where a C++ compiler exists, else as it is."""
 
+import logging
 import os
 import shutil
 import warnings
@@ -13,6 +14,9 @@ Network = Callable[[Tensor, Tensor | None], Tensor]
 
 WORTH_COMPILING = 20_000
 """Batches from which compiling, some ten seconds when it is done first, pays: it saves some tenths of a ms each."""
+
+
+_logger = logging.getLogger(__name__)
 
 
 def has_compiler() -> bool:
@@ -70,4 +74,4 @@ class CompiledNetwork:
 
 
 def _say(why: str) -> None:
-    warnings.warn(f"the network is not compiled, which makes training somewhat slower: {why}", stacklevel=3)
+    _logger.warning("the network is not compiled, which makes training somewhat slower: %s", why)

@@ -154,6 +154,18 @@ class CheckpointConfig(StrictSettings):
     incremental: bool = True
 
 
+class TrackingConfig(StrictSettings):
+    """Where a run can be followed, beside its folder.
+
+    Attributes:
+        tensorboard: "auto" for event files in the run's folder, or a folder to have one for this run in.
+        mlflow: An experiment's name, or a tracking URI.
+    """
+
+    tensorboard: str | None = None
+    mlflow: str | None = None
+
+
 class Config(StrictSettings):
     """All settings of a run; checked when made.
 
@@ -169,6 +181,7 @@ class Config(StrictSettings):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -29,8 +29,8 @@ from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite, number
+from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 
-CONFIG = "config.yaml"
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
 BEGUN = "begun.json"
@@ -39,13 +39,10 @@ VOCABULARY = "vocabulary.parquet"
 PLOT = "progress.png"
 REPORT = "report.html"
 
-UNFINISHED = ".unfinished"
-"""Folder in that of a run, for the one that is to replace it."""
+TENSORBOARD = "tensorboard"
+MLFLOW = "mlflow.json"
 
-FINISHED = ".finished"
-"""Its name while it does so."""
-
-_FILES = (BEGUN, COLUMNS, METRICS, VOCABULARY, REPORT, PLOT)
+_FILES = (BEGUN, COLUMNS, METRICS, MLFLOW, VOCABULARY, REPORT, PLOT)
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,7 @@ def save_run(
     - `checkpoints`: model, optimizer and random numbers, to use or to go on with.
     - `vocabulary.parquet`: key → field and value, of a prepared log that has it.
     - `report.html` and `progress.png`: for people.
+    - `tensorboard` and `mlflow.json`: see `TrackingConfig`; `Session` writes them.
     - `summary.json`: final figures, versions.
     """
     begin_run(folder, config, log, history, Provenance.now(log))
@@ -150,10 +148,11 @@ def replace_run(unfinished: Path, folder: Path) -> None:
         for name in (SUMMARY, CONFIG, *_FILES):
             (folder / name).unlink(missing_ok=True)
         remove_folder(folder / CHECKPOINTS)
+        shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
         shutil.rmtree(folder / FINISHED, ignore_errors=True)  # of one that was cut off here, and never resumed
         disk.rename(unfinished, folder / FINISHED)
         unfinished = folder / FINISHED
-    for name in (CHECKPOINTS, *_FILES, CONFIG, SUMMARY):
+    for name in (CHECKPOINTS, TENSORBOARD, *_FILES, CONFIG, SUMMARY):
         if (unfinished / name).exists():
             disk.rename(unfinished / name, folder / name)
     shutil.rmtree(unfinished)
@@ -187,14 +186,14 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     """A run with its model and optimizer, to go on with. Sets torch's random numbers to where they were.
 
     Args:
-        folder: As written by `save_run`.
+        folder: As written by `save_run`; or one of runs named by time, of which the latest is taken.
         config: Settings to go on with, where they are not the run's. With another λ, u and the moments are kept; with
             another optimizer the weights are, and it starts afresh.
 
     Raises:
         RunError: No complete run, or a damaged one.
     """
-    folder = Path(folder)
+    folder = find_run(folder)
     before = config_of(folder)
     manifest = RUN.read(folder)
     manifest.check_files(folder, RunError)
@@ -216,12 +215,12 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
 
 
 def load_model(folder: str | Path) -> ClickModel:
-    """The trained model of a run, in evaluation mode.
+    """The trained model of a run, or of the latest in a folder of runs, in evaluation mode.
 
     Raises:
         RunError, CheckpointError: No complete run, or a damaged one.
     """
-    folder = Path(folder)
+    folder = find_run(folder)
     config, columns = config_of(folder), read_columns(folder)
     model, _ = config.build_for(len(columns.fields), len(columns.numbers))
     load_checkpoint(last_checkpoint(folder), model, rng=False)

@@ -1,6 +1,7 @@
 """A training run in its folder: begun, gone on with after another run, or resumed where it was cut off."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -12,6 +13,7 @@ from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.evaluation import EVALUATED
@@ -20,7 +22,6 @@ from sparsegroup.training.log_pass import window_of
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
-    CONFIG,
     TrainingRun,
     begin_run,
     checkpoint_extra,
@@ -34,7 +35,11 @@ from sparsegroup.training.run_dir import (
 )
 from sparsegroup.training.run_dir import append_point as append
 from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_naming import CONFIG
+from sparsegroup.training.tracking import tracking_callbacks
 from sparsegroup.training.trainer import Trainer
+
+_logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -91,6 +96,7 @@ class Session:
             session._lock = lock
             session._follow(run)
             begin_run(folder, config, log, session.trainer.history, session.begun)
+        session._say_notes()
         return session
 
     @classmethod
@@ -110,6 +116,9 @@ class Session:
         with _locked(folder) as lock:
             session = cls._resumed(folder, config, begun, log)
             session._lock = lock
+        session._say_notes()
+        if session.position:
+            _logger.info("%s: resumed at row %s", folder, f"{session.position:,}")
         return session
 
     @classmethod
@@ -141,6 +150,10 @@ class Session:
             self.trainer.go_on_after(run.history)
             self.notes = list(run.notes)
 
+    def _say_notes(self) -> None:
+        for note in self.notes:
+            _logger.warning(note)
+
     @property
     def step(self) -> int:
         """Batches of this run that have been trained on."""
@@ -151,17 +164,29 @@ class Session:
         *,
         on_batch: Callable[[int, float], None] | None = None,
         on_progress: Callable[[HistoryPoint], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Summary:
         """Train on what is left of the log, evaluate on its test rows, and write what the run leaves behind.
 
         Args:
             on_batch, on_progress: See `Trainer.fit`.
+            callbacks: Are told what happens, before those that the settings ask for (`TrackingConfig`).
 
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
         """
+        told = [*callbacks, *tracking_callbacks(self.config.tracking, self.folder)]
+        self.trainer.callbacks = told
         with self._lock or nullcontext():
-            return self._train(on_batch, on_progress)
+            summary = None
+            for callback in told:
+                callback.on_run_begin(self.folder, self.config)
+            try:
+                summary = self._train(on_batch, on_progress)
+            finally:
+                for callback in told:
+                    callback.on_run_end(self.folder, summary)
+            return summary
 
     def _train(
         self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[HistoryPoint], None] | None
@@ -223,6 +248,7 @@ class Session:
         )
         path = self.checkpoints.save(self.step, self.model, self.optimizer, extra=extra, whole=whole)
         self._last, self._saved_at = perf_counter(), self.step
+        _logger.info("checkpoint at %s samples: %s", f"{self.trainer.samples:,}", path)
         return path
 
 

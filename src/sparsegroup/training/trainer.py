@@ -1,8 +1,9 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import EveryKey, HashEmbedding
+from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.compiled_network import CompiledNetwork
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logits_of
@@ -37,6 +39,7 @@ class Trainer:
         history: Points of earlier passes, to go on from.
         compile: Compile the model by torch.compile, which takes a C++ compiler and some ten seconds when it is done
             first; it warns and goes on without where that cannot be done.
+        callbacks: Are told what happens, in this order, see `Callback`.
 
     Attributes:
         history: The points so far.
@@ -68,12 +71,14 @@ class Trainer:
         window: int = 100_000,
         history: Sequence[HistoryPoint] = (),
         compile: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
         self.model, self.table, self.window = model, table, window
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.scheduler, self.target = scheduler, target
+        self.callbacks = list(callbacks)
         self.go_on_after(history)
         self._begun: float | None = None
         self._window = PredictionWindow(0.0)
@@ -117,8 +122,12 @@ class Trainer:
 
         def note() -> None:
             point = self._settle()
-            if point is not None and on_progress is not None:
+            if point is None:
+                return
+            if on_progress is not None:
                 on_progress(point)
+            for callback in self.callbacks:
+                callback.on_point(self, point)
 
         # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
         looks_ahead = after_batch is None or isinstance(self.table.table.config.admission, EveryKey)
@@ -126,7 +135,8 @@ class Trainer:
         batch = next(batches, None)
         self._tell_time(batch)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
-        with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:  # sorting for the AUC leaves the interpreter free
+        # Sorting for the AUC leaves the interpreter free.
+        with self._told(), ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
             while batch is not None:
                 assert keys is not None
                 following = next(batches, None)
@@ -139,6 +149,8 @@ class Trainer:
                 window.add(batch, logits)
                 if on_batch is not None:
                     on_batch(len(batch), float(loss))
+                for callback in self.callbacks:
+                    callback.on_batch(self, len(batch), float(loss))
                 if ends or (self._measured is not None and self._measured.done()):
                     note()
                 if ends:
@@ -150,6 +162,17 @@ class Trainer:
             note()
         self._seconds, self._begun = self.seconds, None
         return self.history[begin:]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Callbacks are told of the begin and the end."""
+        try:
+            for callback in self.callbacks:
+                callback.on_begin(self)
+            yield
+        finally:
+            for callback in self.callbacks:
+                callback.on_end(self)
 
     @property
     def seconds(self) -> float:

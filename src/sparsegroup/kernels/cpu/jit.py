@@ -5,8 +5,8 @@ what it calls lies in other files: so each carries a digest of all of that in it
 """
 
 import hashlib
+import logging
 import platform
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +25,8 @@ from numba.extending import intrinsic
 
 from sparsegroup.kernels.cpu import numba_namespace
 from sparsegroup.rules import bind
+
+_logger = logging.getLogger(__name__)
 
 COMPILER: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 """Division by zero gives inf or NaN, as in torch; other threads run while a kernel does."""
@@ -146,7 +148,7 @@ def _noticed(name: str) -> Iterator[None]:
 
     def show() -> None:
         shown.set()
-        print(f"sparsegroup: compiling {name} for this machine, once …", file=sys.stderr, flush=True)
+        _logger.warning("compiling %s for this machine, once …", name)
 
     timer = threading.Timer(NOTICE_AFTER, show)
     timer.daemon = True
@@ -156,8 +158,7 @@ def _noticed(name: str) -> Iterator[None]:
     finally:
         timer.cancel()
         if shown.is_set():
-            seconds = time.perf_counter() - started
-            print(f"sparsegroup: compiled {name} in {seconds:.1f} s", file=sys.stderr, flush=True)
+            _logger.info("compiled %s in %.1f s", name, time.perf_counter() - started)
 
 
 @cache

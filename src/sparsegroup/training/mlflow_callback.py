@@ -1,0 +1,171 @@
+"""A run in MLflow."""
+
+import json
+import logging
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.extras import require
+from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
+from sparsegroup.training.run_dir import MLFLOW, REPORT
+from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_manifest import SUMMARY
+from sparsegroup.training.run_naming import CONFIG
+
+if TYPE_CHECKING:
+    from sparsegroup.training.config import Config
+    from sparsegroup.training.trainer import Trainer
+
+_ARTIFACTS = (CONFIG, SUMMARY, REPORT)
+_AT_A_TIME = 100
+"""Params that MLflow takes at once."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MLflowCallback(Callback):
+    """Logs a run's points to MLflow, over the samples trained on, as metrics `progressive/auc` and so on.
+
+    A run in a folder adds its settings as params, metrics such as `test/auc`, and its report as an artifact. Resumed,
+    it goes on with its MLflow run and logs no point twice. A server that cannot be reached when training begins is an
+    error; later it is a warning, and what it misses is logged with the next point.
+
+    Args:
+        experiment: Its name; made if need be.
+        tracking_uri: By default that of the environment variable `MLFLOW_TRACKING_URI`, as MLflow has it.
+        run_name: By default MLflow makes one up.
+
+    Attributes:
+        run_id: MLflow's; None until training begins.
+
+    Raises:
+        MissingExtraError: The extra `mlflow` is not installed.
+
+    Examples:
+        >>> from sparsegroup.training import MLflowCallback
+        >>> callback = MLflowCallback("clicks", tracking_uri="http://localhost:5000")  # doctest: +SKIP
+        >>> trainer = Trainer(model, table, optimizer, callbacks=[callback])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, experiment: str = "sparsegroup", *, tracking_uri: str | None = None, run_name: str | None = None
+    ) -> None:
+        require("mlflow", type(self).__name__)
+        self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
+        self.run_id: str | None = None
+        self._in_folder = False
+        self._client: Any = None
+        self._seen: set[int] = set()
+        self._waiting: list[tuple[HistoryPoint, int]] = []
+
+    def on_run_begin(self, folder: Path, config: "Config") -> None:
+        """See `Callback.on_run_begin`.
+
+        Raises:
+            RunError: MLflow cannot be reached, or refuses the run.
+        """
+        self._in_folder = True
+        record = folder / MLFLOW
+        self._open(json.loads(record.read_text())["run_id"] if record.is_file() else None)
+        content = {"run_id": self.run_id, "experiment": self.experiment, "tracking_uri": self.tracking_uri}
+        write_atomically(record, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
+        self._log_params(flat_settings(config))
+
+    def on_begin(self, trainer: "Trainer") -> None:
+        """See `Callback.on_begin`.
+
+        Raises:
+            RunError: MLflow cannot be reached, or refuses the run.
+        """
+        if self.run_id is None:
+            self._open(None)
+        for point in trainer.history:
+            self.on_point(trainer, point)
+
+    def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
+        """See `Callback.on_point`."""
+        if point.samples in self._seen:
+            return
+        self._seen.add(point.samples)
+        self._waiting.append((point, round(1000 * (time() - (trainer.seconds - point.seconds)))))
+        self._log_waiting()
+
+    def on_end(self, trainer: "Trainer") -> None:
+        """See `Callback.on_end`."""
+        if not self._in_folder:
+            self._end("FINISHED")
+
+    def on_run_end(self, folder: Path, summary: Summary | None) -> None:
+        """See `Callback.on_run_end`."""
+        if self.run_id is None:
+            return
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        self._log_waiting()
+        if summary is not None:
+            now = round(1000 * time())
+            metrics = [Metric(name, value, now, summary.samples) for name, value in final_scalars(summary).items()]
+            try:
+                self._client.log_batch(self.run_id, metrics=metrics)
+                for name in _ARTIFACTS:
+                    self._client.log_artifact(self.run_id, str(folder / name))
+            except (MlflowException, OSError) as error:
+                _logger.warning("MLflow has not got what the run came to: %s", error)
+        self._end("FAILED" if summary is None else "FINISHED")
+
+    def _open(self, before: str | None) -> None:
+        """Make a run; or go on with one, and learn which points it has."""
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client = client = MlflowClient(tracking_uri=self.tracking_uri)
+            if before is None:
+                experiment = client.get_experiment_by_name(self.experiment)
+                number = client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
+                self.run_id = client.create_run(number, run_name=self.run_name).info.run_id
+                return
+            client.update_run(before, status="RUNNING")
+            self.run_id = before
+            self._seen = {metric.step for metric in client.get_metric_history(before, "progressive/feature_rate")}
+        except (MlflowException, OSError) as error:
+            where = "" if self.tracking_uri is None else f" at {self.tracking_uri}"
+            raise RunError(f"MLflow{where}, experiment {self.experiment!r}: {error}") from error
+
+    def _log_params(self, settings: dict[str, str | int | float | bool]) -> None:
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+
+        params = [Param(name, str(value)) for name, value in settings.items()]
+        try:
+            for first in range(0, len(params), _AT_A_TIME):
+                self._client.log_batch(self.run_id, params=params[first : first + _AT_A_TIME])
+        except (MlflowException, OSError) as error:  # it refuses another value where a path, say, has changed
+            _logger.warning("MLflow has not taken the settings: %s", error)
+
+    def _log_waiting(self) -> None:
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        while self._waiting:
+            point, when = self._waiting[0]
+            figures = scalars(point)
+            metrics = [Metric(f"progressive/{name}", value, when, point.samples) for name, value in figures.items()]
+            try:
+                self._client.log_batch(self.run_id, metrics=metrics)
+            except (MlflowException, OSError) as error:
+                _logger.warning("MLflow has not got the last %d points yet: %s", len(self._waiting), error)
+                return
+            self._waiting.pop(0)
+
+    def _end(self, status: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.set_terminated(self.run_id, status)
+        except (MlflowException, OSError) as error:
+            _logger.warning("MLflow has not got the end of the run: %s", error)

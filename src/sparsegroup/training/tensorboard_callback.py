@@ -1,0 +1,77 @@
+"""A run's points in TensorBoard."""
+
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from sparsegroup.extras import require
+from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from sparsegroup.training.config import Config
+    from sparsegroup.training.trainer import Trainer
+
+
+class TensorBoardCallback(Callback):
+    """Writes the points of the history for TensorBoard, over the samples trained on: `progressive/auc` and so on.
+
+    A run in a folder adds its settings as hyperparameters, with metrics such as `test/auc`. When training begins or is
+    resumed, the whole history is written and takes the place of what the folder held: no point appears twice.
+
+    Args:
+        folder: For the event files of one run; made when training begins.
+
+    Raises:
+        MissingExtraError: The extra `tensorboard` is not installed.
+
+    Examples:
+        >>> from sparsegroup.training import TensorBoardCallback
+        >>> callback = TensorBoardCallback("runs/mine/tensorboard")  # doctest: +SKIP
+        >>> trainer = Trainer(model, table, optimizer, callbacks=[callback])  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        require("tensorboard", type(self).__name__)
+        self.folder = Path(folder)
+        self._settings: dict[str, str | int | float | bool] = {}
+        self._writer: SummaryWriter | None = None
+        self._samples = -1
+
+    def on_run_begin(self, folder: Path, config: "Config") -> None:
+        """See `Callback.on_run_begin`."""
+        self._settings = flat_settings(config)
+
+    def on_begin(self, trainer: "Trainer") -> None:
+        """See `Callback.on_begin`."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.folder), purge_step=0)
+        for point in trainer.history:
+            self.on_point(trainer, point)
+
+    def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
+        """See `Callback.on_point`."""
+        if self._writer is None or point.samples <= self._samples:
+            return
+        when = time() - (trainer.seconds - point.seconds)
+        for name, value in scalars(point).items():
+            self._writer.add_scalar(f"progressive/{name}", value, point.samples, walltime=when)
+        self._writer.flush()
+        self._samples = point.samples
+
+    def on_end(self, trainer: "Trainer") -> None:
+        """See `Callback.on_end`."""
+        if self._writer is not None:
+            self._writer.close()  # opens another file if there is more to write
+
+    def on_run_end(self, folder: Path, summary: Summary | None) -> None:
+        """See `Callback.on_run_end`."""
+        if self._writer is None or summary is None:
+            return
+        metrics: dict[str, Any] = final_scalars(summary)
+        self._writer.add_hparams(self._settings, metrics, run_name=".", global_step=summary.samples)
+        self._writer.close()

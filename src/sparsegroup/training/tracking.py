@@ -1,0 +1,37 @@
+"""Where a run is followed, beside its own folder: the callbacks that its settings ask for."""
+
+from pathlib import Path
+
+from sparsegroup.extras import require
+from sparsegroup.training.callbacks import Callback
+from sparsegroup.training.config import TrackingConfig
+from sparsegroup.training.mlflow_callback import MLflowCallback
+from sparsegroup.training.run_dir import TENSORBOARD
+from sparsegroup.training.run_naming import run_name
+from sparsegroup.training.tensorboard_callback import TensorBoardCallback
+
+
+def check_tracking(tracking: TrackingConfig) -> None:
+    """Raise MissingExtraError where what the settings ask for is not installed."""
+    if tracking.tensorboard is not None:
+        require("tensorboard", "tracking.tensorboard")
+    if tracking.mlflow is not None:
+        require("mlflow", "tracking.mlflow")
+
+
+def tracking_callbacks(tracking: TrackingConfig, folder: Path) -> list[Callback]:
+    """The callbacks for a run in `folder`.
+
+    Raises:
+        MissingExtraError: What they need is not installed.
+    """
+    callbacks: list[Callback] = []
+    if tracking.tensorboard is not None:
+        auto = tracking.tensorboard == "auto"
+        events = folder / TENSORBOARD if auto else Path(tracking.tensorboard) / run_name(folder)
+        callbacks.append(TensorBoardCallback(events))
+    if tracking.mlflow is not None:
+        is_uri = ":" in tracking.mlflow or tracking.mlflow == "databricks"
+        where = {"tracking_uri" if is_uri else "experiment": tracking.mlflow}
+        callbacks.append(MLflowCallback(**where, run_name=run_name(folder)))
+    return callbacks

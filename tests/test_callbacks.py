@@ -1,0 +1,320 @@
+"""Callbacks of a trainer and of a run, and the points in TensorBoard and MLflow, resumed or not."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cli_cases import click_log
+from command import Run
+from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup.extras import MissingExtraError
+from sparsegroup.models import MLP
+from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
+from sparsegroup.training.callbacks import flat_settings, scalars
+from sparsegroup.training.config import TrackingConfig
+from sparsegroup.training.tracking import check_tracking, tracking_callbacks
+
+POINT = HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0)
+
+
+class Recorder(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self.calls.append(("begin", trainer.samples))
+
+    def on_batch(self, trainer: Trainer, samples: int, loss: float) -> None:
+        self.calls.append(("batch", samples))
+
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+        assert trainer.history[-1] is point
+        self.calls.append(("point", point.samples))
+
+    def on_end(self, trainer: Trainer) -> None:
+        self.calls.append(("end", trainer.samples))
+
+
+def stream(batches: int = 6) -> list[Sequence[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randint(50, (10, 2), generator=generator), torch.randint(2, (10,), generator=generator))
+        for _ in range(batches)
+    ]
+
+
+def trainer_with(*callbacks: Callback) -> Trainer:
+    torch.manual_seed(0)
+    model, table = MLP(fields=2, dim=4), HashEmbedding(4)
+    optimizer = GroupAdam([*table.parameters(), *model.parameters()])
+    return Trainer(model, table, optimizer, window=20, callbacks=callbacks)
+
+
+def test_callbacks_are_told_in_order_and_change_nothing() -> None:
+    recorder, other = Recorder(), Recorder()
+    trainer = trainer_with(recorder, other)
+    points = trainer.fit(stream())
+    told = [call for call in recorder.calls if call[0] != "point"]
+    assert told == [("begin", 0), *[("batch", 10)] * 6, ("end", 60)]
+    assert [samples for name, samples in recorder.calls if name == "point"] == [20, 40, 60]
+    assert other.calls == recorder.calls
+    assert points == trainer_with().fit(stream())
+
+
+def test_the_end_is_told_where_training_fails() -> None:
+    recorder = Recorder()
+    broken: list[Any] = [*stream(2), ("no tensors",)]
+    with pytest.raises(TypeError):
+        trainer_with(recorder).fit(broken)
+    assert recorder.calls[-1][0] == "end"
+
+
+def test_figures_are_named_and_those_that_are_not_defined_are_left_out() -> None:
+    figures = scalars(POINT)
+    assert figures["log_loss"] == 0.5
+    assert not {"auc", "samples", "l21"} & set(figures)
+    settings = flat_settings(Config.of(lr=0.1, model="mlp"))
+    assert (settings["optimizer.lr"], settings["model.name"]) == (0.1, "mlp")
+    assert "tracking.mlflow" not in settings
+
+
+# TensorBoard
+
+
+def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag → step and value of each point that TensorBoard shows."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="tensorboard")
+    events = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_the_points_of_all_passes(tmp_path: Path) -> None:
+    trainer = trainer_with(TensorBoardCallback(tmp_path))
+    trainer.fit(stream())
+    trainer.fit(stream(2))
+    logged = events_of(tmp_path)
+    assert logged["progressive/log_loss"] == [
+        (point.samples, pytest.approx(point.log_loss)) for point in trainer.history
+    ]
+    assert [step for step, _ in logged["progressive/auc"]] == [20, 40, 60, 80]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_history_that_is_gone_on_with_takes_the_place_of_what_was_written(tmp_path: Path) -> None:
+    cut_off = trainer_with(TensorBoardCallback(tmp_path))
+    cut_off.fit(stream())
+    resumed = trainer_with(TensorBoardCallback(tmp_path))
+    resumed.go_on_after(cut_off.history[:1])  # the checkpoint was older than the last points
+    resumed.fit(stream(4))
+    assert [step for step, _ in events_of(tmp_path)["progressive/auc"]] == [20, 40, 60]
+
+
+# MLflow
+
+
+class MLflowDouble:
+    """What is asked of MLflow's client, kept in memory."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.experiments: dict[str, str] = {}
+        self.down = False
+
+    def __call__(self, tracking_uri: str | None = None) -> "MLflowDouble":
+        self.uri = tracking_uri
+        return self
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
+
+    def create_experiment(self, name: str) -> str:
+        return self.experiments.setdefault(name, str(len(self.experiments)))
+
+    def create_run(self, experiment_id: str, run_name: str | None = None) -> Any:
+        self._check()
+        name = f"run{len(self.runs)}"
+        self.runs[name] = {"name": run_name, "status": "RUNNING", "metrics": [], "params": {}, "artifacts": []}
+        return SimpleNamespace(info=SimpleNamespace(run_id=name))
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self.runs[run_id]["status"] = status
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self._check()
+        self.runs[run_id]["status"] = status
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
+        self._check()
+        self.runs[run_id]["metrics"] += [(metric.key, metric.step, metric.value) for metric in metrics]
+        self.runs[run_id]["params"].update({param.key: param.value for param in params})
+
+    def log_artifact(self, run_id: str, path: str) -> None:
+        assert Path(path).is_file()
+        self.runs[run_id]["artifacts"].append(Path(path).name)
+
+    def get_metric_history(self, run_id: str, key: str) -> list[Any]:
+        return [SimpleNamespace(step=step) for name, step, _ in self.runs[run_id]["metrics"] if name == key]
+
+    def _check(self) -> None:
+        if self.down:
+            raise ConnectionError("no route to host")
+
+    def steps(self, run_id: str, key: str) -> list[int]:
+        return [step for name, step, _ in self.runs[run_id]["metrics"] if name == key]
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[MLflowDouble]:
+    double = MLflowDouble()
+    package = ModuleType("mlflow")
+    package.__spec__ = SimpleNamespace(name="mlflow")  # type: ignore[assignment]
+    package.MlflowClient = double  # type: ignore[attr-defined]
+    entities, exceptions = ModuleType("mlflow.entities"), ModuleType("mlflow.exceptions")
+    entities.Metric = lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step)  # type: ignore[attr-defined]
+    entities.Param = lambda key, value: SimpleNamespace(key=key, value=value)  # type: ignore[attr-defined]
+    exceptions.MlflowException = type("MlflowException", (Exception,), {})  # type: ignore[attr-defined]
+    for module in (package, entities, exceptions):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return double
+
+
+def test_mlflow_gets_each_point_once(mlflow: MLflowDouble) -> None:
+    callback = MLflowCallback("clicks", tracking_uri="http://here", run_name="mine")
+    trainer = trainer_with(callback)
+    trainer.fit(stream())
+    trainer.fit(stream(2))
+    assert (mlflow.uri, mlflow.experiments) == ("http://here", {"clicks": "0"})
+    assert callback.run_id == "run0"
+    assert (mlflow.runs["run0"]["name"], mlflow.runs["run0"]["status"]) == ("mine", "FINISHED")
+    assert mlflow.steps("run0", "progressive/auc") == [20, 40, 60, 80]
+    expected = [("progressive/log_loss", point.samples, point.log_loss) for point in trainer.history]
+    assert [metric for metric in mlflow.runs["run0"]["metrics"] if metric[0] == "progressive/log_loss"] == expected
+
+
+def test_what_mlflow_misses_while_it_is_away_is_logged_later(
+    mlflow: MLflowDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    class GoesAway(Callback):
+        def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+            mlflow.down = point.samples < 60
+
+    trainer_with(GoesAway(), MLflowCallback()).fit(stream())
+    assert mlflow.steps("run0", "progressive/auc") == [20, 40, 60]
+    assert "MLflow has not got the last 2 points yet: no route to host" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
+    log = click_log(tmp_path / "log.csv", 1_000)
+    options = ["--out", "run", "--mlflow", "clicks", "--lr", 0.05, "--set", "training.windows=3", "--batch-size", 100]
+    assert run("train", log, *options, "--checkpoint-steps", 4).returncode == 0
+    (logged,) = mlflow.runs.values()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (logged["name"], logged["status"], mlflow.uri) == ("run", "FINISHED", None)
+    assert ("test/auc", 900, summary["test"]["auc"]) in logged["metrics"]
+    assert (logged["params"]["optimizer.lr"], logged["params"]["model.name"]) == ("0.05", "dcn")
+    assert logged["artifacts"] == ["config.yaml", "summary.json", "report.html"]
+    # Cut off behind its last point, it goes on with the same MLflow run from the checkpoint before.
+    steps = mlflow.steps("run0", "progressive/auc")
+    assert steps == [300, 600, 900]
+    (tmp_path / "run" / "summary.json").unlink()
+    last = max((tmp_path / "run" / "checkpoints").iterdir())
+    for file in last.iterdir():
+        file.unlink()
+    resumed = run("train", "--resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at row 800" in resumed.stderr
+    assert list(mlflow.runs) == ["run0"]
+    assert mlflow.steps("run0", "progressive/auc") == steps
+    assert logged["status"] == "FINISHED"
+
+
+def test_a_run_that_fails_is_marked_as_such(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
+    assert run("train", click_log(tmp_path / "log.csv"), "--lr", 1e30, "--mlflow", "clicks").returncode == 2
+    assert [logged["status"] for logged in mlflow.runs.values()] == ["FAILED"]
+
+
+def test_a_server_that_cannot_be_reached_is_an_error_at_once(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
+    mlflow.down = True
+    done = run("train", click_log(tmp_path / "log.csv"), "--mlflow", "http://nowhere:5000")
+    assert done.returncode == 2
+    assert "error: MLflow at http://nowhere:5000, experiment 'sparsegroup': no route to host" in done.stderr
+
+
+def test_mlflow_itself_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'sparsegroup[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    callback = MLflowCallback("clicks", tracking_uri=tmp_path.as_uri(), run_name="mine")
+    trainer = trainer_with(callback)
+    points = trainer.fit(stream())
+    client = real.MlflowClient(tracking_uri=tmp_path.as_uri())
+    assert callback.run_id is not None
+    history = client.get_metric_history(callback.run_id, "progressive/log_loss")
+    assert [(metric.step, metric.value) for metric in history] == [(point.samples, point.log_loss) for point in points]
+    assert client.get_run(callback.run_id).info.status == "FINISHED"
+
+
+# The settings of a run
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_writes_events_into_its_folder_and_resumes_them(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 1_000)
+    options = ["--lr", 0.05, "--set", "training.windows=3", "--batch-size", 100, "--checkpoint-steps", 4]
+    assert run("train", log, "--out", "run", "--tensorboard", "auto", *options).returncode == 0
+    folder = tmp_path / "run"
+    (folder / "summary.json").unlink()
+    for file in max((folder / "checkpoints").iterdir()).iterdir():
+        file.unlink()
+    assert run("train", "--resume", "run").returncode == 0
+    logged = events_of(folder / "tensorboard")
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert logged["progressive/log_loss"] == [(one["samples"], pytest.approx(one["log_loss"])) for one in history]
+    test = json.loads((folder / "summary.json").read_text())["test"]
+    assert logged["test/auc"][-1] == (900, pytest.approx(test["auc"]))
+    again = run("train", log, "--out", "run", "--overwrite", "--tensorboard", "auto", *options)
+    assert again.returncode == 0, again.stderr
+    assert events_of(folder / "tensorboard")["progressive/log_loss"] == logged["progressive/log_loss"]
+    assert run("train", log, "--out", "run", "--overwrite", *options).returncode == 0
+    assert not (folder / "tensorboard").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_events_of_several_runs_lie_beside_each_other(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    for arguments in ([], ["--out", "mine"]):
+        assert run("train", log, "--tensorboard", "events", *arguments).returncode == 0
+    assert {path.name for path in (tmp_path / "events").iterdir()} == {"log", "mine"}
+
+
+def test_what_is_not_installed_is_said_before_anything_is_read(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsegroup.extras.find_spec", lambda module: None)
+    with pytest.raises(MissingExtraError, match=r"sparsegroup\[tensorboard\]"):
+        check_tracking(TrackingConfig(tensorboard="auto"))
+    with pytest.raises(MissingExtraError, match=r"MLflowCallback needs mlflow, .* 'sparsegroup\[mlflow\]'"):
+        MLflowCallback()
+    done = run("train", "no.csv", "--mlflow", "clicks")
+    assert (done.returncode, "pip install 'sparsegroup[mlflow]'" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("uri", ["http://here:5000", "sqlite:///runs.db", "databricks"])
+def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble, uri: str) -> None:
+    (named,) = tracking_callbacks(TrackingConfig(mlflow="clicks"), tmp_path / "run")
+    (elsewhere,) = tracking_callbacks(TrackingConfig(mlflow=uri), tmp_path / "run")
+    assert isinstance(named, MLflowCallback)
+    assert isinstance(elsewhere, MLflowCallback)
+    assert (named.experiment, named.tracking_uri) == ("clicks", None)
+    assert (elsewhere.experiment, elsewhere.tracking_uri) == ("sparsegroup", uri)

@@ -1,0 +1,206 @@
+"""What goes to stdout and what to stderr: --json, --quiet, --verbose, -h, heartbeats, shell completion."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_cases import COMMAND, click_log
+from command import Run
+from sparsegroup.cli import progress
+from sparsegroup.cli.output import logged
+from sparsegroup.cli.progress import Heartbeat, training_bar
+from sparsegroup.training import HistoryPoint
+
+RUN_GUIDE = Path(__file__).parents[1] / "docs" / "runs.md"
+COMMANDS = ("train", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize", "path")
+
+
+def result_of(run: Run, *arguments: object) -> dict[str, Any]:
+    """The one object on stdout."""
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_every_command_prints_one_object_on_request(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 1_000)
+    trained = result_of(run, "train", log, "--lr", 0.05, "--l21", 1e-4)
+    folder = Path(trained["folder"])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert trained["test_auc"] == summary["test"]["auc"]
+    assert (trained["samples"], trained["test_rows"], trained["bad_rows"]) == (900, 100, 0)
+    assert Path(trained["report"]).is_file()
+    assert not any(isinstance(value, dict | list) for value in trained.values())
+    assert result_of(run, "train", "--resume", folder) == trained
+    prepared = result_of(run, "prepare", log, "prepared")
+    assert (prepared["rows"], prepared["fields"], prepared["positive_rate"]) == (
+        1_000,
+        2,
+        pytest.approx(2 / 7, abs=1e-2),
+    )
+    exported = result_of(run, "export", folder, "served", "--no-onnx", "--test", log)
+    assert (exported["live_rows"], exported["test_rows"]) == (trained["live_rows"], 100)
+    assert exported["training_auc"] == pytest.approx(trained["test_auc"])
+    scored = result_of(run, "predict", folder, log, "--out", "scores.csv")
+    assert (scored["rows"], len(Path("scores.csv").read_text().splitlines())) == (1_000, 1_001)
+    assert result_of(run, "inspect", folder)["live_rows"] == trained["live_rows"]
+    path = result_of(run, "path", log, "--rates", ".5", "--out", "path")
+    assert path == {"folder": "path", **json.loads((tmp_path / "path" / "path.json").read_text())}
+    made = result_of(run, "synthesize", "avazu", "made", "--rows", 1_000)
+    assert set(made) == set(prepared)
+
+
+def test_what_train_prints_is_what_is_documented(tmp_path: Path, run: Run) -> None:
+    result = result_of(run, "train", click_log(tmp_path / "log.csv", 600), "--test-fraction", 0)
+    assert result["test_auc"] is None
+    guide = RUN_GUIDE.read_text(encoding="utf-8")
+    assert [name for name in result if f"`{name}`" not in guide] == []
+
+
+def test_predictions_on_stdout_leave_no_room_for_json(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    assert run("train", log, "--out", "run").returncode == 0
+    done = run("predict", "run", log, "--json")
+    assert (done.returncode, done.stdout, "--json wants --out" in done.stderr) == (2, "", True)
+
+
+def test_quiet_leaves_warnings_and_errors(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    run("train", log)  # compiles what is to be compiled
+    done = run("train", log, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    log.write_text(log.read_text() + "1,2000,20\n")
+    warned = run("train", log, "-q", "--on-bad-row", "skip", "--max-bad", ".1")
+    assert (warned.returncode, warned.stdout, "skipped 1 bad row" in warned.stderr) == (0, "", True)
+    wrong = run("train", log, "-q")
+    assert (wrong.returncode, wrong.stderr.startswith("error: ")) == (2, True)
+
+
+def test_the_result_is_on_stdout_and_the_rest_on_stderr(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    plain, verbose = (run("train", log, *options) for options in ([], ["-v"]))
+    assert plain.stdout.startswith(" test AUC")
+    assert "540 training and 60 test rows" in plain.stderr
+    assert " sparsegroup.training.session: checkpoint at 540 samples" in verbose.stderr
+    assert "sparsegroup.training" not in plain.stderr
+    both = run("train", log, "-q", "-v")
+    assert (both.returncode, "--quiet and --verbose cannot both be given" in both.stderr) == (2, True)
+
+
+def test_the_library_installs_no_handler_and_leaves_none_behind(tmp_path: Path, run: Run) -> None:
+    assert run("train", click_log(tmp_path / "log.csv", 600), "-v").returncode == 0
+    logger = logging.getLogger("sparsegroup")
+    assert (logger.handlers, logger.level) == ([], logging.NOTSET)
+
+
+def test_warnings_are_one_line_without_the_place_in_the_code() -> None:
+    warning = RuntimeWarning("less than one group: nothing will be left")
+    with logged():
+        assert warnings.formatwarning(warning, RuntimeWarning, "a.py", 3) == f"{warning}\n"
+    assert "a.py:3: RuntimeWarning" in warnings.formatwarning(warning, RuntimeWarning, "a.py", 3)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_h_is_help(run: Run, command: str) -> None:
+    short = run(command, "-h")
+    assert short.returncode == 0
+    assert short.stdout == run(command, "--help").stdout
+    for option in ("--json", "--quiet", "--verbose"):
+        assert option in short.stdout
+    assert "completion" not in short.stdout
+
+
+class Clock:
+    """Goes on by so many seconds whenever it is read."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_heartbeat_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sparsegroup.cli")
+    beat = Heartbeat("DCN, adam", "samples", clock=Clock(10.0))
+    for batch in range(1, 13):  # after 10 s, 20 s, …
+        beat.update(1_000 * batch, 20_000, "AUC 0.7000")
+    assert lines_of(caplog) == [
+        "DCN, adam: 6,000 of 20,000 samples (30.0%), 83 samples/s, AUC 0.7000, 2 min 48 s left",
+        "DCN, adam: 12,000 of 20,000 samples (60.0%), 92 samples/s, AUC 0.7000, 1 min 27 s left",
+    ]
+
+
+def test_a_heartbeat_counts_the_speed_from_where_it_began(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sparsegroup.cli")
+    beat = Heartbeat("preparing log", "bytes", clock=Clock(60.0))
+    for done in (5_000_000, 11_000_000):
+        beat.update(done, None, "")
+    assert lines_of(caplog) == ["preparing log: 5.0 MB", "preparing log: 11.0 MB, 50.0 kB/s"]
+
+
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A line at each batch."""
+    monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
+    caplog.set_level(logging.INFO, "sparsegroup.cli")
+    return
+
+
+@pytest.mark.usefixtures("beats")
+def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture) -> None:
+    point = HistoryPoint(512, 0.75, 0.5, 0.9, 1.0, 0.03, 30, 1000, 4_000_000, 1.0, 512.0, scheduled_rate=0.05)
+    with training_bar(1_024, "DCN, adam") as (on_batch, on_progress):
+        on_batch(512, 0.6)
+        on_progress(point)
+        on_batch(512, 0.6)
+    assert "1,024 of 1,024 samples (100.0%)" in lines_of(caplog)[-1]
+    assert "loss 0.5000, AUC 0.7500, rate 0.0300 (asked 0.0500), 4 MB" in lines_of(caplog)[-1]
+
+
+@pytest.mark.usefixtures("beats")
+def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path: Path, run: Run) -> None:
+    done = run("train", click_log(tmp_path / "log.csv", 2_000))
+    assert "DCN, adam: 1,800 of 1,800 samples (100.0%), " in done.stderr
+    assert not {"\x1b", "\r", "━"} & set(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "expected"),
+    [
+        ("sparsegroup ", 1, {"train", "prepare", "export"}),
+        ("sparsegroup train --tar", 2, {"--target-rate", "--target-bytes"}),
+        ("sparsegroup train --model ", 3, {"mlp", "opnn", "dcn"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_names(words: str, position: int, expected: set[str]) -> None:
+    environment = {
+        **os.environ,
+        "_SPARSEGROUP_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(position),
+    }
+    code = "import sys; from sparsegroup.__main__ import main; sys.argv = ['sparsegroup']; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert expected <= set(done.stdout.split()), done.stderr
+
+
+def test_the_completion_of_a_shell_is_shown() -> None:
+    command = f"'{COMMAND}' --show-completion; exit $?"  # the shell that calls it is looked for
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (shown.returncode, "_SPARSEGROUP_COMPLETE=complete_bash" in shown.stdout) == (0, True), shown.stderr

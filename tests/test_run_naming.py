@@ -1,0 +1,118 @@
+"""Runs named by time: their folders, the link to the latest, and what a folder of runs stands for."""
+
+import os
+import re
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from cli_cases import click_log
+from command import Run
+from run_folders import state_of
+from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest, run_name
+
+NOON = datetime(2026, 11, 22, 12, 0, 5)
+
+
+def begin(parent: Path, when: datetime = NOON) -> Path:
+    with new_run_folder(parent, when) as folder:
+        pass
+    return folder
+
+
+def test_runs_of_one_second_are_numbered(tmp_path: Path) -> None:
+    names = [begin(tmp_path / "log").name for _ in range(12)]
+    assert names == ["2026-11-22_12-00-05", *(f"2026-11-22_12-00-05-{number}" for number in range(2, 13))]
+    assert find_run(tmp_path / "log") == tmp_path / "log" / names[-1]  # though -9 sorts behind -12
+
+
+def test_a_folder_that_was_not_begun_in_is_removed_with_its_parents(tmp_path: Path) -> None:
+    def fail(parent: Path) -> None:
+        with new_run_folder(parent, NOON):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail(tmp_path / "runs" / "log")
+    assert not any(tmp_path.iterdir())
+    begin(tmp_path / "runs" / "log")
+    with pytest.raises(KeyError):
+        fail(tmp_path / "runs" / "log")
+    assert [path.name for path in (tmp_path / "runs" / "log").iterdir()] == ["2026-11-22_12-00-05"]
+
+
+def test_the_latest_is_the_one_that_was_pointed_to_last(tmp_path: Path) -> None:
+    first, second = begin(tmp_path), begin(tmp_path, NOON.replace(hour=13))
+    for folder in (second, first):
+        point_latest(folder)
+        assert find_run(tmp_path) == find_run(tmp_path / "latest") == folder
+    assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, "latest"}
+
+
+def test_without_links_the_latest_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError("a required privilege is not held")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    point_latest(begin(tmp_path))
+    newer = begin(tmp_path, NOON.replace(day=23))
+    assert find_run(tmp_path) == newer
+    assert not (tmp_path / "latest").is_symlink()
+
+
+def test_a_link_to_a_run_that_was_removed_is_passed_over(tmp_path: Path) -> None:
+    first, second = begin(tmp_path), begin(tmp_path, NOON.replace(hour=13))
+    point_latest(second)
+    second.rmdir()
+    assert find_run(tmp_path) == first
+
+
+def test_what_is_a_run_itself_is_meant_and_what_is_none_is_left_as_it_is(tmp_path: Path) -> None:
+    point_latest(begin(tmp_path))
+    (tmp_path / "config.yaml").touch()
+    assert find_run(tmp_path) == tmp_path
+    assert find_run(tmp_path / "no") == tmp_path / "no"
+
+
+def test_names_for_other_places(tmp_path: Path) -> None:
+    assert run_name(tmp_path / "criteo" / "2026-11-22_12-00-05-2") == "criteo/2026-11-22_12-00-05-2"
+    assert run_name(tmp_path / "mine") == run_name(tmp_path / "mine" / ".unfinished") == "mine"
+
+
+def test_each_run_has_a_folder_and_commands_take_the_latest(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    assert run("train", log).returncode == 0
+    done = run("train", log, "--seed", 1)
+    assert done.returncode == 0, done.stderr
+    runs = tmp_path / "runs" / "log"
+    first, second = sorted(path for path in runs.iterdir() if not path.is_symlink())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", first.name)
+    assert (runs / "latest").readlink() == Path(second.name)
+    assert f"written to     runs/log/{second.name}\n" in done.stdout.replace("  ", " ").replace(" \n", "\n") or (
+        f"runs/log/{second.name}" in done.stdout
+    )
+    assert state_of(first) != state_of(second)
+    for number, name in enumerate(("runs/log", "runs/log/latest", f"runs/log/{second.name}")):
+        exported = run("export", name, f"served{number}", "--no-onnx")
+        assert exported.returncode == 0, exported.stderr
+    rows = [(tmp_path / f"served{number}" / "embeddings.safetensors").read_bytes() for number in range(3)]
+    assert rows[0] == rows[1] == rows[2]
+    assert run("train", log, "--continue", "runs/log", "--out", "next").returncode == 0
+    (second / "summary.json").unlink()
+    resumed = run("train", "--resume", "runs/log")
+    assert resumed.returncode == 0, resumed.stderr
+    assert (second / "summary.json").is_file()
+
+
+def test_a_run_in_a_folder_of_its_own_as_former_versions_wrote_it_is_meant(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    assert run("train", log, "--out", "runs/log").returncode == 0
+    assert run("train", log, "--seed", 1).returncode == 0
+    old, new = (run("predict", f"runs/log{below}", log).stdout for below in ("", "/latest"))
+    assert old != new
+    assert old == run("predict", "runs/log", log).stdout
+
+
+def test_overwrite_is_for_out(tmp_path: Path, run: Run) -> None:
+    done = run("train", click_log(tmp_path / "log.csv", 600), "--overwrite")
+    assert (done.returncode, "--overwrite is for --out" in done.stderr) == (2, True)
