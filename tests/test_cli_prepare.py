@@ -117,8 +117,14 @@ WRONG = {
     ),
     "a wrong schema": ([LOG, "out", "--schema", LOG], "log.csv: keys and values are expected, got str"),
     "another data set": ([LOG, "out", "--dataset", "avazu"], "log.csv:1: no column 'click'; the columns are label, "),
-    "a bad row": (["bad.csv", "out"], "bad.csv:1002: label 'label' must be 0 or 1: 'label=2'"),
-    "a bad row of markup": (["[red].csv", "out"], "[red].csv:2: 'ts' cannot be read: 'ts=[/red]'"),
+    "a bad row": (
+        ["bad.csv", "out"],
+        "bad.csv:1002: label 'label' must be 0 or 1, true or false, yes or no: 'label=2'",
+    ),
+    "a bad row of markup": (
+        ["[red].csv", "out", "--columns", "categorical"],
+        "[red].csv:2: 'ts' cannot be read: 'ts=[/red]'",
+    ),
     "an empty log": (["empty.csv", "out"], "empty.csv: the file is empty"),
     "no gzip": (["rubbish.csv.gz", "out"], "rubbish.csv.gz:1: damaged or truncated compressed file"),
 }

@@ -128,7 +128,10 @@ def test_more_bad_rows_than_max_bad_raise_all_the_same(tmp_path: Path) -> None:
     assert "  2 × label 'label' must be 0 or 1" in message
     assert "  line 99: 1 columns where 5 are expected: '1'" in message
     log, _ = prepare([path], tmp_path / "out", CSV, on_bad_row="skip", max_bad=0.03)
-    assert log.manifest.bad_rows == {"label 'label' must be 0 or 1": 2, "1 columns where 5 are expected": 1}
+    assert log.manifest.bad_rows == {
+        "label 'label' must be 0 or 1, true or false, yes or no": 2,
+        "1 columns where 5 are expected": 1,
+    }
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
@@ -221,7 +224,7 @@ def test_many_bad_rows_take_no_longer_than_as_many_good_ones(tmp_path: Path) -> 
 def test_a_header_that_cannot_be_used_is_refused(header: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "log.csv", header + "\n")
     with pytest.raises(ClickLogError) as raised:
-        prepare([path], tmp_path / "out")
+        prepare([path], tmp_path / "out", columns="categorical")
     assert str(raised.value).startswith(f"{path}{message}")
 
 
@@ -230,6 +233,6 @@ def test_encoding_keeps_bad_rows_apart_from_good_ones(tmp_path: Path) -> None:
     log = replace(CSV, columns=("label", "a", "b", "n", "t"))
     (chunk,) = TextFile(path).chunks(log, 0, 1, CHUNK_BYTES)
     encoded = encode_chunk(chunk, log, ["label", "a", "b", "n", "t"], keep_raw=True)
-    assert encoded.bad == [(2, "label 'label' must be 0 or 1", "label=9")]
+    assert encoded.bad == [(2, "label 'label' must be 0 or 1, true or false, yes or no", "label=9")]
     assert encoded.raw is not None
     assert encoded.raw.rows() == [("a", "b"), ("c", "d")]

@@ -268,14 +268,16 @@ def test_columnar_logs_equal_the_csv_of_the_same_content(suffix: str, tmp_path: 
     for name, values in vars(rows_of(text)).items():
         np.testing.assert_array_equal(values, getattr(rows_of(columnar), name))
     assert columnar.manifest.features == text.manifest.features
-    told, _ = prepare([path], tmp_path / "told")
+    told, _ = prepare([path], tmp_path / "told", columns="categorical")
     assert told.manifest.fields == ("word", "number", "category", "real")
 
 
 def test_bad_rows_of_a_columnar_log_are_named_by_their_number(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pl.DataFrame({"label": [0, 1, 2, None], "a": ["x"] * 4}).write_parquet(path)
-    with pytest.raises(ClickLogError, match=r"log.parquet:3: label 'label' must be 0 or 1: 'label=2'"):
+    with pytest.raises(
+        ClickLogError, match=r"log.parquet:3: label 'label' must be 0 or 1, true or false, yes or no: 'label=2'"
+    ):
         prepare([path], tmp_path / "out")
     log, (bad,) = prepare([path], tmp_path / "skip", on_bad_row="skip", max_bad=0.5)
     assert (len(log), bad.count) == (2, 2)
@@ -299,7 +301,7 @@ def test_a_columnar_log_with_lists_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pl.DataFrame({"label": [0, 1], "a": [["x"], ["y", "z"]]}).write_parquet(path)
     with pytest.raises(ClickLogError, match=r"log.parquet: column 'a' is .*list.*; write it as text"):
-        prepare([path], tmp_path / "out")
+        prepare([path], tmp_path / "out", columns="categorical")
 
 
 def test_numbers_of_a_columnar_log_too_large_for_an_integer_are_kept(tmp_path: Path) -> None:

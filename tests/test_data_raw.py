@@ -282,7 +282,7 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
         content = b"label,a\n" + b"".join(b"%d,v%d\n" % (i % 2, i * 7919 % 1009) for i in range(rows))
         return written(tmp_path / f"log.csv{suffix}", gzip.compress(content) if suffix else content)
 
-    log = open_log(write(2000), chunk_bytes=1000)
+    log = open_log(write(2000), chunk_bytes=1000, columns="categorical")
     path = write(900)
     for start in (0, 800, 1900):
         with pytest.raises(ClickLogError) as raised:

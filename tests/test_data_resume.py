@@ -158,7 +158,7 @@ def test_a_columnar_log_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(preparation, "PART_CHUNKS", 1)
     path = tmp_path / "log.parquet"
     rows = 1000
-    pl.DataFrame({"label": [i % 2 for i in range(rows)], "a": [f"v{i}" for i in range(rows)]}).write_parquet(
+    pl.DataFrame({"label": [i % 2 for i in range(rows)], "a": [f"v{i % 700}" for i in range(rows)]}).write_parquet(
         path, row_group_size=100
     )
     whole, _ = prepare([path], tmp_path / "whole")

@@ -145,7 +145,7 @@ def test_columnar_logs_and_such_without_time_or_in_another_order_are_scored(plac
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "other.csv"], "other.csv: its fields are colour, size; the run was trained with color, size"),
+        (["run", "other.csv"], "other.csv:1: no column 'color'; the columns are clicked, colour, size"),
         (["run", "none.csv"], "none.csv: no such file"),
         (["none", "log.csv"], "error: none"),
         (["run", "log.csv", "--out", "scores.txt"], "--out must end with .csv, .csv.gz, .parquet, got 'scores.txt'"),

@@ -137,6 +137,7 @@ def open_dataset(
         log = PreparedLog(data)
     else:
         logs, options = [data, *([test] if test else [])], config.data.format_options
+        options["columns"] = options["columns"] or "categorical"  # as the committed results were made
         log, _ = prepare(logs, folder / "log", on_progress=on_progress, **options)
     if log.train_rows == len(log):
         raise ClickLogError(f"{data}: it has no test rows, and experiments need them")

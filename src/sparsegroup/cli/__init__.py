@@ -5,6 +5,7 @@ from sparsegroup.extras import require
 require("cli", __name__)
 
 from sparsegroup.cli import (
+    columns_command,
     demo_command,
     export_command,
     inspect_command,
@@ -18,6 +19,7 @@ from sparsegroup.cli.app import app, main
 
 __all__ = [
     "app",
+    "columns_command",
     "demo_command",
     "export_command",
     "inspect_command",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow, OptimizerName
+from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, ModelName, OnBadRow, OptimizerName
 
 _LOG, _MODEL, _OPTIMIZER, _SIZE, _TRAINING = "Log", "Model", "Optimizer", "Size", "Training"
 
@@ -41,6 +41,10 @@ Assignments = Annotated[
 
 DATASET = "Format of a raw log."
 SCHEMA = "YAML file that says what a raw log's columns are."
+COLUMNS = (
+    "What the columns of a raw log with a header are: categorical for all of them; `sparsegroup columns` shows what is "
+    "told from it."
+)
 LABEL = "Label column, of a raw log with a header."
 EXCLUDE = "A column that is no feature, of a raw log with a header (repeatable)."
 CRITEO_NUMBERS = "What becomes of Criteo's integers."
@@ -49,7 +53,8 @@ AVAZU_HOUR = "What becomes of Avazu's hour."
 TestLog = Annotated[Path | None, log_option("A raw log of its own for the test set.")]
 Dataset = Annotated[DatasetName | None, log_option(DATASET, "told from its first line")]
 Schema = Annotated[Path | None, log_option(SCHEMA)]
-Label = Annotated[str | None, log_option(LABEL, "label or click")]
+ColumnsAs = Annotated[ColumnsName | None, log_option(COLUMNS, "told from its first rows")]
+Label = Annotated[str | None, log_option(LABEL, "label, click, clicked or the like")]
 Exclude = Annotated[
     list[str] | None,
     log_option(EXCLUDE),

@@ -103,6 +103,12 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
 
 
+def tell(*parts: RenderableType) -> None:
+    """Print what a user should see beside the result, on stderr; nothing with `--quiet`."""
+    for part in parts if not _choices.quiet else ():
+        messages.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+
+
 def _set_json(given: bool) -> None:
     _choices.json = given
     console.quiet = _choices.json or _choices.quiet

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, app
+from sparsegroup.cli.options import COLUMNS
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow
 
 
 @app.command("prepare")
@@ -23,9 +24,13 @@ def prepare_command(
     schema: Annotated[
         Path | None, typer.Option(help="YAML file that says what the columns are.", show_default=False)
     ] = None,
+    columns: Annotated[ColumnsName | None, typer.Option(help=COLUMNS, show_default="told from its first rows")] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="Label column, of a log with a header; default `label` or `click`.", show_default=False),
+        typer.Option(
+            help="Label column, of a log with a header; default `label`, `click`, `clicked` or the like.",
+            show_default=False,
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
@@ -68,6 +73,7 @@ def prepare_command(
         {
             "dataset": dataset,
             "schema": schema,
+            "columns": columns,
             "label": label,
             "exclude": exclude or (),
             "test_fraction": test_fraction,

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.column_table import print_columns
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import progress
 from sparsegroup.data.keys import expected_collisions
@@ -52,6 +53,7 @@ def prepare_run(
         done, _ = prepare(
             [log, *([test] if test else [])],
             out,
+            on_format=lambda found: print_columns(found.findings),
             on_bad_row=on_bad_row,
             max_bad=_share(max_bad),
             vocabulary=vocabulary,

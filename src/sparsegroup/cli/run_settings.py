@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.column_table import print_columns
 from sparsegroup.cli.progress import reading_bar
-from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
+from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
 from sparsegroup.yaml_settings import assignment
@@ -61,19 +62,29 @@ def log_name(config: Config) -> str:
     return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
 
 
-def open_config_log(config: Config, threads: int) -> Log:
-    """The log that a config names, opened with a progress bar."""
+def open_config_log(config: Config, threads: int, *, as_before: bool = False) -> Log:
+    """The log that a config names, opened with a progress bar; what is to be said of it is printed.
+
+    Args:
+        config: The settings.
+        threads: That parse and hash a raw log.
+        as_before: Whether they are those of a run: then nothing is told anew from the log.
+    """
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
     path = Path(data.log)
+    as_before = as_before and not is_prepared(path)
     with reading_bar(path.name) as on_progress:
-        return open_log(
+        log = open_log(
             path,
             None if data.test is None else Path(data.test),
             on_bad_row=data.on_bad_row,
             max_bad=data.max_bad,
             threads=threads,
             on_progress=on_progress,
-            **data.format_options,
+            like=data.format_options if as_before else None,
+            **({} if as_before else data.format_options),
         )
+    print_columns(log.findings)
+    return log

@@ -11,6 +11,7 @@ from sparsegroup.cli.options import (
     Assignments,
     BadRow,
     BatchSize,
+    ColumnsAs,
     Dataset,
     Exclude,
     Fallback,
@@ -56,6 +57,7 @@ def train_command(
     test: TestLog = None,
     dataset: Dataset = None,
     schema: Schema = None,
+    columns: ColumnsAs = None,
     label: Label = None,
     exclude: Exclude = None,
     test_fraction: Annotated[

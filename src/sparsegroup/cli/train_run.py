@@ -103,7 +103,7 @@ def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool
         hint = "" if whole else f", or `sparsegroup train --resume {folder}` to go on with the run that was cut off"
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
     run = None if before is None else load_run(before, config)
-    data = open_config_log(config, threads)
+    data = open_config_log(config, threads, as_before=before is not None)
     if taken:
         if (folder / UNFINISHED).is_dir():
             lock_run(folder / UNFINISHED).close()
@@ -118,7 +118,7 @@ def resume_run(folder: Path, threads: int) -> None:
     if place.name != FINISHED and not _is_complete(place):
         config, _ = run_beginning(place)
         check_tracking(config.tracking)
-        session = Session.resume(place, open_config_log(config, threads))
+        session = Session.resume(place, open_config_log(config, threads, as_before=True))
         _introduce(session, folder)
         _train(session, folder)
         return
@@ -154,6 +154,8 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     content = before.as_dict()
     if is_prepared(Path(log)):  # the other log's format says nothing of a prepared one
         content["data"] = {}
+    if {"data.schema", "data.dataset"} & values.keys():  # they say all of the format
+        content["data"]["columns"] = None
     content = with_values(content, {"data.test": None, **values})
     config = checked(Config, content, "the command line")
     for key in _FIXED:

@@ -5,6 +5,9 @@ from sparsegroup.extras import require
 require("cli", __name__)
 
 from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
+from sparsegroup.data.columns.column_kind import ColumnKind
+from sparsegroup.data.columns.frame_keys import HashedFrame, columns_of, hash_keys
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
@@ -22,6 +25,9 @@ __all__ = [
     "Bags",
     "Batch",
     "ClickLogError",
+    "ColumnFinding",
+    "ColumnKind",
+    "HashedFrame",
     "Log",
     "LogOptionError",
     "LogView",
@@ -30,7 +36,10 @@ __all__ = [
     "PreparedLog",
     "RawLog",
     "SyntheticConfig",
+    "columns_of",
+    "hash_keys",
     "is_prepared",
+    "kinds_of",
     "open_log",
     "prepare",
     "synthetic_log",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
 
 Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
@@ -35,6 +36,9 @@ class Log(ABC):
         notes: What its reader should be told, ready to print: rows that were left out, and why.
         identity: JSON that differs for another log or one read in another way, and is the same for a copy; None where
             there is nothing to compare. A run keeps it, to refuse to resume on a log that has changed.
+        columns: Column of what the log was read from → what it is, see `ColumnKind`; empty where the format fixes that.
+            Another log is read by it as this one was: `open_log(path, columns=log.columns)`.
+        findings: Why the columns are that, of a log from which it was told.
         vocabulary: Parquet file of key, field and value, if there is one.
         truth: Which features have an effect on the label; None where nobody knows. Only made-up logs know.
 
@@ -65,6 +69,8 @@ class Log(ABC):
     bad_rows: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
     identity: Mapping[str, Any] | None = None
+    columns: Mapping[str, str] = {}
+    findings: tuple[ColumnFinding, ...] = ()
     vocabulary: Path | None = None
     truth: Truth | None = None
 

@@ -29,6 +29,7 @@ class LogManifest(Manifest):
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
         timed: Whether the rows have times of their own; not known of folders that older versions have written.
+        columns: Raw column → what it was taken for, see `Log.columns`.
     """
 
     dataset: str
@@ -45,6 +46,7 @@ class LogManifest(Manifest):
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     weighted: bool = False
     timed: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_plain(cls, content: Plain, **header: Any) -> Self:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from sparsegroup.data.columns.log_sample import first_rows
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.formats.headed import headed
-from sparsegroup.data.formats.log_format import Head, LogFormat
+from sparsegroup.data.formats.headed import Kinds, headed
+from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
@@ -30,7 +31,9 @@ class FormatOptions(TypedDict, total=False):
     Attributes:
         dataset: Name of a public format; "auto" tells it from the log.
         schema: YAML file that says what the columns are.
-        label: Label column, of a log with a header; by default `label` or `click`.
+        columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, "categorical" for all
+            of them, or None to tell it from its first rows. Of no effect, if "categorical", on other formats.
+        label: Label column, of a log with a header; by default `label`, `click`, `clicked` or the like.
         exclude: Columns that are no features, of a log with a header.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
             without a column `split`; by default a tenth.
@@ -40,6 +43,7 @@ class FormatOptions(TypedDict, total=False):
 
     dataset: DatasetName
     schema: Path | None
+    columns: Kinds | None
     label: str | None
     exclude: Collection[str]
     test_fraction: float | None
@@ -50,13 +54,14 @@ class FormatOptions(TypedDict, total=False):
 FORMAT_DEFAULTS: Mapping[str, Any] = {
     "dataset": "auto",
     "schema": None,
+    "columns": None,
     "label": None,
     "exclude": (),
     "test_fraction": None,
     "criteo_numbers": "log",
     "avazu_hour": "hour",
 }
-_OF_A_HEADER = ("label", "exclude", "test_fraction")
+_OF_A_HEADER = ("label", "exclude", "test_fraction", "columns")
 
 
 def open_log(
@@ -80,7 +85,8 @@ def open_log(
         test: A log of its own for the test set, of a raw log.
         format: Format of a raw log; by default as `options` say, or told from how the log begins.
         like: Options that another log was read with, which hold for a raw log where `options` leave them open. A
-            `schema` or a `dataset` in `options` says all of the format.
+            `schema` or a `dataset` in `options` says all of the format. The columns of a log with a header are told
+            from no log but the first: where `like` does not say them, all are categories.
         whole: Take all rows of a raw log in the order of the file, as for scoring: there is no test set, no time and no
             order to check, and no label is needed.
         on_bad_row, max_bad, threads, on_progress, chunk_bytes: How to read a raw log, see `RawLog`.
@@ -98,7 +104,7 @@ def open_log(
             raise LogOptionError(f"`{option}` is for raw logs; {log} is a folder, prepared already", option)
         return PreparedLog(log)
     if like is not None and not {"schema", "dataset"} & set(wanted):
-        inherited = given(like)
+        inherited = {"columns": "categorical", **given(like)}
         if whole:  # then no rows are test rows
             inherited.pop("test_fraction", None)
         wanted = {**inherited, **wanted}
@@ -152,7 +158,7 @@ def format_of(
     """
     found = format or _chosen(files, given(options), needs_label=not whole)
     if whole:
-        found = replace(found, time=None, split="none", split_column=None)
+        found = found.for_scoring()
     if len(files) > 1:
         found = replace(found, split="file", split_column=None)
     return found
@@ -167,7 +173,7 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
     if len(files) > 1 and "test_fraction" in wanted:
         raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
     if schema is not None:
-        for option in of_a_header:
+        for option in _binding(of_a_header):
             raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
         if not schema.is_file():
             raise LogOptionError(f"no schema {schema}; say with `schema` what the columns of {log.path} are", "schema")
@@ -176,7 +182,7 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
         found = _made(name, wanted)
         _check_fixed(found, of_a_header)
     else:
-        found = _recognised(log.head, of_a_header, needs_label)
+        found = _recognised(log, of_a_header, needs_label)
     if not needs_label and not log.has_label(found):
         found = found.without_label()
     return found
@@ -206,20 +212,28 @@ def _named(wanted: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _recognised(head: Head, of_a_header: dict[str, Any], needs_label: bool) -> LogFormat:
-    found = next((found for known in FORMATS if (found := known.recognise(head, needs_label)) is not None), None)
+def _recognised(log: RawFile, of_a_header: dict[str, Any], needs_label: bool) -> LogFormat:
+    head = log.head
+    found = None
+    if not isinstance(of_a_header.get("columns"), Mapping):
+        found = next((found for known in FORMATS if (found := known.recognise(head, needs_label)) is not None), None)
     if (found is None or found.has_header) and len(set(head.columns)) < len(head.columns):
         name = min(name for name in head.columns if head.columns.count(name) > 1)
         raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
     if found is None:
-        return headed(head, **of_a_header, needs_label=needs_label)
+        return headed(head, lambda: first_rows(log), **of_a_header, needs_label=needs_label)
     _check_fixed(found, of_a_header)
     return found
 
 
+def _binding(of_a_header: Mapping[str, Any]) -> list[str]:
+    """Those options that a format cannot pass over."""
+    return [name for name, value in of_a_header.items() if value != "categorical" or name != "columns"]
+
+
 def _check_fixed(log: LogFormat, of_a_header: Mapping[str, Any]) -> None:
     """Whether nothing is given that would change a format whose columns and test set are fixed."""
-    for option in of_a_header:
+    for option in _binding(of_a_header):
         raise LogOptionError(
             f"`{option}` is for logs whose columns are told from a header; the format {log.name!r} is fixed. "
             "A schema file can describe it in another way",

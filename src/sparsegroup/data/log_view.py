@@ -16,6 +16,7 @@ class LogView(Log):
         self.train_rows, self.hash = log.train_rows, log.hash
         self.labelled, self.weighted, self.timed = log.labelled, log.weighted, log.timed
         self.bad_rows, self.notes = log.bad_rows, log.notes
+        self.columns, self.findings = log.columns, log.findings
         self.identity, self.vocabulary, self.truth = log.identity, log.vocabulary, log.truth
 
     def __len__(self) -> int:

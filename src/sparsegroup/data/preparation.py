@@ -90,6 +90,7 @@ def prepare(
     max_bad: float = 0.001,
     vocabulary: bool = False,
     threads: int = 2,
+    on_format: Callable[[LogFormat], None] | None = None,
     on_progress: Callable[[PreparationProgress], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     **options: Unpack[FormatOptions],
@@ -106,6 +107,7 @@ def prepare(
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
         vocabulary: Write `vocabulary.parquet`, too: key → field and value.
         threads: Number of threads that parse and hash.
+        on_format: Is told the format before anything is written.
         on_progress: Is told after each chunk.
         chunk_bytes: How many bytes of a text are parsed at a time.
         **options: What tells the format, see `FormatOptions`.
@@ -121,6 +123,8 @@ def prepare(
     """
     raw = [raw_file(path) for path in logs]
     log = format_of(raw, log, **options)
+    if on_format is not None:
+        on_format(log)
     for file in raw:
         file.check(log)
     source = {**source_of(raw, log), "vocabulary": vocabulary}
@@ -203,6 +207,7 @@ def _complete(
         bad_rows=state.bad,
         weighted=log.weight is not None,
         timed=log.time is not None,
+        columns=log.kinds,
     )
     PREPARED_LOG.write(folder, manifest)
     if vocabulary:

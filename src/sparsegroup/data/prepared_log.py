@@ -40,7 +40,7 @@ class PreparedLog(Log):
         self.name, self.train_rows = str(self.folder), manifest.train_rows
         self.fields, self.lists, self.numbers = manifest.fields, manifest.lists, manifest.numbers
         self.hash, self.weighted, self.timed = manifest.hash, manifest.weighted, manifest.timed
-        self.bad_rows = manifest.bad_rows
+        self.bad_rows, self.columns = manifest.bad_rows, manifest.columns
         self.identity = identity_of(manifest.source)
         vocabulary = self.folder / VOCABULARY
         self.vocabulary = vocabulary if vocabulary.exists() else None

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import nn
 
+from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
@@ -20,6 +21,10 @@ from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting, 
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
 
+def _kind(given: str) -> str:
+    return str(ColumnKind.of(given))
+
+
 class DataConfig(StrictSettings):
     """Where the samples come from.
 
@@ -29,6 +34,9 @@ class DataConfig(StrictSettings):
         test: A raw log of its own for the test set.
         dataset: Format of a raw log.
         schema_file: YAML file that says what its columns are. In files it is called `schema`.
+        columns: What the columns of a raw log with a header are: column → its kind, see `ColumnKind`, or "categorical"
+            for all of them. None tells it from the log; a run keeps what was told. Older runs have None, and all their
+            columns were categories.
         label, exclude, test_fraction: For a raw log with a header: its label column, columns that are no features, and
             the share of the rows, the last ones, for the test set.
         criteo_numbers, avazu_hour: See `sparsegroup.data.formats.log_format`.
@@ -40,6 +48,7 @@ class DataConfig(StrictSettings):
     test: str | None = None
     dataset: DatasetName = "auto"
     schema_file: str | None = Field(default=None, alias="schema")
+    columns: Literal["categorical"] | dict[str, Annotated[str, AfterValidator(_kind)]] | None = None
     label: str | None = None
     exclude: tuple[str, ...] = ()
     test_fraction: float | None = Field(default=None, ge=0, lt=1)
@@ -54,6 +63,7 @@ class DataConfig(StrictSettings):
         return {
             "dataset": self.dataset,
             "schema": None if self.schema_file is None else Path(self.schema_file),
+            "columns": self.columns,
             "label": self.label,
             "exclude": self.exclude,
             "test_fraction": self.test_fraction,
@@ -221,6 +231,13 @@ class Config(StrictSettings):
         """
         return checked(type(self), with_values(self.as_dict(), _with_sections(settings)), "config")
 
+    def for_log(self, log: Log) -> Self:
+        """This config with what was told of the columns of `log`, so that others are read as that one was."""
+        if not log.columns or self.data.schema_file is not None:
+            return self
+        data = self.data.model_copy(update={"columns": dict(log.columns)})
+        return self.model_copy(update={"data": data})
+
     def as_dict(self) -> dict[str, Any]:
         """Sections of settings, as files have them."""
         return self.model_dump(mode="json", by_alias=True)
@@ -244,7 +261,8 @@ class Config(StrictSettings):
         if age_of(self.model.evict_unseen).seconds is not None and not log.timed:
             raise SettingsError(
                 f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own time, and {log.name} has no "
-                "column of times (ts or timestamp, or one that its schema names); give a number of steps"
+                "column of times, in order (`sparsegroup columns` shows what it has; a schema can say which it is); "
+                "give a number of steps"
             )
 
     def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:

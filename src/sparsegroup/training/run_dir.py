@@ -81,6 +81,7 @@ def save_run(
     - `tensorboard` and `mlflow.json`: see `TrackingConfig`; `Session` writes them.
     - `summary.json`: final figures, versions.
     """
+    config = config.for_log(log)
     begin_run(folder, config, log, history, Provenance.now(log))
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     for path in checkpoints.paths():

@@ -84,6 +84,7 @@ class Session:
             RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
         """
         config.check_log(log)
+        config = config.for_log(log)
         if run is not None:
             run.columns.check(log)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,34 +1,46 @@
 """Any log that names its columns: in a header line, or as columnar files do."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
+from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
+from sparsegroup.data.columns.column_plan import planned_format
+from sparsegroup.data.columns.inference import infer_columns
+from sparsegroup.data.columns.log_sample import LogSample
 from sparsegroup.data.formats.log_format import TEST_FRACTION, Head, LogFormat
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
+from sparsegroup.names import ColumnsName
 
-LABELS = ("label", "click")
+LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
 TIMES = ("ts", "timestamp")
 SPLIT = "split"
 NOT_FEATURES = ("id", *TIMES, SPLIT)
 
+Kinds = ColumnsName | Mapping[str, str]
+
 
 def headed(
     head: Head,
+    sample: Callable[[], LogSample],
     label: str | None = None,
     exclude: Collection[str] = (),
     test_fraction: float | None = None,
     needs_label: bool = True,
+    columns: Kinds | None = None,
 ) -> LogFormat:
-    """The format in which every column is a field, but for those that are known to be none.
-
-    `ts` or `timestamp` is the time, `split` says where the test set begins (2), and `id` is left out.
+    """The format of a log whose columns have names.
 
     Args:
         head: How the log begins.
-        label: Label column; by default `label` or `click`.
-        exclude: Columns that are no features, beside `id`, `ts`, `timestamp` and `split`.
+        sample: Gives its first rows, from which the kinds of its columns are told where `columns` do not say them.
+        label: Label column; by default the first of `LABELS` that is there, in any case.
+        exclude: Columns that are no features.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set where there is no `split`; by
             default a tenth.
         needs_label: Whether a label column must be there.
+        columns: Column → its kind, see `ColumnKind`; others are left out. "categorical" makes a field of every column
+            but `id`, `ts` and `timestamp` (the time) and `split` (says where the test set begins, 2). None tells them.
 
     Raises:
         ClickLogError: No label column, one that does not exist, an unknown column to exclude, or a column without a
@@ -36,34 +48,77 @@ def headed(
         LogOptionError: `test_fraction` out of range, or for a log with a column `split`.
     """
     header = head.columns
-    where, columns = f"{head.source}:1", ", ".join(header)
+    where, names = f"{head.source}:1", ", ".join(header)
     if needs_label and (unknown := [name for name in exclude if name not in header]):
-        raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {columns}")
-    given = label is not None
-    label = label if given else next((name for name in LABELS if name in header), None)
-    if not needs_label:
-        label = label or LABELS[0]
-    elif label not in header or label is None:
-        wanted = repr(label) if given else " or ".join(map(repr, LABELS))
+        raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {names}")
+    found = label or _label_of(header, columns)
+    if needs_label and found not in header:
+        wanted = repr(label) if label is not None else " or ".join(map(repr, LABELS[:2]))
         raise ClickLogError(
-            f"{where}: no label column {wanted}; name it with `label`. The columns are {columns}", "label"
+            f"{where}: no label column {wanted}; name it with `label`. The columns are {names}", "label"
         )
-    fields = tuple(name for name in header if name not in {label, *NOT_FEATURES, *exclude})
-    if "" in fields:
-        raise ClickLogError(f"{where}: column {header.index('') + 1} has no name; name it, or give a schema without it")
-    has_split = SPLIT in header and label != SPLIT
+    found = found or LABELS[0]
+    others = _split_of(head, found, test_fraction)
+    if columns == "categorical":
+        return _categorical(head, found, exclude, others)
+    findings: tuple[ColumnFinding, ...] = ()
+    if columns is None:
+        _check_named(head, exclude, header[1:])  # pandas writes its index in a first column without a name
+        first = sample()
+        findings = infer_columns(
+            first.frame, whole=first.whole, label=found, split=others["split_column"], exclude=exclude
+        )
+        known = {finding.name: finding for finding in findings}
+        findings = tuple(known.get(name) or _unseen(name) for name in header)
+        columns = kinds_of(findings)
+    kinds = {name: "ignore" if name in exclude and name != found else kind for name, kind in columns.items()}
+    return replace(planned_format(kinds, found, separator=head.separator, **others), findings=findings)
+
+
+def _label_of(header: Collection[str], columns: Kinds | None) -> str | None:
+    """The label column, by what is known of the columns, or else by its name."""
+    if isinstance(columns, Mapping):
+        known = next((name for name, kind in columns.items() if kind == "label"), None)
+        if known is not None:
+            return known
+    lower = {name.lower(): name for name in reversed(list(header))}
+    return next((name for name in LABELS if name in header), None) or next(
+        (lower[name] for name in LABELS if name in lower), None
+    )
+
+
+def _split_of(head: Head, label: str, test_fraction: float | None) -> dict[str, Any]:
+    """Where the test set begins."""
+    has_split = SPLIT in head.columns and label != SPLIT
     if has_split and test_fraction is not None:
         raise LogOptionError(
             f"`test_fraction` is for logs without a column {SPLIT!r}, which marks the test rows of {head.source}",
             "test_fraction",
         )
-    return LogFormat(
-        "log",
-        label,
-        fields,
-        time=next((name for name in TIMES if name in header and name != label), None),
-        split="column" if has_split else "last-fraction",
-        split_column=SPLIT if has_split else None,
-        test_fraction=TEST_FRACTION if test_fraction is None else test_fraction,
-        separator=head.separator,
-    )
+    return {
+        "split": "column" if has_split else "last-fraction",
+        "split_column": SPLIT if has_split else None,
+        "test_fraction": TEST_FRACTION if test_fraction is None else test_fraction,
+    }
+
+
+def _unseen(name: str) -> ColumnFinding:
+    """What a column is taken for that the first rows do not have."""
+    if not name:
+        return ColumnFinding(name, "ignore", "has no name")
+    return ColumnFinding(name, "category", "nothing is known of it")
+
+
+def _check_named(head: Head, exclude: Collection[str], columns: Collection[str]) -> None:
+    """Whether all of some columns have names, or are left out."""
+    if "" in columns and "" not in exclude:
+        place = head.columns.index("") + 1
+        raise ClickLogError(f"{head.source}:1: column {place} has no name; name it, or give a schema without it")
+
+
+def _categorical(head: Head, label: str, exclude: Collection[str], others: Mapping[str, Any]) -> LogFormat:
+    header = head.columns
+    fields = tuple(name for name in header if name not in {label, *NOT_FEATURES, *exclude})
+    _check_named(head, exclude, header)
+    time = next((name for name in TIMES if name in header and name != label), None)
+    return LogFormat("log", label, fields, time=time, separator=head.separator, **others)

@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT
+from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.log_errors import LogOptionError
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
@@ -42,6 +43,9 @@ class LogFormat:
         checked: What is made → the raw column it is made of, beside numbers and time: null of a value is a bad row.
         sources: What is made under another name than its raw column → that column.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
+        kinds: Raw column → what it is, see `ColumnKind`, where `derive` goes by that: a missing number is NaN then, and
+            what another log of the same columns is to be read by. Empty for all other formats.
+        findings: Why the columns are that, where it was told from the log.
 
     Raises:
         LogOptionError: `test_fraction` out of range.
@@ -65,6 +69,8 @@ class LogFormat:
     checked: Mapping[str, str] = field(default_factory=dict)
     labelled: bool = True
     sources: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[ColumnFinding, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -101,6 +107,10 @@ class LogFormat:
     def reserved(self) -> set[str]:
         """Names that no field and no number can have."""
         return {LABEL, TIME} | ({WEIGHT} if self.weight is not None else set())
+
+    def for_scoring(self) -> "LogFormat":
+        """The format for all rows in the order of the file: no test set, no time."""
+        return replace(self, time=None, split="none", split_column=None)
 
     def without_label(self) -> "LogFormat":
         """The format of such a log that lacks its label column."""

@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from sparsegroup.data.columns.typed_columns import text_of
 from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
@@ -60,7 +61,7 @@ class ColumnarFile(RawFile):
         """The rows from row `offset` on.
 
         Raises:
-            ClickLogError: The file is damaged, or a column holds lists or structs.
+            ClickLogError: The file is damaged, or a column holds lists or structs where the format knows no kinds.
         """
         row = 0
         try:
@@ -69,7 +70,7 @@ class ColumnarFile(RawFile):
                 first, row = row, row + batch.num_rows
                 if row > offset and batch.num_rows:
                     frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(
-                        _as_text(self.path, name, dtype)
+                        _as_text(self.path, name, dtype, typed=bool(log.kinds))
                         for name, dtype in zip(batch.schema.names, batch.schema.types, strict=True)
                     )
                     frame = frame.with_columns(pl.int_range(first + 1, row + 1).alias(LINE))
@@ -78,7 +79,9 @@ class ColumnarFile(RawFile):
             raise ClickLogError(f"{self.path}: damaged ({error})") from error
 
 
-def _as_text(path: Path, name: str, dtype: pa.DataType) -> pl.Expr:
+def _as_text(path: Path, name: str, dtype: pa.DataType, *, typed: bool) -> pl.Expr:
+    if typed:
+        return text_of(name, pl.DataFrame(pl.from_arrow(pa.schema([(name, dtype)]).empty_table())).schema[name])
     if pa.types.is_nested(dtype):
         raise ClickLogError(f"{path}: column {name!r} is {dtype}; write it as text, with a separator")
     column = pl.col(name)

@@ -1,5 +1,6 @@
 """Raw rows to keys, numbers, labels, times and weights, parsed ahead by threads; bad rows are named by their line."""
 
+import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,9 @@ from sparsegroup.data.keys import keys_of
 from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 from sparsegroup.names import OnBadRow
+
+_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
+"""Label in lower case → 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,12 @@ def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw:
         keep_raw: Give the fields' values, too.
     """
     bad: list[BadRow] = []
-    batch, raw, is_test = _encode_frame(chunk.frame(log, columns, bad), log, bad, keep_raw)
+    batch, raw, is_test = encode_frame(chunk.frame(log, columns, bad), log, bad, keep_raw)
     return EncodedRows(batch, raw, is_test, sorted(bad))
 
 
-def _encode_frame(
-    frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool
+def encode_frame(
+    frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool = False
 ) -> tuple[pa.RecordBatch, pl.DataFrame | None, npt.NDArray[np.bool_] | None]:
     """Hash columns of strings.
 
@@ -127,7 +131,8 @@ def _encode_frame(
             columns.append(_lists_of_keys(frame[name], separator, number))
         else:
             columns.append(keys_of(frame[name], number))
-    columns += [frame[name].fill_null(0.0).cast(pl.Float32).to_numpy() for name in log.numbers]
+    missing = math.nan if log.kinds else 0.0
+    columns += [frame[name].fill_null(missing).cast(pl.Float32).to_numpy() for name in log.numbers]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, log.schema, strict=True)]
     is_test = (frame[log.split_column] == "2").to_numpy() if log.split_column else None
     raw = frame.select(log.fields) if keep_raw else None
@@ -140,9 +145,13 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
     valid = frame[log.label].is_in(["0", "1"]).fill_null(False)
     if valid.all():
         return frame
+    spelled = frame[log.label].str.to_lowercase().replace_strict(_LABELS, default=None, return_dtype=pl.String)
+    frame, valid = frame.with_columns(pl.coalesce(spelled, log.label).alias(log.label)), spelled.is_not_null()
+    if valid.all():
+        return frame
     for row in frame.filter(~valid).iter_rows(named=True):
         text = f"{log.label}={row[log.label]}" if row[log.label] is not None else f"no {log.label}"
-        bad.append((row[LINE], f"label {log.label!r} must be 0 or 1", text))
+        bad.append((row[LINE], f"label {log.label!r} must be 0 or 1, true or false, yes or no", text))
     return frame.filter(valid)
 
 
@@ -163,7 +172,8 @@ def _derived(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataF
     """The fields, numbers and time made of the raw columns, without rows of which they cannot be."""
     made = log.derive(frame) if log.derive else frame
     numbers = [pl.col(name).cast(pl.Float32, strict=False) for name in log.numbers]
-    made = made.with_columns(pl.when(number.is_finite()).then(number) for number in numbers)
+    if not log.kinds:  # there NaN is a missing number
+        made = made.with_columns(pl.when(number.is_finite()).then(number) for number in numbers)
     checked = {**{name: name for name in log.numbers}, **log.checked}
     if log.time is not None and log.time not in checked:
         made = made.with_columns(pl.col(log.time).cast(pl.Int64, strict=False))

@@ -104,7 +104,10 @@ class RawFile(ABC):
         if repeated := [name for name in log.raw if header.count(name) > 1]:
             raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
         if not 1 <= len(log.fields) <= MOST_FIELDS:
-            raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}")
+            hint = (
+                "" if log.fields or not log.kinds else ": no column was taken for a category; say in a schema which is"
+            )
+            raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}{hint}")
         named = {*log.fields, *log.numbers}
         if log.weight in named:
             raise ClickLogError(f"{where}: column {log.weight!r} is the weight; it cannot be a field, too")
@@ -144,7 +147,8 @@ def raw_file(path: Path) -> RawFile:
 def source_of(files: Sequence[RawFile], log: LogFormat) -> dict[str, Any]:
     """Names, sizes and times of files, and a hash of everything that their format says, as JSON."""
     stats = [[file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns] for file in files]
-    names = [field.name for field in fields(log) if field.name not in ("derive", "sources")]
+    names = [field.name for field in fields(log) if field.name not in ("derive", "sources", "kinds", "findings")]
+    names += ["kinds"] if log.kinds else []  # the hash of other formats is as before there were any
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
     return {"files": stats, "format": hashlib.sha256(text.encode()).hexdigest()[:16]}
 

@@ -164,7 +164,7 @@ class RawLog(Log):
         self._encoded = partial(encoded_chunks, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes)
         self.name, self.fields, self.numbers = str(files[0].path), format.fields, format.numbers
         self.lists, self.labelled, self.weighted = tuple(format.lists), format.labelled, format.weight is not None
-        self.timed = format.time is not None
+        self.timed, self.columns, self.findings = format.time is not None, format.kinds, format.findings
         source = source_of(files, format)
         self.identity, self._sizes = identity_of(source), [size for _, size, _ in source["files"]]
         self.bad = [BadRows(str(file.path)) for file in files]

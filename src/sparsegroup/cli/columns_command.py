@@ -1,0 +1,34 @@
+"""`sparsegroup columns`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import app
+from sparsegroup.cli.options import Dataset, Exclude, Label
+from sparsegroup.cli.output import Json, Quiet, Verbose
+
+
+@app.command("columns")
+def columns_command(
+    log: Annotated[Path, typer.Argument(help="A raw log, or a folder that `prepare` has written.", show_default=False)],
+    label: Label = None,
+    exclude: Exclude = None,
+    dataset: Dataset = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.yaml", help="Write them as a schema, to be edited and given to --schema.", show_default=False
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the schema that is there.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """What the columns of a log are taken for, and why: categories, numbers, times, lists."""
+    options = {"label": label, "exclude": exclude or (), "dataset": dataset or "auto"}
+    from sparsegroup.cli.columns_run import columns_run
+
+    columns_run(log, options, schema, overwrite=overwrite)

@@ -1,0 +1,74 @@
+"""What `sparsegroup columns` does."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.column_table import column_table, warn_of_columns
+from sparsegroup.cli.output import show
+from sparsegroup.data.columns.column_finding import ColumnFinding
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.formats.schema_file import findings_of, write_schema
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.log_opening import format_of, given, is_prepared
+from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.raw.raw_file import raw_file
+
+_log = logging.getLogger(__name__)
+
+
+def columns_run(log: Path, options: Any, schema: Path | None, *, overwrite: bool) -> None:
+    """Show what the columns of a log are.
+
+    Args:
+        log: A raw log, or a prepared folder.
+        options: What tells the format.
+        schema: File to write them to.
+        overwrite: Replace it.
+
+    Raises:
+        UsageError: A schema that is there, or cannot be written of this log; options of raw logs for a prepared one.
+        ClickLogError, OSError: The log cannot be read.
+    """
+    if schema is not None and schema.exists() and not overwrite:
+        raise UsageError(f"{schema} is there; give another --schema, or --overwrite")
+    found = None if is_prepared(log) else _format_of(log, options)
+    findings = _of_prepared(log, options) if found is None else findings_of(found)
+    if schema is not None:
+        _write(schema, found, log)
+    written = [] if schema is None else [f"written to {schema}"]
+    show({"columns": [asdict(finding) for finding in findings]}, column_table(findings), *written)
+    warn_of_columns(findings)
+
+
+def _format_of(log: Path, options: Any) -> LogFormat:
+    files = [raw_file(log)]
+    try:
+        return format_of(files, **options)
+    except ClickLogError as error:
+        if error.parameters != ("label",) or options["label"] is not None:
+            raise
+        _log.warning("%s", error.spelled(lambda name: f"--{name}"))
+        return format_of(files, whole=True, **options)
+
+
+def _write(schema: Path, found: LogFormat | None, log: Path) -> None:
+    if found is None or not found.kinds:
+        what = "it is prepared already" if found is None else f"the format {found.name!r} says them"
+        raise UsageError(f"--schema: the columns of {log} need none: {what}")
+    write_schema(schema, found, log.name)
+
+
+def _of_prepared(folder: Path, options: Any) -> Sequence[ColumnFinding]:
+    if others := given(options):
+        raise UsageError(f"--{min(others)} is for raw logs; {folder} is a folder, prepared already")
+    log = PreparedLog(folder)
+    made = f"made of {log.manifest.dataset!r}"
+    rows = [
+        ColumnFinding(name, "list" if name in log.lists else "category", made, (), log.manifest.features[name][0])
+        for name in log.fields
+    ]
+    return [*rows, *(ColumnFinding(name, "number", made) for name in log.numbers)]

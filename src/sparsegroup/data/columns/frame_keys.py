@@ -1,0 +1,126 @@
+"""Keys and numbers of data frames, as those of a log's file."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from sparsegroup.data.batches import Bags, batch_of
+from sparsegroup.data.columns.column_finding import ColumnFinding
+from sparsegroup.data.columns.column_plan import planned_format
+from sparsegroup.data.columns.inference import infer_columns
+from sparsegroup.data.columns.log_sample import SAMPLE_ROWS
+from sparsegroup.data.columns.typed_columns import text_of
+from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.keys import Int64s
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.raw.encoding import encode_frame
+from sparsegroup.data.raw.raw_file import LINE, BadRow
+
+
+@dataclass(frozen=True)
+class HashedFrame:
+    """What a model is given of a frame's rows.
+
+    Attributes:
+        keys: `[n, fields]` int64, of the fields of one value, in the order of `fields`.
+        numbers: `[n, numbers]` float32, in the order of `numbers`; NaN where one is missing.
+        bags: List field → its values' keys.
+        fields: All categorical fields, those of lists among them; a field's place is its number in the keys.
+        numbers_of: Names of the numbers.
+    """
+
+    keys: Int64s
+    numbers: npt.NDArray[np.float32]
+    bags: Mapping[str, Bags]
+    fields: tuple[str, ...]
+    numbers_of: tuple[str, ...]
+
+
+def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat) -> HashedFrame:
+    """The keys and numbers of a frame's rows, those that a log of the same values has.
+
+    Args:
+        frame: `[n]` rows: of Polars, pandas, Arrow, or whatever has Arrow's PyCapsule interface. Typed columns are as
+            their texts in a CSV. A label and columns that are not named are passed over.
+        columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or what `read_schema` gives.
+
+    Raises:
+        ClickLogError: A column is missing, or a value cannot be read (with column and row, from 0).
+
+    Examples:
+        >>> import polars as pl
+        >>> from sparsegroup.data import hash_keys
+        >>> frame = pl.DataFrame({"user": ["ann", "bob"], "price": [9.5, None]})
+        >>> hashed = hash_keys(frame, {"user": "category", "price": "number"})
+        >>> hashed.keys.shape, hashed.numbers.tolist()
+        ((2, 1), [[9.5], [nan]])
+    """
+    log = columns if isinstance(columns, LogFormat) else planned_format(_features(columns), "")
+    log = replace(log.for_scoring().without_label(), weight=None)
+    texts = texts_of(frame, log.raw)
+    bad: list[BadRow] = []
+    rows, _, _ = encode_frame(texts.with_columns(pl.int_range(pl.len()).alias(LINE)), log, bad)
+    if bad:
+        row, reason, value = min(bad)
+        raise ClickLogError(f"row {row}: {reason}: {value!r}")
+    batch = batch_of(pa.Table.from_batches([rows]), log.fields, log.numbers, tuple(log.lists), False)
+    bags = dict(zip(log.lists, batch.bags, strict=True))
+    return HashedFrame(batch.keys.numpy(), batch.numbers.numpy(), bags, log.fields, log.numbers)
+
+
+def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFinding, ...]:
+    """What the columns of a frame of features are, and why, told from its first rows; see `ColumnKind`.
+
+    A column of a categorical type (pandas, Polars, Arrow's dictionaries) is a category.
+
+    Args:
+        frame: As in `hash_keys`, without the label.
+        exclude: Columns to leave out.
+    """
+    data = polars_frame(frame)
+    first = data.head(SAMPLE_ROWS)
+    findings = infer_columns(texts_of(first, first.columns), whole=len(data) <= SAMPLE_ROWS, exclude=exclude)
+    typed = {name for name, dtype in data.schema.items() if isinstance(dtype, pl.Categorical | pl.Enum)} - {*exclude}
+    return tuple(
+        ColumnFinding(one.name, "category", "of a categorical type", one.examples, one.distinct, one.missing)
+        if one.name in typed
+        else one
+        for one in findings
+    )
+
+
+def polars_frame(frame: Any) -> pl.DataFrame:
+    """A data frame of any library as one of Polars; pandas' index is left out.
+
+    Raises:
+        ClickLogError: It is no frame, or has a column whose values are of several types.
+    """
+    if isinstance(frame, pl.DataFrame):
+        return frame
+    try:
+        if type(frame).__module__.partition(".")[0] == "pandas":
+            return pl.from_pandas(frame)
+        return pl.DataFrame(pl.from_arrow(frame) if isinstance(frame, pa.Table | pa.RecordBatch) else frame)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise ClickLogError(f"a data frame is expected, each column of one type: {error}") from error
+
+
+def texts_of(frame: Any, names: Collection[str]) -> pl.DataFrame:
+    """Columns of a frame as texts, null where there is no value.
+
+    Raises:
+        ClickLogError: One is missing.
+    """
+    data = polars_frame(frame)
+    if missing := [name for name in names if name not in data.columns]:
+        raise ClickLogError(f"no column {missing[0]!r} in the frame; the columns are {', '.join(data.columns)}")
+    return data.select(text_of(name, data.schema[name]) for name in names)
+
+
+def _features(columns: Mapping[str, str]) -> dict[str, str]:
+    return {name: "ignore" if kind in ("label", "split") else kind for name, kind in columns.items()}

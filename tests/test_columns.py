@@ -1,0 +1,129 @@
+"""What columns are taken for, and that it is said, written and read."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from column_cases import CASES, ROWS, chosen, column, csv_of, everything
+from data_cases import DATA, written
+from sparsegroup.data import ClickLogError, LogOptionError, columns_of
+from sparsegroup.data.columns.column_kind import ColumnKind
+from sparsegroup.data.formats.schema_file import read_schema, write_schema
+
+
+def findings(**columns: list[str]) -> Any:
+    return columns_of(pl.DataFrame({name: pl.Series(values).replace("", None) for name, values in columns.items()}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_column_is_taken_for_what_it_is_and_the_reason_is_said(case: str) -> None:
+    name, values, kind = CASES[case]
+    (found,) = findings(**{name: values})
+    assert (found.name, found.kind) == (name, kind), found
+    assert found.why
+    missing = {"", "NA"}
+    assert found.distinct == len({*values} - missing)
+    assert found.missing == pytest.approx(sum(value in missing for value in values) / len(values))
+
+
+def test_ids_among_whole_numbers_are_told_from_amounts_by_how_often_neighbours_come() -> None:
+    generator = np.random.default_rng(0)
+    popular = generator.permutation(3_000)[generator.zipf(1.3, 60_000) % 3_000]
+    amounts = np.abs(generator.normal(2_000, 500, 60_000)).astype(int)
+    ids, spent = findings(a=[str(value) for value in popular], b=[str(value) for value in amounts])
+    assert (ids.kind, spent.kind) == ("category", "category, number")
+
+
+def test_nearly_unique_categories_are_warned_of() -> None:
+    values = [f"k{i if i % 10 else 0}" for i in range(ROWS)]
+    (found,) = findings(token=values)
+    assert (found.kind, "token is nearly unique, 541 values in 600 rows" in found.warning) == ("category", True)
+    assert not findings(token=[f"k{i % 300}" for i in range(ROWS)])[0].warning
+
+
+def test_what_the_first_part_shows_is_not_left_out_for_being_constant(tmp_path: Path) -> None:
+    lines = [f"{i % 2},{'a' if i < 100_000 else 'b'}" for i in range(100_050)]
+    kinds = chosen(written(tmp_path / "log.csv", "label,month\n" + "\n".join(lines))).kinds
+    assert kinds == {"label": "label", "month": "category"}
+
+
+@pytest.mark.parametrize("text", [kind for _, _, kind in CASES.values()] + ["list tab", "list ||", "time", "label"])
+def test_a_kind_is_its_text(text: str) -> None:
+    assert str(ColumnKind.of(text)) == text
+    assert ColumnKind.of(f" {text} ") == ColumnKind.of(text)
+
+
+@pytest.mark.parametrize("text", ["", "float", "time week", "list", "category,", "timestamp"])
+def test_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(ClickLogError, match="a column is one of category; "):
+        ColumnKind.of(text)
+
+
+def test_a_written_schema_gives_the_same_format(tmp_path: Path) -> None:
+    log = csv_of(tmp_path / "log.csv", everything())
+    for options in ({}, {"exclude": ["words"], "test_fraction": 0.25}, {"label": "yes and no"}):
+        told = chosen(log, **options)
+        write_schema(tmp_path / "schema.yaml", told, "log.csv")
+        assert read_schema(tmp_path / "schema.yaml") == told
+        assert chosen(log, schema=tmp_path / "schema.yaml") == told
+        again = chosen(log, columns=told.kinds, **{**options, "exclude": ()})
+        assert again == told
+
+
+def test_every_kind_of_schema_is_written_and_read(tmp_path: Path) -> None:
+    for number, (name, values, _) in enumerate(CASES.values()):
+        log = csv_of(tmp_path / f"{number}.csv", {"label": column(lambda i: i % 2), name: values, "#: {": values})
+        told = chosen(log)
+        write_schema(tmp_path / "schema.yaml", told, "x")
+        assert read_schema(tmp_path / "schema.yaml") == told
+
+
+def test_the_first_columns_missing_name_is_that_of_pandas_index(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.csv", ",label,a\n" + "\n".join(f"{i},{i % 2},x{i % 3}" for i in range(200)))
+    log = chosen(path)
+    assert (log.fields, log.kinds[""]) == (("a",), "ignore")
+    with pytest.raises(ClickLogError, match="column 3 has no name"):
+        chosen(written(tmp_path / "other.csv", "label,a,\n1,2,3\n"))
+
+
+def test_columns_that_do_not_go_together_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.csv", "label,t,u,t.hour\n1,1,2,3\n")
+    with pytest.raises(ClickLogError, match=r"'t.hour' is made of column 't', and there is one of that name, too"):
+        chosen(path, columns={"t": "timestamp s", "t.hour": "category"})
+    with pytest.raises(ClickLogError, match="columns 't' and 'u' cannot both be the log's own time"):
+        chosen(path, columns={"t": "time s", "u": "time"})
+    with pytest.raises(LogOptionError, match="`columns` is for logs whose columns are told from a header"):
+        chosen(path, dataset="criteo", columns={"t": "category"})
+    assert chosen(path, dataset="criteo", columns="categorical").name == "criteo"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("columns: {a: category}", "label is missing"),
+        ("columns: {a: float, y: label}", "a column is one of"),
+        ("label: y\ncategorical: [a]\ncolumns: {a: category}", "categorical and columns cannot both be given"),
+        ("columns: {a: label, y: label}", "columns 'a' and 'y' cannot both be the label"),
+    ],
+)
+def test_a_schema_that_cannot_hold_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "schema.yaml", text)
+    with pytest.raises(ClickLogError, match=message) as raised:
+        read_schema(path)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", ["nycflights13", "globo_clicks"])
+def test_real_logs(name: str) -> None:
+    path = DATA / f"{name}.csv.xz"
+    if not path.exists():
+        pytest.skip("no real data here")
+    log = chosen(path)
+    assert log.kinds["ts"] == {"nycflights13": "time s", "globo_clicks": "time ms"}[name]
+    categories = {"nycflights13": {"carrier", "flight", "tailnum", "dest"}, "globo_clicks": {"user", "article1", "os"}}
+    assert categories[name] <= {*log.fields}
+    assert {"nycflights13": "distance.number", "globo_clicks": ""}[name] in (*log.numbers, "")
+    assert log.split_column == "split"
