@@ -19,9 +19,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("logs") / "log.csv"
     lines = ["label,ts,color,noise,user,item"]
     labels = [int((i % 7 in (1, 3)) ^ (i * 40503 % 101 < 10)) for i in range(ROWS)]
-    lines += [
-        f"{label},{i},c{i % 7},n{i * 7919 % 1_000_003},u{i // 20},t{i * 31 % 4001}" for i, label in enumerate(labels)
-    ]
+    noise = [i * 7919 % 1_000_003 if i % 50 else 0 for i in range(ROWS)]  # a column that never repeats is left out
+    lines += [f"{label},{i},c{i % 7},n{noise[i]},u{i // 20},t{i * 31 % 4001}" for i, label in enumerate(labels)]
     path.write_text("\n".join(lines) + "\n")
     return path
 

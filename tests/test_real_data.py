@@ -10,6 +10,7 @@ from run_folders import state_of
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 OPTIONS = ["--l21", "1e-5", "--lr"]
+CATEGORIES = ["--columns", "categorical"]
 LOGS = {
     # Fields, numbers, training rows, test rows, and an AUC a little under what the model reaches.
     "avazu_sample.csv.xz": (22, 0, 25_199, 8_062, ["--model", "mlp", *OPTIONS, "0.01"], 0.69),
@@ -20,10 +21,10 @@ LOGS = {
         0,
         294_611,
         32_735,
-        ["--lr", "0.01", "--l21", "1e-4", "--exclude", "month", "--exclude", "day"],
+        ["--lr", "0.01", "--l21", "1e-4", "--exclude", "month", "--exclude", "day", *CATEGORIES],
         0.58,
     ),
-    "globo_clicks.csv.xz": (13, 0, 943_734, 104_860, ["--lr", "0.003", "--l21", "1e-4"], 0.65),
+    "globo_clicks.csv.xz": (13, 0, 943_734, 104_860, ["--lr", "0.003", "--l21", "1e-4", *CATEGORIES], 0.65),
 }
 
 

@@ -124,7 +124,7 @@ def test_what_the_user_can_mend_is_one_line(tmp_path: Path, run: Run) -> None:
         (("export", "run", "out"), "out: is not empty; give another folder, or --overwrite"),
         (("export", "run", "run", "--overwrite"), "run: holds no export that could be overwritten"),
         (("export", "nothing", "new"), "nothing: no run"),
-        (("export", "run", "new", "--test", other), "its fields are a, b; the run was trained with color, size"),
+        (("export", "run", "new", "--test", other), "other.csv:1: no column 'color'; the columns are label, a, b"),
         (("export", "run", "new", "--since", "run"), "run: no export (manifest.json is missing)"),
         (("export", "run", "new", "--since", "out", "--onnx"), "a delta holds no model"),
         (("apply", "out", "new"), "BASE DELTA... OUT"),
