@@ -17,8 +17,10 @@ def click_log(path: Path, rows: int = 2_000) -> Path:
 def many_features(path: Path, rows: int = 3_000) -> Path:
     """A log of some 3,000 features, few of which say anything."""
     lines = ["label,ts,color,noise,size"]
-    noise = [i * 2654435761 % 9973 if i % 20 else 0 for i in range(rows)]
-    lines += [f"{int(i % 7 in (1, 3))},{i},c{i % 7},n{noise[i]},s{i * 40503 % 613}" for i in range(rows)]
+    noise, size = (
+        [i * step % of if i % 20 else 0 for i in range(rows)] for step, of in ((2654435761, 9973), (40503, 613))
+    )
+    lines += [f"{int(i % 7 in (1, 3))},{i},c{i % 7},n{noise[i]},s{size[i]}" for i in range(rows)]
     path.write_text("\n".join(lines) + "\n")
     return path
 
