@@ -56,7 +56,7 @@ def test_columns_are_shown_and_written(run: Run) -> None:
     for word in (*KINDS, "counts", "milliseconds", "written to schema.yaml"):
         assert word in " ".join(done.stdout.split())
     assert yaml.safe_load(Path("schema.yaml").read_text())["columns"] == KINDS
-    found = json.loads(run("columns", log, "--json").stdout)
+    found = json.loads(run("columns", log, "--json").stdout)["columns"]
     assert {one["name"]: one["kind"] for one in found} == KINDS
     assert all(one["why"] for one in found)
     refused = run("columns", log, "--schema", "schema.yaml")
@@ -68,21 +68,21 @@ def test_columns_of_other_logs(run: Run) -> None:
     assert "as the format 'criteo' has it" in run("columns", "train.txt").stdout
     assert "need none: the format 'criteo' says them" in run("columns", "train.txt", "--schema", "s.yaml").stderr
     assert run("prepare", stranger_log(Path("log.csv")), "out").returncode == 0
-    found = json.loads(run("columns", "out", "--json").stdout)
+    found = json.loads(run("columns", "out", "--json").stdout)["columns"]
     kinds = {one["name"]: one["kind"] for one in found}
     assert (kinds["level"], kinds["level.number"], kinds["tags"], kinds["when.hour"]) == (
         "category", "number", "list", "category")  # fmt: skip
     nameless = Path("nameless.csv")
     nameless.write_text("bought,a\n1,x\n")
     done = run("columns", nameless)
-    assert (done.returncode, "no label column 'label' or 'click'; name it with --label" in done.stdout) == (0, True)
+    assert (done.returncode, "no label column 'label' or 'click'; name it with --label" in done.stderr) == (0, True)
 
 
 def test_a_run_reads_every_later_log_as_its_own(run: Run) -> None:
     log, rest = stranger_log(Path("log.csv")), stranger_log(Path("rest.csv"), ROWS - REST)
     done = run("train", log, "--out", "run", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "counts the rows" in " ".join(done.stdout.split())
+    assert "counts the rows" in " ".join(done.stderr.split())
     assert config_of("run").data.columns == KINDS
     assert list(config_of("run").data.columns or ()) == list(KINDS)  # the fields' numbers hang on the order
     assert run("export", "run", "served", "--test", log, "--onnx").returncode == 0
@@ -148,6 +148,6 @@ def test_nearly_unique_categories_are_warned_of_at_the_start(run: Run) -> None:
     lines = [f"{i % 2},c{i % 5},k{i if i % 10 else 0}" for i in range(400)]
     Path("log.csv").write_text("\n".join(["label,color,token", *lines]))
     done = run("train", "log.csv", "--out", "run", *SMALL)
-    assert "token is nearly unique, 361 values in 400 rows" in " ".join(done.stdout.split())
+    assert "token is nearly unique, 361 values in 400 rows" in " ".join(done.stderr.split())
     done = run("train", "log.csv", "--exclude", "token", "--out", "other", *SMALL)
-    assert "nearly unique" not in done.stdout
+    assert "nearly unique" not in done.stderr
