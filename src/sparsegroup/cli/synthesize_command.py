@@ -12,19 +12,26 @@ from sparsegroup.names import ShapeName
 
 @app.command("synthesize")
 def synthesize_command(
-    dataset: Annotated[ShapeName, typer.Argument(help="Whose shape the log has.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the log, as `prepare` writes it.")],
+    dataset: Annotated[
+        ShapeName, typer.Argument(help="Whose shape the log has; clicks: none of the public ones, raw typed columns.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(help="Folder for the log, as `prepare` writes it; for clicks, a .csv or .parquet file."),
+    ],
     rows: Annotated[
-        int | None, typer.Option(help="Rows; default: as many as the real log.", show_default=False)
+        int | None,
+        typer.Option(help="Rows; default: as many as the real log, 300000 of clicks.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make up a click log with the fields, the skew and the late features of a public one, of any size up to its own.
+    """Make up a click log: with the fields, the skew and the late features of a public one, or with raw typed columns.
 
-    Its informative features are known: `sparsegroup.data.synthetic.truth.effects` gives their effects.
+    What a log of a public one's shape holds is known: `sparsegroup.data.synthetic.truth.effects` gives the effects of
+    its features. Of clicks the best possible AUC and log loss are printed.
     """
     from sparsegroup.cli.synthesize_run import synthesize_run
 

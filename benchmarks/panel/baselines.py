@@ -1,0 +1,116 @@
+"""The baselines: each learns from the training rows and says how likely the test rows are clicked.
+
+What a baseline has said is kept in a folder, with the contents of the log and the sources and packages that it comes
+from.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from panel.boosting import boosting
+from panel.choosing import Chosen
+from panel.ftrl import ftrl
+from panel.logistic import logistic
+from panel.logs import Kind, PanelLog
+from panel.vw import vw
+
+Baseline = Callable[[pl.DataFrame, pl.DataFrame, Mapping[str, Kind], str, bool], Chosen]
+"""Training rows, test rows, column → kind, label column, whether to choose among nothing → what it says."""
+
+BASELINES: Mapping[str, tuple[Baseline, str]] = {
+    "logistic regression": (logistic, "scikit-learn"),
+    "LightGBM": (boosting, "lightgbm"),
+    "vw": (vw, "vowpalwabbit"),
+    "FTRL-Proximal": (ftrl, "numba"),
+}
+"""Name → the baseline, and the package that it is made with."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a baseline has said of a log's test rows.
+
+    Attributes:
+        probabilities: `[test rows]` float64.
+        settings: The hyperparameters that it has chosen.
+        seconds: That it took, choosing included.
+    """
+
+    probabilities: np.ndarray
+    settings: Mapping[str, Any]
+    seconds: float
+
+
+class BaselineCache:
+    """Baselines that are run once for each log.
+
+    Args:
+        folder: Where what they said is kept.
+        quick: Choose among nothing.
+        stale: Take what is kept of the same log, whatever sources and packages it comes from, and run nothing.
+    """
+
+    def __init__(self, folder: Path, quick: bool = False, stale: bool = False) -> None:
+        self._folder, self._quick, self._stale = folder, quick, stale
+
+    def said(self, log: PanelLog, name: str) -> Said:
+        """What a baseline says of a log.
+
+        Raises:
+            FileNotFoundError: Nothing is kept of it where only what is kept is wanted.
+        """
+        run, package = BASELINES[name]
+        path = self._folder / f"{log.name}-{name.replace(' ', '-')}-{_digest(log.files)[:16]}{'-quick' * self._quick}"
+        made_of = {"sources": _digest(sorted(Path(__file__).parent.glob("*.py"))), package: version(package)}
+        if (kept := _kept(path, None if self._stale else made_of)) is not None:
+            return kept
+        if self._stale:
+            raise FileNotFoundError(f"{path}: {name} has not been run on {log.name}; run without --ours-only first")
+        start = perf_counter()
+        chosen = run(*log.frames, self._quick)
+        said = Said(chosen.probabilities.astype(np.float64), chosen.settings, perf_counter() - start)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        np.save(path.with_suffix(".npy"), said.probabilities)
+        facts = {"made_of": made_of, "settings": dict(said.settings), "seconds": said.seconds}
+        path.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+        return said
+
+
+def installed() -> list[str]:
+    """The baselines whose packages are there."""
+    return [name for name, (_, package) in BASELINES.items() if _is_installed(package)]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _kept(path: Path, made_of: Mapping[str, str] | None) -> Said | None:
+    """What is kept, if it is made of that, or of anything where that is None."""
+    if not path.with_suffix(".json").exists():
+        return None
+    facts = json.loads(path.with_suffix(".json").read_text())
+    if made_of is not None and facts["made_of"] != made_of:
+        return None
+    return Said(np.load(path.with_suffix(".npy")), facts["settings"], facts["seconds"])
+
+
+def _digest(files: list[Path]) -> str:
+    """Of names and contents."""
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()

@@ -1,0 +1,70 @@
+"""The results as a page of the documentation."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from panel.contest import CALIBRATION, FEATURE_RATE, MARGIN, OURS, verdict_of
+
+_INTRODUCTION = f"""# Out of the box
+
+`sparsegroup train LOG` with no option but the label, against four baselines whose hyperparameters are searched.
+Written by `python benchmarks/out_of_the_box.py --data FOLDER`, which runs all of it.
+
+Every method sees the same training rows and is measured on the same test rows, as `sparsegroup` splits the log. A
+baseline chooses its hyperparameters by log loss on the last tenth of the training rows in time, and is then fitted to
+all of them: hashed logistic regression (scikit-learn; one-hot categories, quantile buckets and standardized numbers;
+C), LightGBM (native categories; leaves, rows of a leaf, categories kept, integers as numbers or categories; early
+stopping), `vw` (learning rate, passes, `-q ::`), FTRL-Proximal (α, λ1, λ2, passes). Times give them hour and weekday;
+columns that never repeat are left out. Ours is the mean over seeds.
+
+The goal is met where ours is at most {MARGIN} worse than the best baseline, in AUC and in log loss, at a calibration of
+{CALIBRATION[0]}–{CALIBRATION[1]} with at most {FEATURE_RATE:.0%} of the features. ± is the standard error of a
+difference, over test rows (paired) and seeds: what is missed by less than twice that is said to be within noise.
+"""
+
+
+def page_of(results: Mapping[str, Any]) -> str:
+    """Markdown of results: log → its entry, as `contest` makes it."""
+    return "\n".join(
+        [_INTRODUCTION, *_summary(results), *(line for name in results for line in _log(name, results[name]))]
+    )
+
+
+def _summary(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| log | AUC, ours − best | met | log loss, best − ours | met | calibration | met | features | met |"
+    yield "|---|---|---|---|---|---:|---|---:|---|"
+    for name, entry in results.items():
+        if "differences" not in entry:
+            continue
+        cells = [name]
+        for metric in ("auc", "log_loss"):
+            one = entry["differences"][metric]
+            cells.append(f"{one['difference']:+.4f} ± {one['error']:.4f} ({one['best']})")
+            cells.append(verdict_of(one["difference"], one["error"]))
+        ours = entry["methods"][OURS]
+        cells += [f"{ours['calibration']:.3f}", _yes(CALIBRATION[0] <= ours["calibration"] <= CALIBRATION[1])]
+        cells += [f"{ours['feature_rate']:.1%}", _yes(ours["feature_rate"] <= FEATURE_RATE)]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _log(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## {name}\n"
+    yield f"{entry['test_rows']:,} test rows, {entry['positives']:,} of them positive; {entry['columns']}.\n"
+    if "best_possible" in entry:
+        best = entry["best_possible"]
+        yield f"The true probabilities reach an AUC of {best['auc']:.4f} at a log loss of {best['log_loss']:.4f}.\n"
+    yield "| method | AUC | log loss | normalized entropy | calibration | features | seconds | chosen |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---|"
+    for method, figures in sorted(entry["methods"].items(), key=lambda one: -one[1]["auc"]):
+        cells = [method, *(f"{figures[metric]:.4f}" for metric in ("auc", "log_loss", "normalized_entropy"))]
+        cells.append(f"{figures['calibration']:.3f}")
+        cells.append(f"{figures['features']:,.0f}" if "features" in figures else "")
+        cells.append(f"{figures['seconds']:,.0f}")
+        cells.append(", ".join(f"{key} {value}" for key, value in figures.get("settings", {}).items()))
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"

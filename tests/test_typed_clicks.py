@@ -1,0 +1,155 @@
+"""The made-up log of typed columns: reproducible, of its types and its truth, the same as CSV and Parquet."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from command import Run
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.synthetic.best_possible import BestPossible
+from sparsegroup.data.synthetic.typed_click_file import write_clicks
+from sparsegroup.data.synthetic.typed_clicks import BLOCK, DAYS, START, TypedClicks
+
+ROWS = 5 * BLOCK + 11
+
+
+@cache
+def clicks(rows: int = ROWS, seed: int = 0) -> pl.DataFrame:
+    """The log, with its true probabilities in a column `p`, and their logits in `logit`."""
+    blocks = list(TypedClicks(rows, seed).blocks())
+    p = np.concatenate([block.probabilities for block in blocks])
+    frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([block.rows for block in blocks])))
+    return frame.with_columns(pl.Series("p", p), pl.Series("logit", np.log(p / (1 - p))))
+
+
+def test_the_same_seed_gives_the_same_log_and_another_another() -> None:
+    again = pa.Table.from_batches([block.rows for block in TypedClicks(ROWS, 0).blocks()])
+    assert pl.DataFrame(pl.from_arrow(again)).equals(clicks().drop("p", "logit"))
+    assert clicks(1_000, 1)["clicked"].to_list() != clicks(1_000, 2)["clicked"].to_list()
+    assert not set(clicks(1_000, 1)["request_id"]) & set(clicks(1_000, 2)["request_id"])
+
+
+def test_blocks_are_full_but_for_the_last_and_have_the_types_of_the_schema() -> None:
+    blocks = list(TypedClicks(ROWS).blocks())
+    assert (
+        [block.rows.num_rows for block in blocks]
+        == [len(block.probabilities) for block in blocks]
+        == 5 * [BLOCK] + [11]
+    )
+    assert all(block.rows.schema.equals(TypedClicks.schema) for block in blocks)
+
+
+def test_request_ids_never_repeat_and_times_ascend_over_the_days() -> None:
+    assert clicks()["request_id"].is_unique().all()
+    seconds = clicks()["event_time"].dt.epoch("s")
+    assert seconds.is_sorted()
+    assert seconds[0] == START
+    assert DAYS - 0.01 < (seconds[-1] - START) / 86_400 < DAYS
+
+
+def test_some_values_are_missing_and_others_never() -> None:
+    missing = {name: share for name, share in clicks().null_count().row(0, named=True).items() if share}
+    assert set(missing) == {"country", "age", "is_member", "price", "ctr_7d"}
+    assert all(0.01 < count / ROWS < 0.3 for count in missing.values())
+    assert 0.1 < (clicks()["tags"].list.len() == 0).mean() < 0.4  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_labels_are_drawn_with_the_true_probabilities(seed: int) -> None:
+    log = clicks(seed=seed)
+    assert abs(log["clicked"].mean() - 0.2) < 0.01  # type: ignore[operator]
+    assert 0.75 < roc_auc_score(log["clicked"], log["p"]) < 0.79
+    bins = log.group_by((pl.col("p") * 20).floor().alias("bin")).agg(
+        pl.len(), pl.sum("clicked", "p"), (pl.col("p") * (1 - pl.col("p"))).sum().alias("v")
+    )
+    z = ((bins["clicked"] - bins["p"]) / bins["v"].sqrt()).filter(bins["len"] > 100)
+    assert len(z) > 8
+    assert z.abs().max() < 4  # type: ignore[operator]
+
+
+def test_both_low_and_high_prices_raise_the_logit() -> None:
+    log = clicks().drop_nulls("price").sort("price")
+    low, *middle, high = (fifth["logit"].mean() for fifth in log.iter_slices(len(log) // 5 + 1))
+    assert min(low, high) > max(middle) + 0.2
+
+
+def test_segment_and_category_matter_beyond_their_sum() -> None:
+    cells = clicks().group_by("segment", "category").agg(pl.mean("logit"), pl.len()).filter(pl.col("len") > 200)
+    rows, columns = (cells[name].cast(pl.String).rank("dense").to_numpy() - 1 for name in ("segment", "category"))
+    design = np.zeros((len(cells), rows.max() + columns.max() + 2))
+    design[np.arange(len(cells)), rows] = design[np.arange(len(cells)), rows.max() + 1 + columns] = 1
+    left = cells["logit"] - design @ np.linalg.lstsq(design, cells["logit"].to_numpy(), rcond=None)[0]
+    assert left.std() > 0.2  # type: ignore[operator]
+
+
+def test_new_ads_appear_and_shares_of_old_ones_change() -> None:
+    first, *_, last = (part["ad_id"] for part in clicks().iter_slices(ROWS // 10 + 1))
+    assert (~last.is_in(clicks()["ad_id"][: 9 * ROWS // 10].unique().implode())).any()
+    favourites = [set(part.value_counts(sort=True)["ad_id"][:50]) for part in (first, last)]
+    assert len(favourites[0] & favourites[1]) < 35
+
+
+def test_csv_and_parquet_hold_the_same_values(tmp_path: Path) -> None:
+    rows = BLOCK + 7
+    truths = [write_clicks(tmp_path / name, rows, 3) for name in ("log.csv", "log.parquet")]
+    text, typed = pl.read_csv(tmp_path / "log.csv", infer_schema=False), pl.read_parquet(tmp_path / "log.parquet")
+    assert typed.equals(clicks(rows, 3).drop("p", "logit"))
+    assert re.fullmatch(r"2025-03-03T\d\d:\d\d:\d\d", text["event_time"][0])
+    assert set(text["is_member"]) == {"true", "false", None}
+    for name in ("age", "price", "visits", "ctr_7d", "ad_id", "clicked"):
+        assert text[name].cast(pl.Float64).equals(typed[name].cast(pl.Float64)), name
+    for name in ("request_id", "user_id", "segment", "country", "device", "category"):
+        assert text[name].equals(typed[name].cast(pl.String)), name
+    assert text["event_time"].str.to_datetime(time_unit="us").equals(typed["event_time"])
+    assert text["tags"].fill_null("").equals(typed["tags"].list.join("|"))
+    assert truths[0].test.auc == truths[1].test.auc
+
+
+def test_the_truth_is_measured_on_all_rows_and_on_the_last_tenth(tmp_path: Path) -> None:
+    truth, log = write_clicks(tmp_path / "log.csv", ROWS), clicks()
+    for best, rows in ((truth.everything, log), (truth.test, log.tail(round(ROWS * 0.1)))):
+        assert best.rows == len(rows)
+        assert best.positive_rate == rows["clicked"].mean()
+        assert best.auc == pytest.approx(roc_auc_score(rows["clicked"], rows["p"]), abs=1e-4)
+        assert best.log_loss == pytest.approx(log_loss(rows["clicked"], rows["p"]))
+
+
+def test_parts_are_measured_as_the_whole() -> None:
+    labels, p = clicks()["clicked"].to_numpy(), clicks()["p"].to_numpy()
+    whole, parts = BestPossible(), BestPossible()
+    whole.add(labels, p)
+    for start in range(0, ROWS, 9_999):
+        parts.add(labels[start : start + 9_999], p[start : start + 9_999])
+    assert (parts.auc, parts.rows) == (whole.auc, whole.rows)
+    assert parts.log_loss == pytest.approx(whole.log_loss)
+    assert np.isnan(BestPossible().auc)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClickLogError, match=r"log\.txt: .*name it \*\.csv or \*\.parquet"):
+        write_clicks(tmp_path / "log.txt")
+    (tmp_path / "log.csv").touch()
+    with pytest.raises(ClickLogError, match="is there already"):
+        write_clicks(tmp_path / "log.csv")
+    with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
+        TypedClicks(0)
+    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
+        TypedClicks(1, -1)
+
+
+def test_the_command_says_what_is_possible_and_the_log_trains(tmp_path: Path, run: Run) -> None:
+    done = run("synthesize", "clicks", "log.csv", "--rows", 2_000, "--seed", 1)
+    assert done.returncode == 0, done.stderr
+    truth = write_clicks(tmp_path / "again.csv", 2_000, 1)
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "log.csv").read_bytes()
+    assert f"test set: AUC {truth.test.auc:.4f}, log loss {truth.test.log_loss:.4f}" in done.stdout
+    assert f"all rows: AUC {truth.everything.auc:.4f}" in done.stdout
+    assert run("train", "log.csv", "--label", "clicked").returncode == 0
+    again = run("synthesize", "clicks", "log.csv")
+    assert (again.returncode, "log.csv: is there already" in again.stderr) == (2, True)
