@@ -75,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         if given.log is not None:
-            logs: dict[PanelLog, dict[str, float]] = {PanelLog(given.log.stem, given.log, given.test, given.label): {}}
+            logs: dict[PanelLog, dict[str, float]] = {
+                PanelLog(given.log.name.split(".")[0], given.log, given.test, given.label): {}
+            }
         else:
             logs = typed_logs(Path(name), QUICK_ROWS if given.quick else ROWS)
             logs |= {log: {} for log in (shared_logs(given.data) if given.data and not given.quick else [])}

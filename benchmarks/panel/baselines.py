@@ -69,19 +69,19 @@ class BaselineCache:
             FileNotFoundError: Nothing is kept of it where only what is kept is wanted.
         """
         run, package = BASELINES[name]
-        path = self._folder / f"{log.name}-{name.replace(' ', '-')}-{_digest(log.files)[:16]}{'-quick' * self._quick}"
+        folder = self._folder / f"{log.name}-{_digest(log.files)[:16]}" / f"{name}{', quick' * self._quick}"
         made_of = {"sources": _digest(sorted(Path(__file__).parent.glob("*.py"))), package: version(package)}
-        if (kept := _kept(path, None if self._stale else made_of)) is not None:
+        if (kept := _kept(folder, None if self._stale else made_of)) is not None:
             return kept
         if self._stale:
-            raise FileNotFoundError(f"{path}: {name} has not been run on {log.name}; run without --ours-only first")
+            raise FileNotFoundError(f"{folder}: {name} has not been run on {log.name}; run without --ours-only first")
         start = perf_counter()
         chosen = run(*log.frames, self._quick)
         said = Said(chosen.probabilities.astype(np.float64), chosen.settings, perf_counter() - start)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        np.save(path.with_suffix(".npy"), said.probabilities)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "probabilities.npy", said.probabilities)
         facts = {"made_of": made_of, "settings": dict(said.settings), "seconds": said.seconds}
-        path.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+        (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
         return said
 
 
@@ -98,14 +98,14 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-def _kept(path: Path, made_of: Mapping[str, str] | None) -> Said | None:
+def _kept(folder: Path, made_of: Mapping[str, str] | None) -> Said | None:
     """What is kept, if it is made of that, or of anything where that is None."""
-    if not path.with_suffix(".json").exists():
+    if not (folder / "facts.json").exists():
         return None
-    facts = json.loads(path.with_suffix(".json").read_text())
+    facts = json.loads((folder / "facts.json").read_text())
     if made_of is not None and facts["made_of"] != made_of:
         return None
-    return Said(np.load(path.with_suffix(".npy")), facts["settings"], facts["seconds"])
+    return Said(np.load(folder / "probabilities.npy"), facts["settings"], facts["seconds"])
 
 
 def _digest(files: list[Path]) -> str:
