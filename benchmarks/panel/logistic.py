@@ -11,7 +11,7 @@ from panel.choosing import Chosen, best_of, loss_of, tail_of
 from panel.design import Design
 from panel.logs import Kind
 
-CS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+CS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def logistic(
@@ -22,7 +22,7 @@ def logistic(
     design = Design(head, kinds)
     inside, held, y_held = design.matrix(head), design.matrix(tail), tail[label].to_numpy()
     tried: list[tuple[dict[str, float], float]] = []
-    for c in CS[3:4] if quick else CS:  # the larger, the slower; none is tried beyond one that is worse
+    for c in CS[5:6] if quick else CS:  # the larger, the slower; none is tried beyond one that is worse
         tried.append(({"C": c}, loss_of(y_held, _fitted(inside, head[label].to_numpy(), held, c))))
         if len(tried) > 1 and tried[-1][1] > tried[-2][1]:
             break
