@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.training import NETWORKS, Config, OptimizerConfig
-from sparsegroup.training.config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
+from sparsegroup.training.config import SINCE_THE_FIRST, WHEN_FEATURES_HAVE_ROWS, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,9 @@ class Run:
         """All that the result depends on, but the log."""
         config = self.config.as_dict()
         model, optimizer = config["model"], config["optimizer"]
-        for name in ("fallback", *WHEN_FEATURES_HAVE_ROWS):  # as before there were any
-            if model[name] == ModelConfig.model_fields[name].default:
+        defaults = {name: ModelConfig.model_fields[name].default for name in WHEN_FEATURES_HAVE_ROWS}
+        for name, value in {**SINCE_THE_FIRST, **defaults}.items():  # as before there were any
+            if model[name] == value:
                 del model[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim

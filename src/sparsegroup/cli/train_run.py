@@ -36,7 +36,16 @@ from sparsegroup.yaml_settings import checked, with_values
 
 _logger = logging.getLogger(__name__)
 
-_FIXED = ("model.name", "model.dim", "model.hidden", "model.dropout", "model.fallback", "training.seed")
+_FIXED = (
+    "model.name",
+    "model.dim",
+    "model.hidden",
+    "model.dropout",
+    "model.fallback",
+    "model.number_buckets",
+    "model.standardize",
+    "training.seed",
+)
 """What a run cannot change when it goes on."""
 
 

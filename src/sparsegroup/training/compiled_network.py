@@ -58,16 +58,20 @@ class CompiledNetwork:
         return logits
 
     def _make_ready(self, embeddings: Tensor, numbers: Tensor | None) -> None:
-        """Compile, and draw no random numbers that a run that goes on would draw again."""
+        """Compile; what a run that goes on would do again, random numbers and running statistics, is as before."""
         assert self._compiled is not None
         self._is_ready = True
         failure = None
+        statistics = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
         with warnings.catch_warnings(), torch.random.fork_rng():  # of what torch does while it compiles
             warnings.simplefilter("ignore")
             try:
                 self._compiled(embeddings, numbers)
             except TorchDynamoException as error:
                 failure = str(error).splitlines()[0]
+        with torch.no_grad():
+            for buffer, before in statistics:
+                buffer.copy_(before)
         if failure is not None:
             self._compiled = None
             _say(f"compiling failed ({failure})")

@@ -12,11 +12,13 @@ from torch import nn
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
+from sparsegroup.models import NumberEncoder, WithNumbers
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
+from sparsegroup.training.number_fit import fit_numbers
 from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting, targets_in
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
@@ -97,6 +99,10 @@ class ModelConfig(StrictSettings):
             the log's own time has it, "7d", say; 0 for never.
         max_table_bytes: What the table never exceeds, such as "2GB", see `HashEmbedding`.
         pack_dead: Whether dead features are kept in half the bytes, see `HashEmbedding`.
+        number_buckets: How many quantile buckets a number has, each with an embedding that joins those of the
+            categorical fields, see `NumberEncoder`; 0 for none.
+        standardize: Whether numbers are standardized, heavy-tailed ones after a signed logarithm, see `NumberEncoder`.
+            Without either, the network takes them as they are.
     """
 
     name: ModelName = "dcn"
@@ -109,6 +115,8 @@ class ModelConfig(StrictSettings):
     evict_unseen: AgeSetting = 0
     max_table_bytes: SizeSetting | None = None
     pack_dead: bool = False
+    number_buckets: int = Field(default=0, ge=0, le=4096)
+    standardize: bool = False
 
     @property
     def vector_dim(self) -> int:
@@ -119,11 +127,19 @@ class ModelConfig(StrictSettings):
         """A freshly initialized network over so many fields and numbers. Draws from torch's generator."""
         options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
         given = {name: value for name, value in options.items() if value is not None}
-        return NETWORKS[self.name](fields, self.vector_dim, numbers, **given)
+        encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
+        more = numbers if encoded and self.number_buckets else 0
+        network = NETWORKS[self.name](fields + more, self.vector_dim, numbers, **given)
+        if not encoded:
+            return network
+        return WithNumbers(NumberEncoder(numbers, self.vector_dim, self.number_buckets, self.standardize), network)
 
 
 WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes", "pack_dead")
 """Settings of a model that do not change what it computes from its rows."""
+
+SINCE_THE_FIRST: Mapping[str, Any] = {"fallback": False, "number_buckets": 0, "standardize": False}
+"""Settings of what a model computes that earlier versions did not have, and what these did."""
 
 
 class TrainingConfig(StrictSettings):
@@ -249,11 +265,15 @@ class Config(StrictSettings):
     def build(self, log: Log) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
+        What is to be known of numbers beforehand is taken from the log's first rows, see `fit_numbers`.
+
         Raises:
             SettingsError: A table of that model cannot be so small, or as `check_log`.
         """
         self.check_log(log)
-        return self.build_for(len(log.fields), len(log.numbers))
+        model, optimizer = self.build_for(len(log.fields), len(log.numbers))
+        fit_numbers(model.network, log)
+        return model, optimizer
 
     def check_log(self, log: Log) -> None:
         """Raise SettingsError where the settings ask for what a log has not: a field of that name, or times."""

@@ -1,0 +1,198 @@
+"""Numbers as a network takes them: standardized, and beside it in buckets, each with a vector of its own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
+
+LIMIT = 10.0
+"""Standard deviations from the mean beyond which a number counts as that far."""
+
+_RESOLUTION = 1e-7
+"""A float32's, relative to it: what varies less is constant."""
+
+
+class NumberEncoder(nn.Module):
+    """Raw numbers → standardized ones, and vectors of quantile buckets.
+
+    A number x becomes (t(x) - m) / s, cut off at ±10, 0 where it is missing. t is sign(x) log(1 + |x| / unit) in a
+    column with heavy tails, else the identity; m and s are the mean and standard deviation of all t(x) that training
+    has seen, merged batch by batch (Chan, Golub and LeVeque, 1979) after the batch has been used. Evaluation changes
+    nothing. A constant column is 0.
+
+    Beside it x falls into one of up to `buckets` buckets, each with about as many numbers, or into one for missing
+    ones; its vector is learned. A value that is frequent has a bucket of its own.
+
+    All that comes of data is in buffers, so in checkpoints and exports.
+
+    Args:
+        numbers: How many columns, n.
+        dim: Length of a bucket's vector.
+        buckets: How many buckets a column has, beside that of missing numbers; 0 for none.
+        standardize: Whether to standardize; if not, numbers are handed on as they are, missing ones as 0.
+
+    Attributes:
+        is_fitted: Whether buckets and first moments have been set, by `fit` or by the first batch of training.
+
+    Raises:
+        ValueError: One of the sizes is out of range.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup.models import NumberEncoder
+        >>> encoder = NumberEncoder(numbers=2, dim=4, buckets=8)
+        >>> encoder.fit(torch.tensor([[18.0, 0.5], [30.0, 0.1], [42.0, float("nan")]]))
+        >>> standardized, vectors = encoder.eval()(torch.tensor([[30.0, float("nan")]]))
+        >>> standardized, vectors.shape
+        (tensor([[0., 0.]]), torch.Size([1, 2, 4]))
+    """
+
+    signed_log: Tensor
+    unit: Tensor
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+    edges: Tensor
+    first: Tensor
+    fitted: Tensor
+
+    def __init__(self, numbers: int, dim: int, buckets: int = 32, standardize: bool = True) -> None:
+        super().__init__()
+        for name, size, least in (("numbers", numbers, 1), ("dim", dim, 1), ("buckets", buckets, 0)):
+            if size < least:
+                raise ValueError(f"{name} must be >= {least}, got {size}")
+        self.numbers, self.dim, self.buckets, self.standardize = numbers, dim, buckets, standardize
+        self.is_fitted = False
+        self.register_buffer("fitted", torch.tensor(False))
+        if standardize:
+            self.register_buffer("signed_log", torch.zeros(numbers, dtype=torch.bool))
+            self.register_buffer("unit", torch.ones(numbers, dtype=torch.float64))
+            for name in ("count", "mean", "m2"):
+                self.register_buffer(name, torch.zeros(numbers, dtype=torch.float64))
+        if buckets:
+            self.register_buffer("edges", torch.full((numbers, buckets - 1), torch.inf))
+            self.register_buffer("first", torch.arange(numbers) * (buckets + 1), persistent=False)
+            self.embedding = nn.Parameter(torch.empty(numbers, buckets + 1, dim).normal_(std=0.01))
+        self.register_load_state_dict_post_hook(_note_whether_fitted)  # type: ignore[no-untyped-call]
+
+    def forward(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers `[batch, n]` float32, NaN where missing, as standardized ones `[batch, n]` and vectors.
+
+        Vectors are `[batch, n, dim]`; `[batch, 0, dim]` without buckets. In training mode the moments are updated
+        afterwards; where `fit` has not been called, the first batch is the sample.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        if numbers.ndim != 2 or numbers.shape[1] != self.numbers:
+            raise ValueError(f"numbers must be [batch, {self.numbers}], got {list(numbers.shape)}")
+        update = self.training and self.is_fitted
+        if self.training and not self.is_fitted:
+            self.fit(numbers)
+        missing = numbers.isnan()
+        vectors = self._vectors(numbers, missing) if self.buckets else self._no_vectors(numbers)
+        if not self.standardize:
+            return torch.where(missing, 0.0, numbers), vectors
+        transformed = self._transformed(numbers.detach().double())
+        standardized = ((transformed - self.mean) / self._spread(1.0)).clamp(-LIMIT, LIMIT)
+        standardized = torch.where(missing, 0.0, standardized).to(numbers.dtype)
+        if update:
+            self._update(transformed)
+        return standardized, vectors
+
+    @torch.no_grad()
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def fit(self, sample: Tensor) -> None:
+        """Set which columns are taken the logarithm of, the buckets, and the first moments.
+
+        Args:
+            sample: `[rows, n]`, NaN where missing; the first rows of a log, say.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        if sample.ndim != 2 or sample.shape[1] != self.numbers:
+            raise ValueError(f"sample must be [rows, {self.numbers}], got {list(sample.shape)}")
+        for place, column in enumerate(sample.detach().double().cpu().unbind(1)):
+            values = column[column.isfinite()].sort().values
+            if self.standardize:
+                self.signed_log[place] = has_heavy_tails(values)
+                self.unit[place] = log_unit(values)
+            if self.buckets:
+                edges = bucket_edges(values, self.buckets)
+                self.edges[place] = torch.inf
+                self.edges[place, : len(edges)] = edges.to(self.edges)
+        if self.standardize:
+            for moment in (self.count, self.mean, self.m2):
+                moment.zero_()
+            self._update(self._transformed(sample.to(self.mean)))
+        self.fitted.fill_(True)
+        self.is_fitted = True
+
+    def _vectors(self, numbers: Tensor, missing: Tensor) -> Tensor:
+        above = (numbers.detach().unsqueeze(2) > self.edges).sum(2)
+        bucket = torch.where(missing, self.buckets, above) + self.first
+        rows = self.embedding.flatten(0, 1).index_select(0, bucket.flatten())
+        return rows.view(-1, self.numbers, self.dim)
+
+    def _no_vectors(self, numbers: Tensor) -> Tensor:
+        return numbers.new_zeros(numbers.shape[0], 0, self.dim)
+
+    def _transformed(self, numbers: Tensor) -> Tensor:
+        """t of float64 numbers."""
+        logs = numbers.sign() * (numbers.abs() / self.unit + 1).log()
+        return torch.where(self.signed_log, logs, numbers)
+
+    def _spread(self, of_constant: float) -> Tensor:
+        """The standard deviation s of each column."""
+        deviation = (self.m2 / self.count.clamp(min=1)).sqrt()
+        return torch.where(deviation > _RESOLUTION * self.mean.abs(), deviation, of_constant)
+
+    @torch.no_grad()
+    def _update(self, transformed: Tensor) -> None:
+        """Merge the moments of a batch; a number beyond ±10 s counts as one there, so that none carries them away."""
+        known = transformed.isfinite()
+        reach = LIMIT * self._spread(torch.inf)
+        values = torch.where(known, transformed, 0.0).clamp(self.mean - reach, self.mean + reach)
+        count = known.sum(0).double()
+        mean = torch.where(known, values, 0.0).sum(0) / count.clamp(min=1)
+        m2 = torch.where(known, values - mean, 0.0).square().sum(0)
+        total = (self.count + count).clamp(min=1)
+        delta = mean - self.mean
+        self.m2 += m2 + delta.square() * self.count * count / total
+        self.mean += delta * count / total
+        self.count += count
+
+
+class WithNumbers(nn.Module):
+    """A network that takes raw numbers: a `NumberEncoder` before it.
+
+    Args:
+        encoder: Encodes the numbers.
+        network: A network of `sparsegroup.models` or another; where the encoder has buckets, each number is one more of
+            its fields, after the categorical ones.
+    """
+
+    def __init__(self, encoder: NumberEncoder, network: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.network = encoder, network
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Logits `[batch]` of embeddings `[batch, fields, dim]` and raw numbers `[batch, numbers]`, NaN where missing.
+
+        Raises:
+            ValueError: No numbers, or as the network.
+        """
+        if numbers is None:
+            raise ValueError(f"numbers must be [{embeddings.shape[0]}, {self.encoder.numbers}], got None")
+        standardized, vectors = self.encoder(numbers)
+        joined = torch.cat([embeddings, vectors.to(embeddings.dtype)], dim=1) if self.encoder.buckets else embeddings
+        logits: Tensor = self.network(joined, standardized)
+        return logits
+
+
+def _note_whether_fitted(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, NumberEncoder)
+    module.is_fitted = bool(module.fitted)

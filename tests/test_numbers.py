@@ -1,0 +1,339 @@
+"""Numbers on their way into a network: moments against NumPy's, buckets by their definition, the way to an export."""
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cli_cases import summary_of
+from command import Run
+from serving_cases import batch_of, columns_of
+from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
+from sparsegroup.models import MLP, NumberEncoder, WithNumbers
+from sparsegroup.models.number_encoder import LIMIT
+from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
+from sparsegroup.serving import ServingModel, TrainedModel, open_trained
+from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.onnx import OnnxModel, save_onnx
+from sparsegroup.serving.program import trace
+from sparsegroup.training import Config, Trainer
+from sparsegroup.training.compiled_network import has_compiler
+
+NAN, INF = float("nan"), float("inf")
+
+
+def sample_of(rows: int = 4_000, seed: int = 0) -> Tensor:
+    """A normal column, a log-normal one, small counts with missing ones, and a constant one."""
+    random = np.random.default_rng(seed)
+    columns = [random.normal(3, 2, rows), random.lognormal(0, 2, rows), random.poisson(1, rows), np.full(rows, 0.1)]
+    columns[2] = np.where(random.random(rows) < 0.2, np.nan, columns[2])
+    return torch.from_numpy(np.stack(columns, 1).astype(np.float32))
+
+
+def fitted(sample: Tensor, dim: int = 3, buckets: int = 8, standardize: bool = True) -> NumberEncoder:
+    torch.manual_seed(0)
+    encoder = NumberEncoder(sample.shape[1], dim, buckets, standardize)
+    encoder.fit(sample)
+    return encoder
+
+
+class TestStandardizing:
+    def test_moments_are_those_of_all_rows_whatever_the_batches(self) -> None:
+        rows = sample_of()
+        rows = rows[:, [0, 2]]  # without a logarithm
+        encoder = NumberEncoder(2, 1, 0)
+        begin = 0
+        for size in (100, 1, 899, 0, 3_000):
+            encoder(rows[begin : begin + size])
+            begin += size
+        columns = [column[~np.isnan(column)] for column in rows.double().numpy().T]
+        assert encoder.count.tolist() == [len(column) for column in columns]
+        assert encoder.mean.numpy() == pytest.approx([column.mean() for column in columns], rel=1e-12)
+        assert encoder.m2.numpy() == pytest.approx([column.var() * len(column) for column in columns], rel=1e-10)
+        standardized, _ = encoder.eval()(rows)
+        expected = (columns[0] - columns[0].mean()) / columns[0].std()
+        assert standardized[:, 0].numpy() == pytest.approx(expected, abs=1e-6)
+
+    def test_a_batch_is_standardized_before_it_counts_and_evaluation_changes_nothing(self) -> None:
+        encoder = fitted(sample_of())
+        other = sample_of(seed=1) + 1
+        evaluated, _ = copy.deepcopy(encoder).eval()(other)
+        before = {name: value.clone() for name, value in encoder.state_dict().items()}
+        assert torch.equal(encoder(other)[0], evaluated)
+        after = encoder.state_dict()
+        assert {name for name in before if not torch.equal(before[name], after[name])} == {"count", "mean", "m2"}
+        assert not torch.equal(encoder.eval()(other)[0], evaluated)
+        frozen = copy.deepcopy(encoder.state_dict())
+        encoder(other)
+        assert all(torch.equal(value, frozen[name]) for name, value in encoder.state_dict().items())
+
+    def test_missing_and_constant_numbers_are_zero(self) -> None:
+        encoder = fitted(sample_of()).eval()
+        standardized, _ = encoder(torch.tensor([[NAN, NAN, NAN, NAN], [3.0, 1.0, 1.0, 0.1]]))
+        assert standardized[0].tolist() == [0.0] * 4
+        assert standardized[1, 3] == 0.0
+
+    def test_a_heavy_tail_is_taken_the_logarithm_of(self) -> None:
+        sample = sample_of()
+        encoder = fitted(sample).eval()
+        assert encoder.signed_log.tolist() == [False, True, False, False]
+        logs = np.log1p(sample[:, 1].double().numpy() / float(encoder.unit[1]))
+        expected = (logs - logs.mean()) / logs.std()
+        assert encoder(sample)[0][:, 1].numpy() == pytest.approx(expected, abs=1e-5)
+
+    @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0])
+    def test_the_unit_of_small_columns_does_not_matter(self, scale: float) -> None:
+        small = torch.from_numpy(np.random.default_rng(0).lognormal(-6, 2, 2_000))[:, None]
+        expected = fitted(small.float() * 1e-2).eval()(small.float() * 1e-2)[0]
+        scaled = (small * scale * 1e-2).float()
+        assert torch.allclose(fitted(scaled).eval()(scaled)[0], expected, atol=1e-4)
+
+    def test_extremes_stay_finite_and_carry_nothing_away(self) -> None:
+        sample = sample_of()
+        encoder = fitted(sample)
+        mean, deviation = encoder.mean.clone(), (encoder.m2 / encoder.count).sqrt()
+        for extreme in (1e30, -1e30, INF, -INF, 3.4e38):
+            standardized, vectors = encoder(torch.full((1, 4), extreme))
+            assert standardized.abs().max() <= LIMIT
+            assert vectors.isfinite().all()
+        away = ((encoder.mean - mean).abs() / deviation)[:3]
+        assert away.max() < 0.02
+        assert encoder.m2.isfinite().all()
+
+    def test_a_level_that_shifts_is_followed(self) -> None:
+        encoder = fitted(torch.randn(1_000, 1, generator=torch.Generator().manual_seed(0)))
+        shifted = 1_000 + torch.randn(1_000, 1, generator=torch.Generator().manual_seed(1))
+        for _ in range(60):
+            encoder(shifted)
+        assert float(encoder.eval()(shifted)[0].abs().mean()) < 1
+
+    def test_a_column_without_a_value_is_zero(self) -> None:
+        encoder = fitted(torch.full((5, 1), NAN)).eval()
+        standardized, vectors = encoder(torch.tensor([[NAN], [4.0]]))
+        assert standardized[0] == 0
+        assert standardized.isfinite().all()
+        assert not torch.equal(vectors[0], vectors[1])
+
+    def test_without_it_numbers_are_as_they_were(self) -> None:
+        encoder = fitted(sample_of(), standardize=False)
+        standardized, _ = encoder(torch.tensor([[1.0, 2.0, NAN, -4.0]]))
+        assert standardized.tolist() == [[1.0, 2.0, 0.0, -4.0]]
+
+
+def test_heavy_tails_by_kurtosis() -> None:
+    random = np.random.default_rng(0)
+    for values, heavy in (
+        (random.normal(size=5_000), False),
+        (random.uniform(size=5_000), False),
+        (random.lognormal(0, 2, 5_000), True),
+        (random.lognormal(0, 2, 5_000) * random.choice([-1, 1], 5_000), True),
+        (random.pareto(1, 5_000) * 1e-4, True),
+        (np.append(random.normal(size=5_000), 1e30), True),
+        (random.random(5_000) < 0.01, False),  # of two values: no function of them is less heavy
+        (np.zeros(9), False),
+        (np.zeros(0), False),
+    ):
+        assert has_heavy_tails(torch.from_numpy(np.asarray(values, np.float64))) is heavy
+    assert log_unit(torch.zeros(4)) == log_unit(torch.tensor([5.0, 0.0])) == 1.0
+
+
+class TestBuckets:
+    def test_a_number_is_in_the_bucket_of_the_edges_below_it(self) -> None:
+        sample = sample_of()
+        encoder = fitted(sample).eval()
+        _, vectors = encoder(sample)
+        for place in range(4):
+            for row, number in enumerate(sample[:50, place].tolist()):
+                bucket = 8 if math.isnan(number) else sum(number > edge for edge in encoder.edges[place].tolist())
+                assert torch.equal(vectors[row, place], encoder.embedding[place, bucket])
+
+    def test_buckets_of_a_continuous_column_hold_the_same(self) -> None:
+        values = torch.randn(8_000, generator=torch.Generator().manual_seed(0)).double().sort().values
+        edges = bucket_edges(values, 16)
+        assert len(edges) == 15
+        counts = torch.bincount((values[:, None] > edges).sum(1))
+        assert counts.min() >= 499
+        assert counts.max() <= 501
+
+    def test_few_values_have_a_bucket_each_and_edges_lie_between(self) -> None:
+        values = torch.tensor([1.0, 1, 1, 4, 4, 10], dtype=torch.float64)
+        assert bucket_edges(values, 8).tolist() == [2.5, 7.0]
+        assert bucket_edges(values, 3).tolist() == [2.5, 7.0]
+        assert len(bucket_edges(values, 2)) == 1
+        assert len(bucket_edges(values, 1)) == len(bucket_edges(values[:3], 8)) == len(bucket_edges(values[:0], 8)) == 0
+
+    def test_a_frequent_value_has_a_bucket_and_leaves_the_others(self) -> None:
+        values = torch.cat([torch.zeros(9_000), torch.arange(1, 1_001.0)]).double()
+        edges = bucket_edges(values, 11)
+        counts = torch.bincount((values[:, None] > edges).sum(1))
+        assert counts[0] == 9_000
+        assert len(counts) >= 10
+        assert counts[1:].max() < 130
+
+    def test_gradients_reach_the_buckets_that_came_alone(self) -> None:
+        encoder = fitted(sample_of(), dim=2)
+        _, vectors = encoder(torch.tensor([[0.0, NAN, 1.0, 0.1]]))
+        vectors.sum().backward()
+        assert encoder.embedding.grad is not None
+        assert encoder.embedding.grad.sum((1, 2)).tolist() == [2.0] * 4
+        assert encoder.embedding.grad[1, 8].tolist() == [1.0, 1.0]
+
+    def test_there_may_be_none(self) -> None:
+        encoder = NumberEncoder(3, 2, 0)
+        assert not list(encoder.parameters())
+        assert encoder(torch.zeros(5, 3))[1].shape == (5, 0, 2)
+
+
+class TestState:
+    def test_the_first_batch_of_training_is_the_sample_where_none_was_given(self) -> None:
+        sample = sample_of()
+        encoder, other = fitted(sample), NumberEncoder(4, 3, 8)
+        other.eval()(sample)
+        assert not other.is_fitted
+        other.train()(sample)
+        assert other.is_fitted
+        state = encoder.state_dict()
+        assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items() if name != "embedding")
+
+    def test_what_is_loaded_goes_on_as_what_was_saved(self) -> None:
+        encoder = fitted(sample_of())
+        other = NumberEncoder(4, 3, 8)
+        other.load_state_dict(encoder.state_dict())
+        rows = sample_of(100, seed=3) * 2
+        for one in (encoder, other, copy.deepcopy(other)):
+            assert one.is_fitted
+            found = one(rows)
+            again = one(rows)
+            if one is encoder:
+                expected = found, again
+            assert all(torch.equal(a, b) for a, b in zip(found + again, expected[0] + expected[1], strict=True))
+
+    @pytest.mark.parametrize(("sizes", "name"), [((0, 1, 1), "numbers"), ((1, 0, 1), "dim"), ((1, 1, -1), "buckets")])
+    def test_sizes_are_checked(self, sizes: tuple[int, int, int], name: str) -> None:
+        with pytest.raises(ValueError, match=f"{name} must be >="):
+            NumberEncoder(*sizes)
+
+    def test_another_shape_is_named(self) -> None:
+        encoder = NumberEncoder(2, 1)
+        with pytest.raises(ValueError, match=r"numbers must be \[batch, 2\], got \[3, 1\]"):
+            encoder(torch.zeros(3, 1))
+        with pytest.raises(ValueError, match=r"sample must be \[rows, 2\], got \[3\]"):
+            encoder.fit(torch.zeros(3))
+        with pytest.raises(ValueError, match=r"numbers must be \[5, 2\], got None"):
+            WithNumbers(encoder, MLP(1, 2, 2))(torch.zeros(5, 1, 2))
+
+
+def test_the_hessian_goes_through() -> None:
+    torch.manual_seed(0)
+    table = HashEmbedding(3)
+    network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,)))
+    model = torch.nn.ModuleList([table, network])
+    optimizer = GroupAdaHessian(param_groups(model), lr=0.1)
+    before = network.encoder.embedding.detach().clone()
+    stream = [(torch.randint(9, (16, 1)), torch.randn(16, 2), torch.randint(2, (16,))) for _ in range(4)]
+    Trainer(network, table, optimizer).fit(stream)
+    assert not torch.equal(network.encoder.embedding, before)
+    assert network.encoder.count.tolist() == [64, 64]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+def test_compiled_it_ends_with_the_same_statistics() -> None:
+    def trained(compile: bool) -> WithNumbers:
+        torch.manual_seed(0)
+        table, generator = HashEmbedding(3, seed=1), torch.Generator().manual_seed(2)
+        network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,)))
+        network.encoder.fit(torch.randn(50, 2, generator=generator))
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        stream = []
+        for size in (16, 16, 16, 9):
+            keys = torch.randint(9, (size, 1), generator=generator)
+            numbers = torch.randn(size, 2, generator=generator)
+            stream.append((keys, numbers, torch.randint(2, (size,), generator=generator)))
+        Trainer(network, table, optimizer, compile=compile).fit(stream)
+        return network
+
+    eager, compiled = (trained(compile).state_dict() for compile in (False, True))
+    assert eager["encoder.count"].tolist() == [107, 107]
+    for name, value in eager.items():
+        assert torch.allclose(value, compiled[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize(("buckets", "standardize"), [(0, True), (5, True), (5, False)])
+@pytest.mark.parametrize("name", ["dcn", "opnn"])
+def test_exports_take_raw_numbers(name: str, buckets: int, standardize: bool, tmp_path: Path) -> None:
+    columns = columns_of(lists=True, numbers=True)
+    config = Config.of(model=name, dim=4, number_buckets=buckets, standardize=standardize)
+    model, _ = config.build_for(len(columns.fields), len(columns.numbers))
+    generator = torch.Generator().manual_seed(1)
+    assert isinstance(model.network, WithNumbers)
+    model.network.encoder.fit(torch.randn(500, 2, generator=generator).exp())
+    if buckets:
+        torch.nn.init.normal_(model.network.encoder.embedding)
+    keys = torch.arange(50)
+    model.embedding.assign(keys, torch.randn(50, 4, generator=generator))
+    opened = TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
+    serving = ServingModel(live_rows(model.embedding, "float32"), model.network, columns)
+    save_onnx(serving, trace(serving), tmp_path / "model.onnx", {})
+    runs = OnnxModel(tmp_path / "model.onnx")
+    extremes = torch.tensor([[NAN, 1.0], [1e5, -3.0], [INF, -INF], [1e30, -1e30], [0.0, NAN]])
+    for size in (1, 5, 40):
+        batch = batch_of(opened, size)
+        if standardize:
+            batch.numbers[:5] = extremes[:size]
+        with torch.no_grad():
+            expected = model(batch.keys, batch.numbers, batch.bags).sigmoid()
+        assert np.abs(runs(serving.arguments(batch)) - expected.numpy()).max() <= 1e-6
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> Path:
+    """A log whose label depends on a number, and not monotonously."""
+    random = np.random.default_rng(0)
+    price = random.lognormal(3, 1.5, 4_000)
+    label = (random.random(4_000) < np.where(np.abs(np.log(price) - 3) < 1, 0.8, 0.1)).astype(int)
+    lines = [f"{y},c{i % 5},{x:.3f}" for i, (x, y) in enumerate(zip(price, label, strict=True))]
+    (tmp_path / "log.csv").write_text("\n".join(["label,color,price", *lines]) + "\n")
+    (tmp_path / "schema.yaml").write_text("{label: label, categorical: [color], numeric: [price]}\n")
+    return tmp_path / "log.csv"
+
+
+ENCODED = ("--schema", "schema.yaml", "--set", "model.number_buckets=8", "--set", "model.standardize=true")
+
+
+def test_a_run_learns_from_buckets_and_hands_them_on(priced: Path, run: Run) -> None:
+    trains = ("train", priced, "--lr", 0.02, "--batch-size", 64)
+    assert run(*trains, "--schema", "schema.yaml", "--out", "raw").returncode == 0
+    done = run(*trains, *ENCODED, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    raw, encoded = (open_trained(folder) for folder in ("raw", "run"))
+    assert not isinstance(raw.model.network, WithNumbers)
+    network = encoded.model.network
+    assert isinstance(network, WithNumbers)
+    assert network.encoder.is_fitted
+    assert network.encoder.count.item() == 3_600 + 3_600  # the sample, then the rows that were trained on
+    assert run("export", "run", "out", "--test", priced).returncode == 0
+    for folder in ("run", "out"):
+        assert run("predict", folder, priced, "--schema", "schema.yaml", "--out", f"{folder}.csv").returncode == 0
+    scores = [np.loadtxt(f"{folder}.csv", delimiter=",", skiprows=1)[:, 1] for folder in ("run", "out")]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert run(*trains[:2], "--continue", "run", "--set", "model.number_buckets=9", "--out", "no").returncode == 2
+    assert run(*trains[:2], "--continue", "run", "--out", "next").returncode == 0
+    later = open_trained("next").model.network
+    assert isinstance(later, WithNumbers)
+    assert torch.equal(later.encoder.edges, network.encoder.edges)
+    assert later.encoder.count.item() == 3 * 3_600
+    assert run("export", "next", "delta", "--since", "out").returncode == 0
+    assert run("apply", "out", "delta", "led").returncode == 0
+
+
+def test_what_the_numbers_say_is_found(priced: Path, run: Run) -> None:
+    trains = ("train", priced, "--lr", 0.02, "--batch-size", 64)
+    assert run(*trains, *ENCODED, "--out", "run").returncode == 0
+    test = summary_of(Path("run"))["test"]
+    assert isinstance(test, dict)
+    assert test["auc"] > 0.8
