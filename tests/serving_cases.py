@@ -28,6 +28,7 @@ def opened_model(
 ) -> TrainedModel:
     """A model with `rows` rows, of which about a fifth are zero, so not live."""
     columns = columns_of(lists, numbers)
+    dim = 1 if model == "lr" else dim
     config = Config.of(model=model, dim=dim, seed=seed)
     click_model, _ = config.build_for(len(columns.fields), len(columns.numbers))
     keys = random_keys(rows, seed=seed)

@@ -263,8 +263,7 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
         assert torch.allclose(value, compiled[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize(("buckets", "standardize"), [(0, True), (5, True), (5, False)])
-@pytest.mark.parametrize("name", ["dcn", "opnn"])
+@pytest.mark.parametrize(("name", "buckets", "standardize"), [("dcn", 5, True), ("opnn", 0, True), ("fm", 5, False)])
 def test_exports_take_raw_numbers(name: str, buckets: int, standardize: bool, tmp_path: Path) -> None:
     columns = columns_of(lists=True, numbers=True)
     config = Config.of(model=name, dim=4, number_buckets=buckets, standardize=standardize)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ import torch
 
 from serving_cases import batch_of, opened_model
 from sparsegroup.data.batches import Batch
+from sparsegroup.names import ModelName
 from sparsegroup.serving import ExportError, ExportRequest, ServingModel, TrainedModel, export_trained
 from sparsegroup.serving import onnx as serving_onnx
 from sparsegroup.serving.embeddings import live_rows
@@ -24,6 +26,11 @@ CASES = [
     ("dcn", True, True, "bfloat16"),
     ("mlp", False, True, "int8"),
     ("opnn", True, False, "float16"),
+    ("lr", False, True, "float32"),
+    ("fm", True, True, "int8"),
+    ("deepfm", False, True, "float32"),
+    ("dcnv2", False, False, "bfloat16"),
+    ("xdeepfm", True, True, "float32"),
 ]
 
 
@@ -41,7 +48,7 @@ def trained(opened: TrainedModel, batch: Batch, dtype: str = "float32") -> torch
     return probabilities
 
 
-@pytest.mark.parametrize("name", ["dcn", "mlp", "opnn"])
+@pytest.mark.parametrize("name", get_args(ModelName))
 @pytest.mark.parametrize("lists", [False, True])
 @pytest.mark.parametrize("numbers", [False, True])
 def test_it_gives_what_the_trained_model_gives(name: str, lists: bool, numbers: bool) -> None:

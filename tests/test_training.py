@@ -1,6 +1,8 @@
 """The streaming pass: test-then-train metrics, the feature rate over features seen, pruning, a reloadable run."""
 
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from sparsegroup import HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.names import OptimizerName
 from sparsegroup.training import (
     Config,
     evaluate,
@@ -68,10 +71,16 @@ def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: MemoryLog) -> Non
     assert rates[-1] == 0
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"])
-@pytest.mark.parametrize("model", ["mlp", "opnn", "dcn"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *product(["mlp", "opnn", "dcn"], get_args(OptimizerName)),
+        *product(["lr", "fm", "deepfm", "dcnv2", "xdeepfm"], ["adagrad", "adahessian"]),
+    ],
+)
 def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model: str, optimizer: str) -> None:
-    config = Config.of(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=4, seed=5)
+    dim = 1 if model == "lr" else 4
+    config = Config.of(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=dim, seed=5)
     results = []
     for _ in range(2):
         network, group_optimizer = config.build(log)
@@ -127,7 +136,7 @@ def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
     [
         ({"l21": -0.1}, "l21 must be >= 0, got -0.1"),
         ({"lr": -1.0}, "lr must be finite and >= 0, got -1"),
-        ({"model": "fm"}, "config: model.name: input should be 'mlp', 'opnn' or 'dcn', got 'fm'"),
+        ({"model": "ffm"}, "config: model.name: input should be 'lr', 'fm', .*, 'dcnv2' or 'xdeepfm', got 'ffm'"),
         ({"optimizer": "lion"}, "config: optimizer.name: input should be 'sgd', .*, got 'lion'"),
         ({"optimizer": "ftrl"}, "ftrl has no default learning rate: give lr"),
         ({"dim": 0}, "model.dim: input should be greater than or equal to 1, got 0"),

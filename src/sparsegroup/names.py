@@ -5,7 +5,7 @@ from typing import Literal
 NormName = Literal["s", "s_tilde", "metric"]
 PenaltyName = Literal["lasso", "mcp", "hard"]
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
-ModelName = Literal["mlp", "opnn", "dcn"]
+ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepfm"]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
 ShapeName = Literal["avazu", "criteo", "ipinyou", "clicks"]

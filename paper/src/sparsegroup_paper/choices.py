@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from sparsegroup.penalties import Lasso, NormName
 from sparsegroup.training import Config
+from sparsegroup.user_error import UserError
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import Base, Network, published
 from sparsegroup_paper.runs import Method, Plain
@@ -34,8 +35,15 @@ FINER = (0.2, 0.5, 0.7, 2.0, 5.0)
 
 
 def network_of(config: Config) -> Network:
-    """Whose of the paper's networks it is."""
-    return config.model.name
+    """Whose of the paper's networks it is.
+
+    Raises:
+        UserError: The paper has no figures of it.
+    """
+    name = config.model.name
+    if name not in ("mlp", "opnn", "dcn"):
+        raise UserError(f"model.name: the paper's networks are mlp, opnn and dcn, and {name} has no figures there")
+    return name
 
 
 def learning_rate_trials(lab: Lab, config: Config) -> list[tuple[float, Sample]]:

@@ -74,7 +74,11 @@ def train_command(
     model: Network = None,
     dim: Annotated[
         int | None,
-        typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="mlp 16, opnn 10, dcn 8"),
+        typer.Option(
+            rich_help_panel="Model",
+            help="Embedding dimension.",
+            show_default="lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp 16, opnn 10, dcn, dcnv2 8",
+        ),
     ] = None,
     optimizer: Optimizer = None,
     lr: LearningRate = None,

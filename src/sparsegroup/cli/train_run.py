@@ -44,6 +44,7 @@ _FIXED = (
     "model.fallback",
     "model.number_buckets",
     "model.standardize",
+    "model.options",
     "training.seed",
 )
 """What a run cannot change when it goes on."""

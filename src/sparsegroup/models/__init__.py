@@ -1,8 +1,13 @@
 """Click models: plain modules over embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
 
 from sparsegroup.models.dcn import DCN
+from sparsegroup.models.dcnv2 import DCNv2
+from sparsegroup.models.deepfm import DeepFM
+from sparsegroup.models.fm import FM
+from sparsegroup.models.logistic import LR
 from sparsegroup.models.mlp import MLP
 from sparsegroup.models.number_encoder import NumberEncoder, WithNumbers
 from sparsegroup.models.opnn import OPNN
+from sparsegroup.models.xdeepfm import XDeepFM
 
-__all__ = ["DCN", "MLP", "OPNN", "NumberEncoder", "WithNumbers"]
+__all__ = ["DCN", "FM", "LR", "MLP", "OPNN", "DCNv2", "DeepFM", "NumberEncoder", "WithNumbers", "XDeepFM"]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 
-def flatten_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> Tensor:
-    """`[batch, fields, dim]` and optional `[batch, n_numbers]` as one `[batch, fields * dim + n_numbers]`.
+def check_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> None:
+    """Whether embeddings are `[batch, fields, dim]`, and numbers `[batch, n_numbers]`, or None where there are none.
 
     Raises:
         ValueError: Another shape, numbers where none were announced, or none where they were.
@@ -18,6 +18,15 @@ def flatten_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim:
     if (numbers is None) != (n_numbers == 0) or (numbers is not None and given != [embeddings.shape[0], n_numbers]):
         expected = f"[{len(embeddings)}, {n_numbers}]" if n_numbers else "None"
         raise ValueError(f"numbers must be {expected}, got {given}")
+
+
+def flatten_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> Tensor:
+    """`[batch, fields, dim]` and optional `[batch, n_numbers]` as one `[batch, fields * dim + n_numbers]`.
+
+    Raises:
+        ValueError: As `check_inputs`.
+    """
+    check_inputs(embeddings, numbers, fields, dim, n_numbers)
     flat = embeddings.flatten(1)
     return flat if numbers is None else torch.cat([flat, numbers], dim=1)
 

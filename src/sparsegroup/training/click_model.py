@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from sparsegroup.data.keys import FIELD_BITS
-from sparsegroup.models import DCN, MLP, OPNN
+from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
 from sparsegroup.names import ModelName
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table import AfterSightings, HashEmbedding, UnseenFor
@@ -13,7 +13,17 @@ from sparsegroup.table.table import Table
 from sparsegroup.training.age import Age, age_of
 from sparsegroup.training.lookup_model import LookupModel
 
-NETWORKS: Mapping[ModelName, type[MLP] | type[OPNN] | type[DCN]] = {"mlp": MLP, "opnn": OPNN, "dcn": DCN}
+NetworkClass = type[LR] | type[FM] | type[DeepFM] | type[MLP] | type[OPNN] | type[DCN] | type[DCNv2] | type[XDeepFM]
+NETWORKS: Mapping[ModelName, NetworkClass] = {
+    "lr": LR,
+    "fm": FM,
+    "deepfm": DeepFM,
+    "mlp": MLP,
+    "opnn": OPNN,
+    "dcn": DCN,
+    "dcnv2": DCNv2,
+    "xdeepfm": XDeepFM,
+}
 
 INITIAL_STD = 0.01
 

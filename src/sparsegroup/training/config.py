@@ -18,6 +18,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
+from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.number_fit import fit_numbers
 from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting, targets_in
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
@@ -87,10 +88,12 @@ class ModelConfig(StrictSettings):
     """The network over the embeddings.
 
     Attributes:
-        name: "mlp", "opnn" or "dcn".
-        dim: Embedding dimension; None is the paper's for the model.
-        hidden: Sizes of the hidden layers; None is the paper's.
-        dropout: After each hidden layer, in [0, 1); None is the model's default.
+        name: The name of the network, see `sparsegroup.models`.
+        dim: Embedding dimension; None is the network's default. It is 1 for "lr"; for "fm", "deepfm" and "xdeepfm" it
+            counts a weight and the factors.
+        hidden: Sizes of the hidden layers; None is the network's default.
+        dropout: After each hidden layer, in [0, 1); None is the network's default.
+        options: Further arguments of the network, such as `rank` and `stacked` of "dcnv2".
         fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`. By
             default where a size is asked for.
         admit_after: Batches in which a feature must have come to get a row of its own.
@@ -109,6 +112,7 @@ class ModelConfig(StrictSettings):
     dim: int | None = Field(default=None, ge=1, le=1 << 20)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    options: dict[str, Any] = Field(default_factory=dict)
     fallback: bool = False
     admit_after: int = Field(default=1, ge=1)
     admit_sketch: SizeSetting | None = None
@@ -118,15 +122,23 @@ class ModelConfig(StrictSettings):
     number_buckets: int = Field(default=0, ge=0, le=4096)
     standardize: bool = False
 
+    @model_validator(mode="after")
+    def _suits_the_network(self) -> Self:
+        check_network_options(NETWORKS[self.name], self._given(), self.options)
+        return self
+
     @property
     def vector_dim(self) -> int:
-        """Length of an embedding: `dim`, or the paper's for the model."""
+        """Length of an embedding: `dim`, or the network's default."""
         return NETWORKS[self.name].default_dim if self.dim is None else self.dim
 
     def network(self, fields: int, numbers: int) -> nn.Module:
-        """A freshly initialized network over so many fields and numbers. Draws from torch's generator."""
-        options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
-        given = {name: value for name, value in options.items() if value is not None}
+        """A freshly initialized network over so many fields and numbers. Draws from torch's generator.
+
+        Raises:
+            ValueError: A size that the network cannot have.
+        """
+        given = {**self._given(), **self.options}
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
         more = numbers if encoded and self.number_buckets else 0
         network = NETWORKS[self.name](fields + more, self.vector_dim, numbers, **given)
@@ -134,11 +146,15 @@ class ModelConfig(StrictSettings):
             return network
         return WithNumbers(NumberEncoder(numbers, self.vector_dim, self.number_buckets, self.standardize), network)
 
+    def _given(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
+        return {name: value for name, value in options.items() if value is not None}
+
 
 WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes", "pack_dead")
 """Settings of a model that do not change what it computes from its rows."""
 
-SINCE_THE_FIRST: Mapping[str, Any] = {"fallback": False, "number_buckets": 0, "standardize": False}
+SINCE_THE_FIRST: Mapping[str, Any] = {"fallback": False, "options": {}, "number_buckets": 0, "standardize": False}
 """Settings of what a model computes that earlier versions did not have, and what these did."""
 
 
@@ -300,14 +316,15 @@ class Config(StrictSettings):
                 max_bytes=options.max_table_bytes,
                 pack_dead=options.pack_dead,
             )
+            model = ClickModel(table, options.network(fields, numbers))
         except ValueError as error:  # of numbers that depend on each other
             raise SettingsError(f"model: {error}") from error
-        model = ClickModel(table, self.model.network(fields, numbers))
         return model, self.optimizer.make(model)
 
 
 _NAMED = {
     "model.name": "model",
+    "model.options": "network_options",
     "optimizer.name": "optimizer",
     "data.schema": "schema",
     "checkpoint.minutes": "checkpoint_minutes",

@@ -1,0 +1,87 @@
+"""DCN-V2, the improved deep & cross network (Wang et al., WWW 2021)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.models.layers import flatten_inputs, hidden_layers
+
+
+class MatrixCross(nn.Module):
+    """x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l (eq. 1 of DCN-V2); with a rank, W_l = U_l V_lᵀ (eq. 2).
+
+    Args:
+        width: Size of x.
+        layers: Number of cross layers.
+        rank: Columns of U_l and V_l; None for a full W_l.
+
+    Raises:
+        ValueError: A rank below 1.
+    """
+
+    def __init__(self, width: int, layers: int, rank: int | None = None) -> None:
+        super().__init__()
+        if rank is not None and rank < 1:
+            raise ValueError(f"rank must be >= 1, got {rank}")
+        self.down = nn.ModuleList()  # V, and beside it U or W, with b
+        if rank is not None:
+            self.down.extend(nn.Linear(width, rank, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(layers))
+        for linear in self.up:
+            assert isinstance(linear, nn.Linear)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last layer's x `[batch, width]` of x_0, of the same shape."""
+        first = x
+        for layer, up in enumerate(self.up):
+            x = first * up(self.down[layer](x) if len(self.down) else x) + x
+        return x
+
+
+class DCNv2(nn.Module):
+    """Cross layers with a matrix each, and deep layers, beside or behind them, joined in one logit.
+
+    Args:
+        fields: Number of categorical fields.
+        dim: Embedding dimension.
+        numbers: Number of numeric features.
+        hidden: Sizes of the deep layers.
+        cross_layers: Number of cross layers.
+        rank: Rank of the cross layers' matrices; None for full ones.
+        stacked: Whether the deep layers take what the cross layers give (fig. 1a), not x_0 beside them (fig. 1b).
+        dropout: After each deep layer.
+
+    Raises:
+        ValueError: `rank` < 1.
+    """
+
+    default_dim = 8
+
+    def __init__(
+        self,
+        fields: int,
+        dim: int = default_dim,
+        numbers: int = 0,
+        hidden: Sequence[int] = (64, 64),
+        cross_layers: int = 2,
+        rank: int | None = None,
+        stacked: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.fields, self.dim, self.numbers, self.stacked = fields, dim, numbers, stacked
+        width = fields * dim + numbers
+        self.cross = MatrixCross(width, cross_layers, rank)
+        self.deep = hidden_layers(width, hidden, dropout)
+        deep = hidden[-1] if hidden else width
+        self.output = nn.Linear(deep if stacked else width + deep, 1)
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
+        x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        crossed = self.cross(x)
+        last = self.deep(crossed) if self.stacked else torch.cat([crossed, self.deep(x)], dim=1)
+        logits: Tensor = self.output(last).squeeze(1)
+        return logits

@@ -1,0 +1,38 @@
+"""Networks by name through the real command line."""
+
+from pathlib import Path
+
+from cli_cases import click_log
+from command import Run
+from sparsegroup.models import XDeepFM
+from sparsegroup.serving import open_trained, read_manifest
+
+
+def test_a_network_with_options_is_trained_and_exported(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    chosen = ("--model", "xdeepfm", "--dim", 5, "--set", "model.options={cin: [6]}")
+    assert run("train", log, *chosen, "--lr", 0.05, "--l21", 1e-4, "--out", "run").returncode == 0
+    done = run("export", "run", "out", "--test", log, "--program")
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.test is not None
+    assert manifest.test.scores["onnx"].auc > 0.9
+    network = open_trained("out").model.network
+    assert isinstance(network, XDeepFM)
+    assert [len(weight) for weight in network.cin.weights] == [6]
+
+
+def test_what_a_network_cannot_have_is_one_line(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 500)
+    for arguments, said in (
+        (("--model", "lr", "--dim", 4), "LR has one weight per feature: dim must be 1, got 4"),
+        (("--model", "fm", "--set", "model.hidden=[4]"), "FM has no hidden layers: leave hidden out"),
+        (("--set", "model.options={rank: 2}"), "DCN has no option 'rank'; it has cross_layers"),
+    ):
+        done = run("train", log, *arguments, "--out", "run")
+        assert done.returncode == 2, arguments
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert run("train", log, "--out", "run").returncode == 0
+    other = run("train", log, "--continue", "run", "--set", "model.options={cross_layers: 3}", "--out", "next")
+    assert "model.options cannot become {'cross_layers': 3}" in other.stderr
