@@ -118,7 +118,7 @@ def main() -> None:
     numbers = torch.randn(512, NUMBERS)
 
     def build() -> tuple[ClickModel, GroupOptimizer]:
-        return CONFIG.build_for(FIELDS, NUMBERS)
+        return CONFIG.build_for(COLUMNS)
 
     model, optimizer = build()
     train_once(model, optimizer, keys[0])

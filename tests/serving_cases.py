@@ -30,7 +30,7 @@ def opened_model(
     columns = columns_of(lists, numbers)
     dim = 1 if model == "lr" else dim
     config = Config.of(model=model, dim=dim, seed=seed)
-    click_model, _ = config.build_for(len(columns.fields), len(columns.numbers))
+    click_model, _ = config.build_for(columns)
     keys = random_keys(rows, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(len(keys), dim, generator=generator)

@@ -11,6 +11,7 @@ from sparsegroup.models import DCN, FM, LR, DCNv2, DeepFM, XDeepFM
 from sparsegroup.models.dcnv2 import MatrixCross
 from sparsegroup.models.fm import pair_products
 from sparsegroup.training import Config
+from sparsegroup.training.input_columns import Columns
 from sparsegroup.yaml_settings import SettingsError
 
 NETWORKS: list[tuple[type[nn.Module], dict[str, object]]] = [
@@ -164,7 +165,7 @@ def test_sizes_that_cannot_be(make: type, message: str) -> None:
 class TestSettings:
     def test_options_reach_the_network(self) -> None:
         config = Config.of(model="dcnv2", network_options={"rank": 3, "stacked": True}, hidden=(5,))
-        network = config.model.network(2, 0)
+        network = config.model.network(Columns(("a", "b"), (), ()))
         assert isinstance(network, DCNv2)
         assert (network.stacked, network.cross.down[0].out_features, network.deep[0].out_features) == (True, 3, 5)
         assert Config.model_validate(config.as_dict()) == config
@@ -186,4 +187,4 @@ class TestSettings:
 
     def test_a_size_that_it_cannot_have_is_a_settings_error(self) -> None:
         with pytest.raises(SettingsError, match="model: LR has one weight per feature: dim must be 1, got 4"):
-            Config.of(model="lr", dim=4).build_for(3, 0)
+            Config.of(model="lr", dim=4).build_for(Columns(("a", "b"), (), ()))

@@ -267,7 +267,7 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
 def test_exports_take_raw_numbers(name: str, buckets: int, standardize: bool, tmp_path: Path) -> None:
     columns = columns_of(lists=True, numbers=True)
     config = Config.of(model=name, dim=4, number_buckets=buckets, standardize=standardize)
-    model, _ = config.build_for(len(columns.fields), len(columns.numbers))
+    model, _ = config.build_for(columns)
     generator = torch.Generator().manual_seed(1)
     assert isinstance(model.network, WithNumbers)
     model.network.encoder.fit(torch.randn(500, 2, generator=generator).exp())

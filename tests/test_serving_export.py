@@ -60,7 +60,7 @@ def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: str, tmp_path
 def test_files_are_as_large_as_their_rows(dtype: str, tmp_path: Path) -> None:
     opened = opened_model("mlp", rows=100_000, dim=8)
     opened = replace(opened, config=opened.config.replace(hidden=(4,)))
-    opened.model.network = opened.config.build_for(5, 0)[0].network
+    opened.model.network = opened.config.build_for(opened.columns)[0].network
     with_onnx = dtype in ("float32", "int8")
     manifest = export_trained(opened, tmp_path / "out", dtype, ExportRequest(onnx=with_onnx))  # type: ignore[arg-type]
     rows = manifest.live_rows * (bytes_per_vector(8, dtype) + 8)  # type: ignore[arg-type]

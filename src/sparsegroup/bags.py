@@ -44,10 +44,21 @@ def pool_ragged(vectors: Tensor, offsets: Tensor, bags: int, mode: BagMode = "me
                 [0.],
                 [5.]])
     """
-    # `narrow`, as a slice's size would be a condition on the program that torch.export makes.
     first, end = offsets.narrow(0, 0, bags), offsets.narrow(0, 1, bags)
-    count = vectors.shape[0]
-    ends = offsets.new_zeros(count + 1).index_add(0, end, torch.ones_like(end))
-    bag = ends.cumsum(0).narrow(0, 0, count).to(vectors.device)  # of each vector: the bags that end before it
+    bag = bag_of_each(offsets, bags, vectors)
     sums = vectors.new_zeros(bags, vectors.shape[1]).index_add(0, bag, vectors)
     return sums if mode == "sum" else sums / (end - first).clamp(min=1).unsqueeze(1).to(vectors.device)
+
+
+def bag_of_each(offsets: Tensor, bags: int, vectors: Tensor) -> Tensor:
+    """Which bag each vector is in, `[n]` int64, where the vectors are; the arguments are those of `pool_ragged`.
+
+    Examples:
+        >>> import torch
+        >>> bag_of_each(torch.tensor([0, 2, 2, 3]), 3, torch.zeros(3, 1))
+        tensor([0, 0, 2])
+    """
+    # `narrow`, as a slice's size would be a condition on the program that torch.export makes.
+    end, count = offsets.narrow(0, 1, bags), vectors.shape[0]
+    ends = offsets.new_zeros(count + 1).index_add(0, end, torch.ones_like(end))
+    return ends.cumsum(0).narrow(0, 0, count).to(vectors.device)  # the bags that end before it

@@ -44,6 +44,7 @@ _FIXED = (
     "model.fallback",
     "model.number_buckets",
     "model.standardize",
+    "model.attention",
     "model.options",
     "training.seed",
 )

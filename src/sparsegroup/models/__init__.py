@@ -1,5 +1,6 @@
 """Click models: plain modules over embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
 
+from sparsegroup.models.attention import ListPooling, WithPooling
 from sparsegroup.models.dcn import DCN
 from sparsegroup.models.dcnv2 import DCNv2
 from sparsegroup.models.deepfm import DeepFM
@@ -10,4 +11,17 @@ from sparsegroup.models.number_encoder import NumberEncoder, WithNumbers
 from sparsegroup.models.opnn import OPNN
 from sparsegroup.models.xdeepfm import XDeepFM
 
-__all__ = ["DCN", "FM", "LR", "MLP", "OPNN", "DCNv2", "DeepFM", "NumberEncoder", "WithNumbers", "XDeepFM"]
+__all__ = [
+    "DCN",
+    "FM",
+    "LR",
+    "MLP",
+    "OPNN",
+    "DCNv2",
+    "DeepFM",
+    "ListPooling",
+    "NumberEncoder",
+    "WithNumbers",
+    "WithPooling",
+    "XDeepFM",
+]

@@ -58,7 +58,7 @@ class Export:
         """
         columns, config = self.manifest.columns_and_config()
         with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
-            network = config.model.network(len(columns.fields), len(columns.numbers))
+            network = config.model.network(columns)
         try:
             network.load_state_dict(self.network)
         except RuntimeError as error:

@@ -90,7 +90,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         columns, samples = Columns.from_dict(extra["columns"]), extra["samples"]
     except (KeyError, TypeError) as error:
         raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it says of no model") from error
-    model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
+    model, optimizer = config.build_for(columns)
     load_checkpoint(checkpoint, model, optimizer, rng=False)
     if sweep:
         optimizer.sweep(drop_untrained=True)

@@ -4,13 +4,12 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
-Network = Callable[[Tensor, Tensor | None], Tensor]
+from sparsegroup.training.lookup_model import Network, pooling_of
 
 WORTH_COMPILING = 20_000
 """Batches from which compiling, some ten seconds when it is done first, pays: it saves some tenths of a ms each."""
@@ -33,10 +32,12 @@ class CompiledNetwork:
 
     Attributes:
         size: The size of the first batch; None before there was one.
+        pooling: The network's own; lists, of any sizes, are pooled before it and not compiled.
     """
 
     def __init__(self, network: nn.Module, compile: bool) -> None:
         self._network = network
+        self.pooling = pooling_of(network)
         self.size: int | None = None
         self._compiled: Network | None = None
         self._is_ready = False

@@ -12,12 +12,13 @@ from torch import nn
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
-from sparsegroup.models import NumberEncoder, WithNumbers
+from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
 from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
+from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.number_fit import fit_numbers
 from sparsegroup.training.optimizer_config import OptimizerConfig, SizeSetting, targets_in
@@ -104,6 +105,8 @@ class ModelConfig(StrictSettings):
         pack_dead: Whether dead features are kept in half the bytes, see `HashEmbedding`.
         number_buckets: How many quantile buckets a number has, each with an embedding that joins those of the
             categorical fields, see `NumberEncoder`; 0 for none.
+        attention: Field of several values → field of one value, the candidate, whose attention to the values makes one
+            vector of them, see `ListPooling`; for other fields of several values it is their mean.
         standardize: Whether numbers are standardized, heavy-tailed ones after a signed logarithm, see `NumberEncoder`.
             Without either, the network takes them as they are.
     """
@@ -121,6 +124,7 @@ class ModelConfig(StrictSettings):
     pack_dead: bool = False
     number_buckets: int = Field(default=0, ge=0, le=4096)
     standardize: bool = False
+    attention: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _suits_the_network(self) -> Self:
@@ -132,19 +136,39 @@ class ModelConfig(StrictSettings):
         """Length of an embedding: `dim`, or the network's default."""
         return NETWORKS[self.name].default_dim if self.dim is None else self.dim
 
-    def network(self, fields: int, numbers: int) -> nn.Module:
-        """A freshly initialized network over so many fields and numbers. Draws from torch's generator.
+    def network(self, columns: Columns) -> nn.Module:
+        """A freshly initialized network over the columns of a log. Draws from torch's generator.
 
         Raises:
-            ValueError: A size that the network cannot have.
+            ValueError: A size that the network cannot have, or fields that the log has not.
         """
         given = {**self._given(), **self.options}
+        fields, numbers = len(columns.fields), len(columns.numbers)
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
         more = numbers if encoded and self.number_buckets else 0
-        network = NETWORKS[self.name](fields + more, self.vector_dim, numbers, **given)
-        if not encoded:
-            return network
-        return WithNumbers(NumberEncoder(numbers, self.vector_dim, self.number_buckets, self.standardize), network)
+        network: nn.Module = NETWORKS[self.name](fields + more, self.vector_dim, numbers, **given)
+        if encoded:
+            encoder = NumberEncoder(numbers, self.vector_dim, self.number_buckets, self.standardize)
+            network = WithNumbers(encoder, network)
+        if self.attention:
+            network = WithPooling(ListPooling(self.vector_dim, self.queries(columns)), network)
+        return network
+
+    def queries(self, columns: Columns) -> dict[int, int]:
+        """`attention` by the places that fields have among those of several values and those of one.
+
+        Raises:
+            ValueError: There are no such fields.
+        """
+        single = [name for name in columns.fields if name not in columns.lists]
+        for name, known, what in (
+            *((name, columns.lists, "several values") for name in self.attention),
+            *((name, single, "one value") for name in self.attention.values()),
+        ):
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise ValueError(f"attention: {name!r} is no field of {what}; those are {there}")
+        return {columns.lists.index(name): single.index(query) for name, query in self.attention.items()}
 
     def _given(self) -> dict[str, Any]:
         options: dict[str, Any] = {"hidden": self.hidden, "dropout": self.dropout}
@@ -154,7 +178,13 @@ class ModelConfig(StrictSettings):
 WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes", "pack_dead")
 """Settings of a model that do not change what it computes from its rows."""
 
-SINCE_THE_FIRST: Mapping[str, Any] = {"fallback": False, "options": {}, "number_buckets": 0, "standardize": False}
+SINCE_THE_FIRST: Mapping[str, Any] = {
+    "fallback": False,
+    "options": {},
+    "number_buckets": 0,
+    "standardize": False,
+    "attention": {},
+}
 """Settings of what a model computes that earlier versions did not have, and what these did."""
 
 
@@ -287,7 +317,7 @@ class Config(StrictSettings):
             SettingsError: A table of that model cannot be so small, or as `check_log`.
         """
         self.check_log(log)
-        model, optimizer = self.build_for(len(log.fields), len(log.numbers))
+        model, optimizer = self.build_for(Columns.of(log))
         fit_numbers(model.network, log)
         return model, optimizer
 
@@ -301,8 +331,12 @@ class Config(StrictSettings):
                 "give a number of steps"
             )
 
-    def build_for(self, fields: int, numbers: int) -> tuple[ClickModel, GroupOptimizer]:
-        """A freshly initialized model for so many fields and numbers, and its optimizer. Seeds torch's generator."""
+    def build_for(self, columns: Columns) -> tuple[ClickModel, GroupOptimizer]:
+        """A freshly initialized model for the columns of a log, and its optimizer. Seeds torch's generator.
+
+        Raises:
+            SettingsError: A table or network cannot be as the settings say, or the log has not the fields they name.
+        """
         torch.manual_seed(self.training.seed)
         options = self.model
         try:
@@ -316,7 +350,7 @@ class Config(StrictSettings):
                 max_bytes=options.max_table_bytes,
                 pack_dead=options.pack_dead,
             )
-            model = ClickModel(table, options.network(fields, numbers))
+            model = ClickModel(table, options.network(columns))
         except ValueError as error:  # of numbers that depend on each other
             raise SettingsError(f"model: {error}") from error
         return model, self.optimizer.make(model)

@@ -11,6 +11,9 @@ from sparsegroup.data.batches import Bags
 Network = Callable[[Tensor, Tensor | None], Tensor]
 """From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`."""
 
+Pooling = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""From a list's place, its values' vectors, their offsets and the single fields' embeddings to one vector per row."""
+
 
 class LookupModel(nn.Module):
     """Keys → vectors → network → logits.
@@ -49,19 +52,31 @@ def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor |
         bags: The keys of each field of several values.
     """
     given = None if numbers is None or numbers.shape[1] == 0 else numbers.to(vectors.device)
-    return network(by_field(vectors, keys, bags), given)
+    return network(by_field(vectors, keys, bags, pooling_of(network)), given)
 
 
-def by_field(vectors: Tensor, keys: Tensor, bags: Sequence[Bags]) -> Tensor:
-    """Embeddings `[batch, fields, dim]` of the vectors of `keys_to_look_up`: a bag's is the mean of its vectors.
+def pooling_of(network: Network) -> Pooling:
+    """What makes one vector of a list for a network: its own `pooling`, as `WithPooling` has one, or the mean."""
+    pooling: Pooling = getattr(network, "pooling", mean_of_list)
+    return pooling
 
-    An empty bag's is zero. The fields of one value come first.
+
+def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
+    """The mean of each row's values, zero where there are none; the arguments are those of `ListPooling`."""
+    return pool_ragged(values, offsets, fields.shape[0])
+
+
+def by_field(vectors: Tensor, keys: Tensor, bags: Sequence[Bags], pooling: Pooling = mean_of_list) -> Tensor:
+    """Embeddings `[batch, fields, dim]` of the vectors of `keys_to_look_up`, those of a bag made one by `pooling`.
+
+    The fields of one value come first.
     """
     if not bags:
         return vectors
     rows, end = keys.shape[0], keys.numel()
-    fields = [vectors.narrow(0, 0, end).view(rows, keys.shape[1], vectors.shape[1])]
-    for bag in bags:
+    single = vectors.narrow(0, 0, end).view(rows, keys.shape[1], vectors.shape[1])
+    fields = [single]
+    for place, bag in enumerate(bags):
         begin, end = end, end + bag.keys.shape[0]
-        fields.append(pool_ragged(vectors.narrow(0, begin, end - begin), bag.offsets, rows).unsqueeze(1))
+        fields.append(pooling(place, vectors.narrow(0, begin, end - begin), bag.offsets, single).unsqueeze(1))
     return torch.cat(fields, dim=1)

@@ -200,7 +200,7 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     manifest.check_files(folder, RunError)
     config = config or before
     columns, path = read_columns(folder), last_checkpoint(folder)
-    model, optimizer = config.build_for(len(columns.fields), len(columns.numbers))
+    model, optimizer = config.build_for(columns)
     same = config.optimizer.name == before.optimizer.name
     loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
     notes = [note for note in loaded.notes if not (config.optimizer.has_target and note.startswith("l21 is "))]
@@ -223,7 +223,7 @@ def load_model(folder: str | Path) -> ClickModel:
     """
     folder = find_run(folder)
     config, columns = config_of(folder), read_columns(folder)
-    model, _ = config.build_for(len(columns.fields), len(columns.numbers))
+    model, _ = config.build_for(columns)
     load_checkpoint(last_checkpoint(folder), model, rng=False)
     return model.eval()
 

@@ -1,0 +1,119 @@
+"""Fields of several values as one vector each: their mean, or what a candidate's attention to them gives (DIN)."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.bags import bag_of_each, pool_ragged
+
+
+class Dice(nn.Module):
+    """p(s) s + (1 - p(s)) α s with p(s) = sigmoid((s - E[s]) / √(Var[s] + ε)) (eq. 3 of DIN), α learned for each unit.
+
+    E and Var are those of the batch in training, of which running ones are kept, which evaluation uses; so does a batch
+    of fewer than two vectors.
+
+    Args:
+        width: Number of units.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, s: Tensor) -> Tensor:
+        """The same shape `[m, width]`."""
+        in_batch = self.training and s.shape[0] > 1
+        p = nn.functional.batch_norm(s, self.mean, self.variance, training=in_batch, eps=1e-8).sigmoid()
+        return p * s + (1 - p) * self.alpha * s
+
+
+class ActivationUnit(nn.Module):
+    """a(k, q), how much a value k of a list matters to the candidate q (fig. 2 of DIN).
+
+    It is a network over k, q, their difference and their product.
+
+    Args:
+        dim: Length of k and q.
+        hidden: Sizes of its hidden layers, each followed by `Dice`.
+    """
+
+    def __init__(self, dim: int, hidden: Sequence[int] = (36,)) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = 4 * dim
+        for size in hidden:
+            layers += [nn.Linear(width, size), Dice(size)]
+            width = size
+        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Weights `[m, 1]` of queries and keys `[m, dim]`."""
+        weights: Tensor = self.layers(torch.cat([queries, keys, queries - keys, queries * keys], dim=1))
+        return weights
+
+
+class ListPooling(nn.Module):
+    """One vector for each list: v = Σ_j a(e_j, q) e_j over its values' embeddings e_j (eq. 2 of DIN), or their mean.
+
+    The weights a are not normalized, as published: their sum says how much of the list matters to the candidate q, the
+    embedding of another field of the same row. An empty list's vector is zero.
+
+    Args:
+        dim: Embedding dimension.
+        queries: Place of a list → place of the field that gives its q, each among its kind; other lists have their
+            mean.
+        hidden: Sizes of the hidden layers of each list's `ActivationUnit`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup.models import ListPooling
+        >>> pooling = ListPooling(4, {0: 2})  # the first list, seen from the third field
+        >>> values, offsets, fields = torch.randn(5, 4), torch.tensor([0, 2, 2, 5]), torch.randn(3, 3, 4)
+        >>> pooling(0, values, offsets, fields).shape
+        torch.Size([3, 4])
+    """
+
+    def __init__(self, dim: int, queries: Mapping[int, int], hidden: Sequence[int] = (36,)) -> None:
+        super().__init__()
+        self.queries = dict(queries)
+        self.units = nn.ModuleDict({str(place): ActivationUnit(dim, hidden) for place in queries})
+
+    def forward(self, place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
+        """Vectors `[batch, dim]` of a list.
+
+        Args:
+            place: Which of the lists.
+            values: `[m, dim]`, its values' embeddings, those of the first row first.
+            offsets: `[batch + 1]` int64: row i has `values[offsets[i] : offsets[i + 1]]`.
+            fields: `[batch, fields, dim]`, the embeddings of the fields of one value.
+        """
+        rows = fields.shape[0]
+        if place not in self.queries:
+            return pool_ragged(values, offsets, rows)
+        queries = fields[:, self.queries[place]].index_select(0, bag_of_each(offsets, rows, values))
+        return pool_ragged(self.units[str(place)](queries, values) * values, offsets, rows, "sum")
+
+
+class WithPooling(nn.Module):
+    """A network, and how lists become the vectors that it takes, which a `LookupModel` and a `Trainer` look for.
+
+    Args:
+        pooling: Makes the vectors.
+        network: A network of `sparsegroup.models` or another.
+    """
+
+    def __init__(self, pooling: ListPooling, network: nn.Module) -> None:
+        super().__init__()
+        self.pooling, self.network = pooling, network
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Logits `[batch]` of embeddings `[batch, fields, dim]`, of lists among them, and numbers, as the network."""
+        logits: Tensor = self.network(embeddings, numbers)
+        return logits

@@ -1,0 +1,218 @@
+"""Target attention over lists: against DIN's formulas in loops, through the table, and on the way to an export."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from cli_cases import summary_of
+from command import Run
+from serving_cases import batch_of, columns_of
+from sparsegroup import HashEmbedding
+from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.models import MLP, ListPooling, WithPooling
+from sparsegroup.models.attention import Dice
+from sparsegroup.serving import ServingModel, TrainedModel, open_trained
+from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.onnx import OnnxModel, save_onnx
+from sparsegroup.serving.program import load_program, save_program, trace
+from sparsegroup.training import Config, Trainer
+from sparsegroup.training.lookup_model import LookupModel, by_field
+from sparsegroup.yaml_settings import SettingsError
+
+OFFSETS = torch.tensor([0, 2, 2, 5, 6])
+
+
+def pooling_of_two() -> ListPooling:
+    """Two lists of dimension 3, of which the second has attention, seen from the last of two fields."""
+    torch.manual_seed(0)
+    pooling = ListPooling(3, {1: 1}, hidden=(4, 2)).double()
+    for parameter in pooling.parameters():
+        torch.nn.init.normal_(parameter)
+    return pooling
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+class TestDice:
+    def test_in_training_it_goes_by_the_batch_and_keeps_running_moments(self) -> None:
+        dice, s = Dice(2).double(), some(7, 2) * 3 + 1
+        torch.nn.init.normal_(dice.alpha)
+        found = dice(s)
+        for row in range(7):
+            for unit in range(2):
+                column = s[:, unit]
+                p = 1 / (1 + torch.exp(-(s[row, unit] - column.mean()) / (column.var(correction=0) + 1e-8).sqrt()))
+                expected = p * s[row, unit] + (1 - p) * dice.alpha[unit] * s[row, unit]
+                torch.testing.assert_close(found[row, unit], expected)
+        torch.testing.assert_close(dice.mean, 0.1 * s.mean(0))
+        torch.testing.assert_close(dice.variance, 0.9 + 0.1 * s.var(0))
+
+    @pytest.mark.parametrize("rows", [0, 1])
+    def test_too_few_vectors_for_a_variance_are_seen_as_in_evaluation(self, rows: int) -> None:
+        dice = Dice(2).double()
+        dice(some(9, 2))
+        before = dice.mean.clone()
+        assert torch.equal(dice(some(rows, 2)), dice.eval()(some(rows, 2)))
+        assert torch.equal(dice.mean, before)
+
+
+class TestPooling:
+    def test_a_list_is_the_sum_of_its_values_weighted_by_the_candidate(self) -> None:
+        pooling = pooling_of_two().eval()
+        values, fields = some(6, 3), some(4, 2, 3)
+        found = pooling(1, values, OFFSETS, fields)
+        unit = pooling.units["1"].layers
+        for row, (begin, end) in enumerate(pairwise(OFFSETS)):
+            expected, q = torch.zeros(3, dtype=torch.float64), fields[row, 1]
+            for k in values[begin:end]:
+                s = torch.cat([q, k, q - k, q * k])
+                for linear, dice in ((unit[0], unit[1]), (unit[2], unit[3])):
+                    s = linear.weight @ s + linear.bias
+                    p = torch.sigmoid((s - dice.mean) / (dice.variance + 1e-8).sqrt())
+                    s = p * s + (1 - p) * dice.alpha * s
+                expected = expected + (unit[4].weight @ s + unit[4].bias) * k
+            torch.testing.assert_close(found[row], expected)
+        assert not found[1].any()
+
+    def test_a_list_without_attention_is_the_mean(self) -> None:
+        values, fields = some(6, 3), some(4, 2, 3)
+        expected = [values[:2].mean(0), torch.zeros(3, dtype=torch.float64), values[2:5].mean(0), values[5]]
+        torch.testing.assert_close(pooling_of_two()(0, values, OFFSETS, fields), torch.stack(expected))
+
+    def test_the_order_of_the_values_does_not_matter(self) -> None:
+        values, fields = some(6, 3), some(4, 2, 3)
+        order = torch.tensor([1, 0, 4, 2, 3, 5])
+        for training in (False, True):
+            pooling = pooling_of_two().train(training)
+            first, second = (pooling(1, one, OFFSETS, fields) for one in (values, values[order]))
+            torch.testing.assert_close(first, second)
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_first_and_second_derivatives(self, training: bool) -> None:
+        pooling = pooling_of_two().train(training)
+        given = [some(6, 3).requires_grad_(), some(4, 2, 3).requires_grad_()]
+        assert gradcheck(lambda values, fields: pooling(1, values, OFFSETS, fields), given)
+        assert gradgradcheck(lambda values, fields: pooling(1, values, OFFSETS, fields), given)
+
+    def test_no_list_has_a_value(self) -> None:
+        found = pooling_of_two()(1, some(0, 3), torch.zeros(5, dtype=torch.int64), some(4, 2, 3))
+        assert torch.equal(found, torch.zeros(4, 3, dtype=torch.float64))
+
+
+def stream(count: int = 5) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(count):
+        sizes = torch.randint(0, 4, (16,), generator=generator)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        bag = Bags(torch.randint(20, 30, (int(offsets[-1]),), generator=generator), offsets)
+        keys = torch.randint(20, (16, 2), generator=generator)
+        labels = torch.randint(2, (16,), generator=generator).float()
+        batches.append(Batch(keys, torch.empty(16, 0), labels, torch.arange(16), bags=(bag,)))
+    return batches
+
+
+def test_the_trainer_is_the_loop_that_one_would_write() -> None:
+    def parts() -> tuple[WithPooling, HashEmbedding, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        network = WithPooling(ListPooling(4, {0: 1}), MLP(fields=3, dim=4, hidden=(5,)))
+        table = HashEmbedding(4, seed=2)
+        return network, table, torch.optim.SGD(network.parameters(), lr=0.1)
+
+    network, table, optimizer = parts()
+    Trainer(network, table, optimizer).fit(stream())
+    plain, plain_table, plain_optimizer = parts()
+    for batch in stream():
+        plain_optimizer.zero_grad()
+        (bag,) = batch.bags
+        fields = plain_table(batch.keys)
+        pooled = plain.pooling(0, plain_table(bag.keys), bag.offsets, fields)
+        logits = plain(torch.cat([fields, pooled.unsqueeze(1)], dim=1))
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        plain_optimizer.step()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(network.state_dict()[name], value)
+    assert plain.pooling.units["0"].layers[0].weight.grad.any()
+    batch = stream(1)[0]
+    assert torch.equal(
+        LookupModel(table, network).eval()(batch.keys, batch.numbers, batch.bags),
+        network.eval()(
+            by_field(
+                table(torch.cat([batch.keys.flatten(), batch.bags[0].keys])), batch.keys, batch.bags, network.pooling
+            )
+        ),
+    )
+
+
+def test_exports_carry_it(tmp_path: Path) -> None:
+    columns = columns_of(lists=True, numbers=True)
+    config = Config.of(model="dcn", dim=4, attention={"words": "hour"}, number_buckets=3)
+    model, _ = config.build_for(columns)
+    assert isinstance(model.network, WithPooling)
+    assert model.network.pooling.queries == {1: 2}  # the second list, the third field of one value
+    for parameter in model.network.pooling.parameters():
+        torch.nn.init.normal_(parameter)
+    keys = torch.arange(50)
+    model.embedding.assign(keys, torch.randn(50, 4, generator=torch.Generator().manual_seed(1)))
+    opened = TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
+    serving = ServingModel(live_rows(model.embedding, "float32"), model.network, columns)
+    traced = trace(serving)
+    save_onnx(serving, traced, tmp_path / "model.onnx", {})
+    save_program(traced, tmp_path / "model.pt2")
+    runs, program = OnnxModel(tmp_path / "model.onnx"), load_program(tmp_path / "model.pt2")
+    for size in (1, 2, 37):
+        batch = batch_of(opened, size)
+        with torch.no_grad():
+            expected = model(batch.keys, batch.numbers, batch.bags).sigmoid()
+        arguments = serving.arguments(batch)
+        assert np.abs(runs(arguments) - expected.numpy()).max() <= 1e-6
+        assert torch.allclose(program(*arguments), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        ({"site": "user"}, "attention: 'site' is no field of several values; those are tags, words"),
+        ({"tags": "words"}, "attention: 'words' is no field of one value; those are site, user, hour"),
+    ],
+)
+def test_fields_that_it_cannot_have_are_named(attention: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Config.of(attention=attention).build_for(columns_of(lists=True))
+
+
+@pytest.fixture
+def viewed(tmp_path: Path) -> Path:
+    """A log in which a click follows where the item is of a kind that has been viewed."""
+    random = np.random.default_rng(0)
+    lines = ["click,item,history"]
+    for _ in range(6_000):
+        history, item = random.choice(8, random.integers(0, 4), replace=False), random.integers(8)
+        lines.append(f"{int(random.random() < (0.9 if item in history else 0.1))},{item},{'|'.join(map(str, history))}")
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "schema.yaml").write_text("{label: click, categorical: [item], multi: {history: '|'}}\n")
+    return tmp_path / "log.csv"
+
+
+def test_a_run_learns_what_matters_to_the_candidate(viewed: Path, run: Run) -> None:
+    trains = ("train", viewed, "--schema", "schema.yaml", "--model", "mlp", "--optimizer", "adagrad")
+    trains += ("--lr", 0.1, "--batch-size", 32, "--l21", 0)
+    attends = ("--set", "model.attention={history: item}")
+    done = run(*trains, *attends, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    test = summary_of(Path("run"))["test"]
+    assert isinstance(test, dict)
+    assert test["auc"] > 0.75  # with the mean of the history, .715
+    assert run("export", "run", "out", "--test", viewed).returncode == 0
+    assert isinstance(open_trained("out").model.network, WithPooling)
+    assert run("train", viewed, "--continue", "run", "--set", "model.attention={}", "--out", "no").returncode == 2
+    wrong = run(*trains, "--set", "model.attention={item: history}", "--out", "wrong")
+    assert wrong.returncode == 2
+    assert "'item' is no field of several values; those are history" in wrong.stderr
