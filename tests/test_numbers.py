@@ -13,6 +13,7 @@ from cli_cases import summary_of
 from command import Run
 from serving_cases import batch_of, columns_of
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
+from sparsegroup.data import open_log
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.models.number_encoder import LIMIT
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
@@ -20,7 +21,7 @@ from sparsegroup.serving import ServingModel, TrainedModel, open_trained
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.program import trace
-from sparsegroup.training import Config, Trainer
+from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.compiled_network import has_compiler
 
 NAN, INF = float("nan"), float("inf")
@@ -336,3 +337,24 @@ def test_what_the_numbers_say_is_found(priced: Path, run: Run) -> None:
     test = summary_of(Path("run"))["test"]
     assert isinstance(test, dict)
     assert test["auc"] > 0.8
+
+
+def test_a_run_that_was_cut_off_ends_with_the_same_statistics(priced: Path, tmp_path: Path) -> None:
+    log = open_log(priced, schema=priced.with_name("schema.yaml"))
+    config = Config.of(number_buckets=4, standardize=True, lr=0.02, batch_size=64, checkpoint_steps=10)
+    Session.begin(tmp_path / "whole", config, log).train()
+
+    def cut_off(samples: int, loss: float) -> None:
+        batches.append(samples)
+        if len(batches) == 25:
+            raise InterruptedError
+
+    batches: list[int] = []
+    begun = Session.begin(tmp_path / "cut", config, log)
+    with pytest.raises(InterruptedError):
+        begun.train(on_batch=cut_off)
+    resumed = Session.resume(tmp_path / "cut", log)
+    assert 0 < resumed.position < 25 * 64
+    resumed.train()
+    whole, cut = (open_trained(tmp_path / name).model.network.state_dict() for name in ("whole", "cut"))
+    assert all(torch.equal(value, cut[name]) for name, value in whole.items())

@@ -14,8 +14,9 @@ from sparsegroup.bags import BagMode
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.training import Config
+from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.yaml_settings import StrictSettings, checked
+from sparsegroup.yaml_settings import StrictSettings
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
@@ -245,7 +246,7 @@ class ExportManifest(Manifest):
                 f"an export of {self.source}, a module with {', '.join(self.tables)}, has no columns of a log and no "
                 "settings of a run, which this takes; `sparsegroup.serving.load_export` opens it"
             )
-        return Columns.from_dict(self.columns), checked(Config, self.config, MANIFEST)
+        return Columns.from_dict(self.columns), recorded_config(self.config, MANIFEST)
 
     def expected_id(self) -> str:
         """`id` as it follows from the rest."""

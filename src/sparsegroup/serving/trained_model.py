@@ -12,11 +12,11 @@ from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.table import FieldCount
 from sparsegroup.training import ClickModel, Config
+from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_naming import find_run
-from sparsegroup.yaml_settings import checked
 
 Kind = Literal["run", "checkpoint", "export"]
 
@@ -86,7 +86,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
     extra = kept_extra(checkpoint)
     try:
-        config = checked(Config, extra["config"], str(checkpoint))
+        config = recorded_config(extra["config"], str(checkpoint))
         columns, samples = Columns.from_dict(extra["columns"]), extra["samples"]
     except (KeyError, TypeError) as error:
         raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it says of no model") from error

@@ -391,3 +391,19 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
         content = read_yaml(path)
         checked(Config, content, str(path))  # by itself, so that what is wrong in it is said to be there
     return checked(Config, with_values(content, values), source)
+
+
+def recorded_config(content: Mapping[str, Any], source: str) -> Config:
+    """The config that a run, a checkpoint or an export has written down, whatever the defaults were then and are now.
+
+    Args:
+        content: All settings of the version that wrote it.
+        source: Where it lies, for messages.
+
+    Raises:
+        SettingsError: As `read_config`.
+    """
+    model = content.get("model")
+    if isinstance(model, Mapping):
+        content = {**content, "model": {**SINCE_THE_FIRST, **model}}
+    return checked(Config, content, source)

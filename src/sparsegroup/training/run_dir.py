@@ -24,12 +24,13 @@ from sparsegroup.reporting.run_page import render_report
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.table import FieldCount
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config, read_config
+from sparsegroup.training.config import Config, recorded_config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite, number
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
+from sparsegroup.yaml_settings import read_yaml
 
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
@@ -180,7 +181,7 @@ def config_of(folder: str | Path) -> Config:
         begun = (folder / CONFIG).is_file()
         what = "a run that did not come to its end; `resume` goes on with it" if begun else "no run"
         raise RunError(f"{folder}: {what} ({SUMMARY} is missing)", "resume")
-    return read_config(folder / CONFIG, {})
+    return recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
 
 
 def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:

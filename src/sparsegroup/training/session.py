@@ -15,7 +15,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config, read_config
+from sparsegroup.training.config import Config, recorded_config
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.log_pass import window_of
@@ -38,6 +38,7 @@ from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.training.tracking import tracking_callbacks
 from sparsegroup.training.trainer import Trainer
+from sparsegroup.yaml_settings import read_yaml
 
 _logger = logging.getLogger(__name__)
 
@@ -296,4 +297,5 @@ def run_beginning(folder: Path) -> tuple[Config, Provenance]:
     """
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
-    return read_config(folder / CONFIG, {}), read_provenance(folder)
+    config = recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    return config, read_provenance(folder)
