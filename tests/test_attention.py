@@ -19,7 +19,7 @@ from sparsegroup.models.attention import Dice
 from sparsegroup.serving import ServingModel, TrainedModel, open_trained
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.program import load_program, save_program, trace
+from sparsegroup.serving.program import load_program, save_program
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.lookup_model import LookupModel, by_field
 from sparsegroup.yaml_settings import SettingsError
@@ -163,8 +163,8 @@ def test_exports_carry_it(tmp_path: Path) -> None:
     model.embedding.assign(keys, torch.randn(50, 4, generator=torch.Generator().manual_seed(1)))
     opened = TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
     serving = ServingModel(live_rows(model.embedding, "float32"), model.network, columns)
-    traced = trace(serving)
-    save_onnx(serving, traced, tmp_path / "model.onnx", {})
+    traced = serving.trace()
+    save_onnx(traced, tmp_path / "model.onnx", serving.inputs, metadata={})
     save_program(traced, tmp_path / "model.pt2")
     runs, program = OnnxModel(tmp_path / "model.onnx"), load_program(tmp_path / "model.pt2")
     for size in (1, 2, 37):

@@ -20,7 +20,6 @@ from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_
 from sparsegroup.serving import ServingModel, TrainedModel, open_trained
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.program import trace
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.compiled_network import has_compiler
 
@@ -278,7 +277,7 @@ def test_exports_take_raw_numbers(name: str, buckets: int, standardize: bool, tm
     model.embedding.assign(keys, torch.randn(50, 4, generator=generator))
     opened = TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
     serving = ServingModel(live_rows(model.embedding, "float32"), model.network, columns)
-    save_onnx(serving, trace(serving), tmp_path / "model.onnx", {})
+    save_onnx(serving.trace(), tmp_path / "model.onnx", serving.inputs, metadata={})
     runs = OnnxModel(tmp_path / "model.onnx")
     extremes = torch.tensor([[NAN, 1.0], [1e5, -3.0], [INF, -INF], [1e30, -1e30], [0.0, NAN]])
     for size in (1, 5, 40):
