@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training import config as settings
 from sparsegroup.training.config import SINCE_THE_FIRST, ModelConfig, read_config, recorded_config
+from sparsegroup.training.defaults import RULES
 from sparsegroup.yaml_settings import SettingsError
 
 
@@ -50,6 +52,39 @@ def test_the_optimizers_options_are_checked_by_its_rules_declaration(settings, m
 def test_what_the_settings_leave_open_has_the_declared_default():
     arguments = Config.of(l21=0.5, options={"betas": [0.5, 0.6]}).optimizer.arguments
     assert (arguments["lr"], arguments["betas"], arguments["eps"], arguments["l21"]) == (1e-3, (0.5, 0.6), 1e-8, 0.5)
+
+
+class TestWhatTheLogDecides:
+    """Settings of `RULES` that nobody has said."""
+
+    @pytest.fixture(autouse=True)
+    def rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(RULES, "training.batch_size", lambda facts, settings: facts.train_rows // 9)  # type: ignore
+        monkeypatch.setitem(RULES, "optimizer.schedule", lambda facts, settings: "cosine")  # type: ignore
+
+    def test_what_is_said_stays_even_where_it_is_the_default(self) -> None:
+        log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+        config = Config.of(schedule="constant", l21=1e-4)
+        resolved = config.resolved_for(log)
+        assert (resolved.training.batch_size, resolved.optimizer.schedule) == (100, "constant")
+        assert resolved.optimizer.l21 == 1e-4
+        assert resolved.resolved_for(synthetic_log(SyntheticConfig(rows=2_000), seed=0)) == resolved
+
+    def test_what_is_open_stays_open_when_something_else_is_replaced(self) -> None:
+        log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+        replaced = Config.of(seed=1).replace(l21=0.0, dim=3)
+        assert replaced.resolved_for(log).training.batch_size == 100
+        assert replaced.replace(batch_size=512).resolved_for(log).training.batch_size == 512
+
+    def test_a_file_of_a_run_says_all(self, tmp_path: Path) -> None:
+        log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+        (tmp_path / "config.yaml").write_text(Config.of().as_yaml())
+        assert read_config(tmp_path / "config.yaml", {}).resolved_for(log).training.batch_size == 512
+
+
+def test_the_rules_say_what_an_older_run_had() -> None:
+    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+    assert Config.of().resolved_for(log).as_dict() == Config.of().as_dict()
 
 
 class TestAskingForASize:

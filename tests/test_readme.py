@@ -48,6 +48,15 @@ def test_the_documentation_shows_what_state_in_bfloat16_does() -> None:
         assert f"| {' | '.join(row)} |" in page
 
 
+def test_the_documentation_shows_what_later_epochs_do() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    for path in sorted((ROOT / "benchmarks" / "results").glob("epochs-*.json")):
+        log = path.stem.removeprefix("epochs-")
+        for one in json.loads(path.read_text())["points"]:
+            cells = [f"{auc:.4f} / {loss:.4f}" for auc, loss in zip(one["auc"], one["log_loss"], strict=True)]
+            assert f"| {' | '.join([log, one['features'], one['way'], *cells])} |" in page
+
+
 def test_the_documentation_shows_the_measured_speed() -> None:
     results = ROOT / "benchmarks" / "results"
     table = json.loads((results / "table_step.json").read_text())

@@ -53,13 +53,18 @@ class Learner:
         self.model, self.optimizer = config.build(log)
 
     def fit(self, start: int, stop: int, on_batch: Callable[[int, float], None] | None = None) -> None:
-        """Train on rows `start` to `stop` once, to the size that the config asks for at their end."""
+        """Train on rows `start` to `stop` once, to the size that the config asks for at their end.
+
+        An experiment's pass is one epoch in the log's order: of the config's `training`, batch size and seed count.
+        """
         size = self.config.training.batch_size
+        steps = -(-(stop - start) // size)
         trainer = Trainer(
             self.model.network,
             self.model.embedding,
             self.optimizer,
-            target=self.config.optimizer.target(self.optimizer, -(-(stop - start) // size), self.log),
+            scheduler=self.config.optimizer.scheduler(self.optimizer, steps),
+            target=self.config.optimizer.target(self.optimizer, steps, self.log),
             window=max(1, stop - start),
         )
         trainer.fit(self.log.batches(start, stop, size), on_batch=on_batch)

@@ -101,6 +101,9 @@ class Run:
         for name, value in {**SINCE_THE_FIRST, **defaults}.items():  # as before there were any
             if model[name] == value:
                 del model[name]
+        for name in ("network_lr", "schedule", "warmup"):  # likewise
+            if optimizer[name] == OptimizerConfig.model_fields[name].default:
+                del optimizer[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
         targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes", "field_rates")}

@@ -36,6 +36,7 @@ class Checkpoints:
         incremental: Whether to write changes. If not, each holds all rows.
 
     Attributes:
+        pinned: Step of one that is kept however old it is: the best so far, say. None for none.
         skipped: Why `latest` passed over newer ones.
 
     Raises:
@@ -64,12 +65,17 @@ class Checkpoints:
         self.folder = Path(folder)
         self.keep = keep
         self.incremental = incremental
+        self.pinned: int | None = None
         self.skipped: list[CheckpointError] = []
         self._chain: list[tuple[Path, CheckpointManifest]] = []
 
     def paths(self) -> list[Path]:
         """Those that there are, the oldest first, whole or damaged."""
         return sorted(path for path in self.folder.glob("step-*") if _NAMES.fullmatch(path.name) and path.is_dir())
+
+    def of_step(self, step: int) -> Path:
+        """The path of the one of a step, whether it is there or not."""
+        return self.folder / _NAME.format(step)
 
     def save(
         self,
@@ -92,7 +98,7 @@ class Checkpoints:
             CheckpointError, OSError: See `save_checkpoint`, and where one of a later step is there. All stay.
         """
         remove_leftovers(self.folder)
-        folder = self.folder / _NAME.format(step)
+        folder = self.of_step(step)
         for path in self.paths():
             if path.name >= folder.name:
                 self._give_way(path, step)
@@ -148,7 +154,8 @@ class Checkpoints:
                 parent = CHECKPOINT.read(path).parent
                 parents[path.name] = None if parent is None else PurePosixPath(parent.path).name
         wanted: set[str] = set()
-        for name in sorted(parents)[-self.keep :]:
+        pinned = [] if self.pinned is None else [self.of_step(self.pinned).name]
+        for name in sorted(parents)[-self.keep :] + pinned:
             ancestor: str | None = name
             while ancestor is not None and ancestor not in wanted:
                 wanted.add(ancestor)

@@ -29,7 +29,8 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
         f"{informative / data.features:.0%} have an effect on the click and the rest are noise.\n"
         "A DCN is trained on the first 90 % in one pass, and tested on the rest."
     )
-    scores = compare(data, configs, partial(training_bar, data.train_rows))
+    samples = max(config.resolved_for(data).training.plan(data.train_rows).samples for config in configs.values())
+    scores = compare(data, configs, partial(training_bar, samples))
     show({"rows": len(data), "methods": [asdict(score) for score in scores]}, _comparison(scores))
 
 

@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, ModelName, OnBadRow, OptimizerName
+from sparsegroup.names import (
+    AfterFirstEpoch,
+    AvazuHour,
+    ColumnsName,
+    CriteoNumbers,
+    DatasetName,
+    ModelName,
+    OnBadRow,
+    OptimizerName,
+    ScheduleName,
+)
 
 _LOG, _MODEL, _OPTIMIZER, _SIZE, _TRAINING = "Log", "Model", "Optimizer", "Size", "Training"
 
@@ -87,6 +97,29 @@ LearningRate = Annotated[
     ),
 ]
 
+NetworkLearningRate = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=_OPTIMIZER,
+        help="Learning rate of all but the embeddings.",
+        show_default="that of the embeddings",
+    ),
+]
+Schedule = Annotated[
+    ScheduleName | None,
+    typer.Option(
+        rich_help_panel=_OPTIMIZER, help="How the learning rates fall along all epochs.", show_default="constant"
+    ),
+]
+Warmup = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=_OPTIMIZER,
+        help="Share of all samples over which the learning rates rise first, such as .05.",
+        show_default="0",
+    ),
+]
+
 Fallback = Annotated[
     bool | None,
     typer.Option(
@@ -106,11 +139,49 @@ AdmitAfter = Annotated[
 ]
 
 BatchSize = Annotated[int | None, typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="512")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(rich_help_panel=_TRAINING, help="How often to train on the training rows, at most.", show_default="1"),
+]
+Validation = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=_TRAINING,
+        help="Share of the training rows, the last ones, to hold out, such as .05: the model is that of the epoch with "
+        "the lowest log loss on them.",
+        show_default="0",
+    ),
+]
+Patience = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=_TRAINING,
+        help="Stop when so many epochs in a row were no better on the rows held out; 0 for never.",
+        show_default="0",
+    ),
+]
+ShuffleBuffer = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=_TRAINING,
+        help="Rows of the blocks in which to shuffle the training rows; 0 for the order of time.",
+        show_default="0",
+    ),
+]
+LaterEmbeddings = Annotated[
+    AfterFirstEpoch | None,
+    typer.Option(
+        "--after-first-epoch",
+        rich_help_panel=_TRAINING,
+        help="What becomes of the embeddings in later epochs: train them on, start them anew in each, or keep them.",
+        show_default="train",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=_TRAINING,
-        help="Of the initialization, the dropout and the synthetic log.",
+        help="Of the initialization, the dropout, the order and the synthetic log.",
         show_default="0",
     ),
 ]

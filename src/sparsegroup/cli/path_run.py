@@ -45,7 +45,8 @@ def path_run(
     data = open_config_log(config, threads)
     if len(data) == data.train_rows:
         raise UsageError(f"{data.name} has no test rows: give a test set, `--test` say, to measure the models on")
-    points = size_path(data, config, asked, partial(training_bar, data.train_rows))
+    config = config.resolved_for(data)
+    points = size_path(data, config, asked, partial(training_bar, config.training.plan(data.train_rows).samples))
     best = cheapest(points, tolerance)
     folder.mkdir(parents=True, exist_ok=True)
     content = {

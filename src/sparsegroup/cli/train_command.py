@@ -13,20 +13,28 @@ from sparsegroup.cli.options import (
     BatchSize,
     ColumnsAs,
     Dataset,
+    Epochs,
     Exclude,
     Fallback,
     Hour,
     Label,
+    LaterEmbeddings,
     LearningRate,
     LogOrConfig,
     MaxBad,
     Network,
+    NetworkLearningRate,
     Numbers,
     Optimizer,
+    Patience,
     Rows,
+    Schedule,
     Schema,
     Seed,
+    ShuffleBuffer,
     TestLog,
+    Validation,
+    Warmup,
     log_option,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
@@ -82,6 +90,9 @@ def train_command(
     ] = None,
     optimizer: Optimizer = None,
     lr: LearningRate = None,
+    network_lr: NetworkLearningRate = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
     l1: Annotated[
         float | None, typer.Option(rich_help_panel="Optimizer", help="λ1, of the embeddings.", show_default="0")
     ] = None,
@@ -169,6 +180,11 @@ def train_command(
         ),
     ] = None,
     batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    validation: Validation = None,
+    patience: Patience = None,
+    shuffle_buffer: ShuffleBuffer = None,
+    after_first_epoch: LaterEmbeddings = None,
     seed: Seed = None,
     checkpoint_minutes: Annotated[
         float | None,
@@ -206,7 +222,7 @@ def train_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train on a click log, one pass in time order, and report AUC, log loss and feature rate on its last part.
+    """Train on a click log, in one pass or several, and report AUC, log loss and feature rate on its last part.
 
     Settings come from the YAML file, if one is given, then from the options, then from --set.
     """

@@ -179,14 +179,18 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
 
 def _introduce(session: Session, folder: Path) -> None:
     data = session.log
+    plan = session.plan
+    held_out = f" {plan.validation_rows:,} validation" if plan.validation_rows else ""
     parts = [
-        f"{data.train_rows:,} training and {len(data) - data.train_rows:,} test rows",
+        f"{plan.rows:,} training{',' if held_out else ''}{held_out} and {len(data) - data.train_rows:,} test rows",
         f"{len(data.fields)} fields",
     ]
     if data.numbers:
         parts.append(f"{len(data.numbers)} numbers")
     if data.features is not None:
         parts.append(f"{data.features:,} features")
+    if plan.epochs > 1:
+        parts.append(f"{plan.epochs} epochs")
     if earlier := session.trainer.samples - session.position:
         parts.append(f"going on after {earlier:,} samples")
     _logger.info(f"{data.name}: {', '.join(parts)}; writing to {folder}")
@@ -195,7 +199,7 @@ def _introduce(session: Session, folder: Path) -> None:
 def _train(session: Session, folder: Path) -> None:
     """Train to the end, and let the run take its place in `folder`."""
     config = session.config
-    left = session.log.train_rows - session.position
+    left = session.plan.samples - session.position
     with training_bar(left, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, on_progress):
         summary = session.train(on_batch=on_batch, on_progress=on_progress)
     if session.folder != folder:
@@ -205,8 +209,19 @@ def _train(session: Session, folder: Path) -> None:
 
 def _figures(summary: Summary, folder: Path) -> dict[str, Any]:
     """What `--json` says of a run."""
-    test = summary.test or Metrics(nan, nan, nan, nan)
-    names = ("feature_rate", "live_rows", "features_seen", "table_bytes", "evicted_rows", "refused_rows")
+    nothing = Metrics(nan, nan, nan, nan)
+    measured = {"test": summary.test or nothing, "validation": summary.validation or nothing}
+    names = (
+        "epochs",
+        "best_epoch",
+        "validation_rows",
+        "feature_rate",
+        "live_rows",
+        "features_seen",
+        "table_bytes",
+        "evicted_rows",
+        "refused_rows",
+    )
     return {
         "folder": str(folder),
         "report": str(folder / REPORT),
@@ -214,7 +229,7 @@ def _figures(summary: Summary, folder: Path) -> dict[str, Any]:
         "samples": summary.samples,
         "seconds": summary.seconds,
         "test_rows": summary.test_rows,
-        **{f"test_{name}": value for name, value in asdict(test).items()},
+        **{f"{of}_{name}": value for of, metrics in measured.items() for name, value in asdict(metrics).items()},
         **{name: getattr(summary, name) for name in names},
         "bad_rows": sum(summary.bad_rows.values()),
     }
@@ -222,6 +237,12 @@ def _figures(summary: Summary, folder: Path) -> dict[str, Any]:
 
 def _outcome(summary: Summary, folder: Path) -> Table:
     table = Table(show_header=False, box=None)
+    if summary.epochs > 1:
+        best = "" if summary.best_epoch is None else f"  (the best, epoch {summary.best_epoch}, is kept)"
+        table.add_row("epochs", f"{summary.epochs}{best}")
+    if summary.validation is not None:
+        of = summary.validation
+        table.add_row("validation", f"AUC {of.auc:.4f}, log loss {of.log_loss:.4f}")
     if summary.test is not None:
         only_one_class = isnan(summary.test.auc)
         table.add_row("test AUC", "– (one class only)" if only_one_class else f"{summary.test.auc:.4f}")

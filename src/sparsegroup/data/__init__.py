@@ -17,6 +17,7 @@ from sparsegroup.data.memory_log import MemoryLog
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog
+from sparsegroup.data.shuffled_log import ShuffledLog
 from sparsegroup.data.synthetic.zipf_log import SyntheticConfig, synthetic_log
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "PreparationProgress",
     "PreparedLog",
     "RawLog",
+    "ShuffledLog",
     "SyntheticConfig",
     "columns_of",
     "hash_keys",

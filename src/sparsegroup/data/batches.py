@@ -37,6 +37,13 @@ class Bags:
         offsets = self.offsets[start : max(start, stop) + 1]
         return Bags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
 
+    def take(self, rows: Tensor) -> "Bags":
+        """The bags of `rows`, `[m]` int64, in that order."""
+        counts = self.offsets.diff()[rows]
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        shifts = (self.offsets[rows] - offsets[:-1]).repeat_interleave(counts)
+        return Bags(self.keys[shifts + torch.arange(int(offsets[-1]))], offsets)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -79,6 +86,17 @@ class Batch:
             tuple(bags[part] for bags in self.bags),
         )
 
+    def take(self, rows: Tensor) -> "Batch":
+        """The rows of the numbers `rows`, `[m]` int64, in that order."""
+        return Batch(
+            self.keys[rows],
+            self.numbers[rows],
+            self.labels[rows],
+            self.times[rows],
+            None if self.weights is None else self.weights[rows],
+            tuple(bags.take(rows) for bags in self.bags),
+        )
+
 
 def batch_of(
     table: pa.Table, fields: Sequence[str], numbers: Sequence[str], lists: Collection[str], weighted: bool
@@ -119,7 +137,7 @@ def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
     """The rows of `parts`, `size` at a time."""
     rest: Batch | None = None
     for part in parts:
-        joined = part if rest is None or not len(rest) else _concatenate(rest, part)
+        joined = part if rest is None or not len(rest) else concatenated([rest, part])
         whole = len(joined) // size * size
         for first in range(0, whole, size):
             yield joined[first : first + size]
@@ -128,18 +146,24 @@ def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
         yield rest
 
 
-def _concatenate(a: Batch, b: Batch) -> Batch:
+def concatenated(parts: Sequence[Batch]) -> Batch:
+    """The rows of all parts, of which there is one at least, as one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    weights = [part.weights for part in parts if part.weights is not None]
     return Batch(
-        torch.cat([a.keys, b.keys]),
-        torch.cat([a.numbers, b.numbers]),
-        torch.cat([a.labels, b.labels]),
-        torch.cat([a.times, b.times]),
-        weights=None if a.weights is None or b.weights is None else torch.cat([a.weights, b.weights]),
-        bags=tuple(
-            Bags(torch.cat([x.keys, y.keys]), torch.cat([x.offsets, y.offsets[1:] + x.offsets[-1]]))
-            for x, y in zip(a.bags, b.bags, strict=True)
-        ),
+        torch.cat([part.keys for part in parts]),
+        torch.cat([part.numbers for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        torch.cat([part.times for part in parts]),
+        weights=torch.cat(weights) if len(weights) == len(parts) else None,
+        bags=tuple(map(_joined_bags, zip(*(part.bags for part in parts), strict=True))),
     )
+
+
+def _joined_bags(parts: Sequence[Bags]) -> Bags:
+    counts = torch.cat([bags.offsets.diff() for bags in parts])
+    return Bags(torch.cat([bags.keys for bags in parts]), torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
 
 def read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:

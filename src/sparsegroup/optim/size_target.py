@@ -17,7 +17,9 @@ SAMPLE, LEAST_SAMPLE = 65_536, 8_192
 RAMP = 0.8
 """The share of the steps after which the target is reached; the rest trains the survivors."""
 
-_CONTROLS = 50
+CONTROLS = 50
+"""How often λ21 is set in a training whose steps are known."""
+
 _INTERVAL = 200
 
 _NEARLY = 0.98
@@ -66,7 +68,7 @@ class SizeTarget(ABC):
         _check_fields(optimizer, self.param_groups, self.fields)
         self.steps = steps
         self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
-        self.interval = interval or (_INTERVAL if steps is None else max(1, steps // _CONTROLS))
+        self.interval = interval or (_INTERVAL if steps is None else max(1, steps // CONTROLS))
         self.sample = sample or (SAMPLE if steps is None else min(max(LEAST_SAMPLE, 4 * steps), SAMPLE))
         self.seed = seed
         self.count = 0
@@ -191,6 +193,19 @@ class SizeTarget(ABC):
         for part in self._parts:
             own = [one for one in censuses if one.field == part.field]
             part.begin = rate_of(own, [1.0] * len(own)) or 1.0
+
+    def restart(self) -> None:
+        """Begin the schedule anew, at the share that lives now: for groups that start again in another epoch.
+
+        `steps` and `ramp` are then those of one epoch.
+        """
+        self.count = 0
+        self.rate = self.scheduled_rate = None
+        for part in self._parts:
+            part.l21, part.rate, part.scheduled_rate = 0.0, None, None
+        self._begin()
+        self._hand_over()
+        self.set_l21(self.sample)
 
     @property
     def l21(self) -> float:

@@ -126,7 +126,10 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple
         return Chart(name, title, unit, samples, lines, **options)
 
     calibration = Line("next samples (test, then train)", [point.calibration for point in history])
-    log_loss = Line("log loss", [point.log_loss for point in history])
+    log_losses = [Line("log loss", [point.log_loss for point in history])]
+    if any(point.validation_log_loss is not None for point in history):
+        measured = [_or_nan(point.validation_log_loss) for point in history]
+        log_losses.append(Line("validation, after each epoch", measured, "orange"))
     entropy = Line("normalized entropy", [point.normalized_entropy for point in history])
     seen = Line("features seen", [point.features_seen for point in history])
     live = Line("live rows", [point.live_rows for point in history], "orange")
@@ -137,7 +140,7 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple
     return (
         auc_chart(history, test_auc),
         chart("Calibration", "", calibration, reference=("perfect: 1", 1.0)),
-        chart("Log loss", "", log_loss),
+        chart("Log loss", "", *log_losses),
         chart("Normalized entropy", "", entropy),
         feature_rate_chart(history),
         *threshold,

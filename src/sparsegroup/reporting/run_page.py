@@ -164,6 +164,9 @@ def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
         "Data and time": [
             ("log", summary.log),
             ("samples trained on", count(summary.samples)),
+            ("epochs", _epochs(summary)),
+            ("validation rows", count(summary.validation_rows) if summary.validation_rows else "none"),
+            ("validation log loss", metric(getattr(summary.validation, "log_loss", math.nan))),
             ("test rows", count(summary.test_rows) if summary.test_rows else "none"),
             ("started", _moment(summary.started)),
             ("training took", duration(summary.seconds)),
@@ -174,6 +177,11 @@ def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
         "Bad rows left out": [(reason, count(rows)) for reason, rows in summary.bad_rows.items()] or [("none", "0")],
         "Versions": list(summary.versions.items()),
     }
+
+
+def _epochs(summary: Summary) -> str:
+    best = "" if summary.best_epoch is None else f", the best of them {summary.best_epoch}"
+    return f"{summary.epochs}{best}"
 
 
 def _moment(started: str) -> str:

@@ -44,6 +44,9 @@ class HistoryPoint:
         l21: λ21 of the embeddings, where a target sets it.
         scheduled_rate: The feature rate that the target asked for when it set λ21 last; for a size in bytes, the share
             of these.
+        epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before. None
+            in runs from before there were several.
+        validation_auc, validation_log_loss: On the validation rows, at the end of an epoch; None elsewhere.
     """
 
     samples: int
@@ -59,6 +62,9 @@ class HistoryPoint:
     samples_per_s: float = field(compare=False)
     l21: float | None = None
     scheduled_rate: float | None = None
+    epoch: int | None = None
+    validation_auc: float | None = None
+    validation_log_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,10 @@ class Summary:
         bad_rows: Reason → rows of the log that were left out.
         evicted_rows: Rows of features that the table has dropped by itself, by age or for want of room.
         refused_rows: How often a feature would have got a row, had there been room.
+        epochs: How many this run had.
+        best_epoch: Number of the one whose state the model has, where validation has chosen it; else None.
+        validation_rows: Training rows that were held out; 0 for none.
+        validation: Metrics on them, or None.
     """
 
     log: str
@@ -100,3 +110,7 @@ class Summary:
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     evicted_rows: int = 0
     refused_rows: int = 0
+    epochs: int = 1
+    best_epoch: int | None = None
+    validation_rows: int = 0
+    validation: Metrics | None = None

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 from sparsegroup.data import Log
 from sparsegroup.optim.group_census import KEY_BYTES
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.log_pass import score, train
+from sparsegroup.training.log_pass import score, train_as
 from sparsegroup.training.optimizer_config import NO_TARGET
 from sparsegroup.training.pruning import prune_rows
 
@@ -50,6 +49,7 @@ def compare(
         configs: Name → settings of a Group version, one or several; the base optimizer is the first with all λ = 0.
         reporting: Given a method's name, a context that yields the `on_batch` and `on_progress` of `train`, or None.
     """
+    configs = {name: config.resolved_for(log) for name, config in configs.items()}
     first = next(iter(configs.values()))
     base_name = first.optimizer.name.capitalize()
     plain = first.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
@@ -69,15 +69,7 @@ def _train(
     model, optimizer = config.build(log)
     with reporting(name) as reporter:
         on_batch, on_progress = reporter or (None, None)
-        trained = train(
-            model,
-            optimizer,
-            log,
-            batch_size=config.training.batch_size,
-            target=partial(config.optimizer.target, optimizer, log=log),
-            on_batch=on_batch,
-            on_progress=on_progress,
-        )
+        trained = train_as(config, model, optimizer, log, on_batch=on_batch, on_progress=on_progress)
     return _method_score(name, log, model, trained.test), model
 
 

@@ -13,11 +13,13 @@ from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
+from sparsegroup.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, ModelName, OnBadRow
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS, ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
+from sparsegroup.training.defaults import RULES, LogFacts
+from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.number_fit import fit_numbers
@@ -193,21 +195,52 @@ class TrainingConfig(StrictSettings):
 
     Attributes:
         batch_size: Samples per step.
-        seed: The seed of initialization and dropout.
-        windows: Points of the history along a pass.
-        compile: Whether to compile the network; "auto" where there is a C++ compiler and the pass is long enough.
+        epochs: How often the training rows are trained on, at most.
+        validation: Share of the training rows, the last ones, that are held out: after each epoch the model is measured
+            on them, and the state after the best one is that of the run.
+        patience: Stop when so many epochs in a row were no better on them; 0: never.
+        shuffle_buffer: Rows of a block in which rows are shuffled, see `ShuffledLog`; 0 for the log's order.
+        after_first_epoch: What becomes of the embeddings in later epochs, see `Trainer.fit`.
+        seed: The seed of initialization, dropout and order.
+        windows: Points of the history along all epochs.
+        compile: Whether to compile the network; "auto" where there is a C++ compiler and the training is long enough.
     """
 
     batch_size: int = Field(default=512, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    validation: Share = 0.0
+    patience: int = Field(default=0, ge=0)
+    shuffle_buffer: int = Field(default=0, ge=0)
+    after_first_epoch: AfterFirstEpoch = "train"
     seed: int = Field(default=0, ge=0, lt=1 << 64)
     windows: int = Field(default=50, ge=1)
     compile: Literal["auto", "always", "never"] = "auto"
 
     def compiles(self, samples: int) -> bool:
-        """Whether to compile for a pass over so many samples."""
+        """Whether to compile for a training on so many samples."""
         if self.compile == "auto":
             return samples >= WORTH_COMPILING * self.batch_size
         return self.compile == "always"
+
+    def plan(self, train_rows: int) -> EpochPlan:
+        """The rows of each epoch, of so many training rows.
+
+        Raises:
+            SettingsError: None are left beside those for validation.
+        """
+        held_out = max(1, round(self.validation * train_rows)) if self.validation else 0
+        if held_out >= train_rows:
+            raise SettingsError(f"training.validation={self.validation:g} leaves none of {train_rows} rows to train on")
+        return EpochPlan(
+            rows=train_rows - held_out,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            validation_rows=held_out,
+            patience=self.patience,
+            after_first_epoch=self.after_first_epoch,
+            shuffle_buffer=self.shuffle_buffer,
+            seed=self.seed,
+        )
 
 
 class CheckpointConfig(StrictSettings):
@@ -273,6 +306,8 @@ class Config(StrictSettings):
                 "optimizer.field_rates take memory for each row that model.max_table_bytes does not count: leave one "
                 "of them out"
             )
+        if self.training.patience and not self.training.validation and self._says("training.validation"):
+            raise ValueError("training.patience goes by rows that are held out: give training.validation, such as 0.05")
         return self
 
     @classmethod
@@ -291,7 +326,27 @@ class Config(StrictSettings):
         Raises:
             SettingsError: As `of`.
         """
-        return checked(type(self), with_values(self.as_dict(), _with_sections(settings)), "config")
+        content = self.as_dict()
+        for key in RULES:  # what nobody has said stays open
+            section, name = key.split(".")
+            if not self._says(key):
+                del content[section][name]
+        return checked(type(self), with_values(content, _with_sections(settings)), "config")
+
+    def _says(self, key: str) -> bool:
+        """Whether a setting of `RULES` was given, or decided on."""
+        section, name = key.split(".")
+        return section in self.model_fields_set and name in getattr(self, section).model_fields_set
+
+    def resolved_for(self, log: Log) -> Self:
+        """This config with what was not said decided by the rules of `defaults`, for a run that begins on `log`.
+
+        Raises:
+            SettingsError: What they say does not go with the other settings.
+        """
+        facts, settings = LogFacts.of(log), self.as_dict()
+        values = {key: rule(facts, settings) for key, rule in RULES.items() if not self._says(key)}
+        return checked(type(self), with_values(settings, values), "config") if values else self
 
     def for_log(self, log: Log) -> Self:
         """This config with what was told of the columns of `log`, so that others are read as that one was."""

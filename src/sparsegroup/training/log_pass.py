@@ -1,4 +1,4 @@
-"""One pass over a click log, and what it leads to on the log's last part."""
+"""Training on a click log, and what it leads to on the log's last part."""
 
 import math
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.config import Config
+from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.trainer import Trainer
@@ -28,12 +30,16 @@ class PassResult:
         test: Metrics on the test rows.
         feature_rate: Live features over features seen.
         live_rows: Live rows of the table.
+        epochs: How many there were.
+        best_epoch: Number of the one whose state the model has, where validation has chosen it; else None.
     """
 
     history: list[HistoryPoint]
     test: Metrics
     feature_rate: float
     live_rows: int
+    epochs: int = 1
+    best_epoch: int | None = None
 
 
 def train(
@@ -70,12 +76,69 @@ def train(
     stop = log.train_rows if train_rows is None else train_rows
     end = len(log) if train_rows is None else log.train_rows
     window = window_of(stop, batch_size, windows)
-    steps = -(-stop // batch_size)
-    trainer = Trainer(model.network, model.embedding, optimizer, target=target(steps), window=window, compile=compile)
-    stream = log.batches(0, stop, batch_size)
-    history = trainer.fit(stream, on_batch=on_batch, on_progress=on_progress)
-    test = trainer.evaluate(log.batches(stop, end, EVALUATED))
-    return PassResult(history, test, model.embedding.feature_rate, model.embedding.num_live)
+    plan = EpochPlan(stop, batch_size)
+    trainer = Trainer(
+        model.network, model.embedding, optimizer, target=target(plan.steps), window=window, compile=compile
+    )
+    return _fitted(trainer, plan, log, (stop, end), on_batch, on_progress)
+
+
+def train_as(
+    config: Config,
+    model: ClickModel,
+    optimizer: GroupOptimizer,
+    log: Log,
+    *,
+    on_batch: Callable[[int, float], None] | None = None,
+    on_progress: Callable[[HistoryPoint], None] | None = None,
+) -> PassResult:
+    """Train on the log's training rows as a config says, in all its epochs, then evaluate on the test rows.
+
+    Args:
+        config: The settings.
+        model, optimizer: Made by `config.build`, changed in place.
+        log: The click log.
+        on_batch, on_progress: See `Trainer.fit`.
+
+    Raises:
+        SettingsError: Fields that the log has not, or no rows beside those for validation.
+    """
+    plan = config.training.plan(log.train_rows)
+    trainer = trainer_for(config, model, optimizer, log, plan)
+    return _fitted(trainer, plan, log, (log.train_rows, len(log)), on_batch, on_progress)
+
+
+def trainer_for(config: Config, model: ClickModel, optimizer: GroupOptimizer, log: Log, plan: EpochPlan) -> Trainer:
+    """The trainer that a config describes: with its target and its learning rates along the steps of a plan.
+
+    Raises:
+        SettingsError: Fields that the log has not.
+    """
+    return Trainer(
+        model.network,
+        model.embedding,
+        optimizer,
+        scheduler=config.optimizer.scheduler(optimizer, plan.steps),
+        target=config.optimizer.target(optimizer, log=log, **plan.target_steps),
+        window=window_of(plan.samples, plan.batch_size, config.training.windows),
+        compile=config.training.compiles(plan.samples),
+    )
+
+
+def _fitted(
+    trainer: Trainer,
+    plan: EpochPlan,
+    log: Log,
+    tested: tuple[int, int],
+    on_batch: Callable[[int, float], None] | None,
+    on_progress: Callable[[HistoryPoint], None] | None,
+) -> PassResult:
+    history = trainer.fit(
+        lambda epoch: plan.batches(log, epoch), **plan.arguments(log), on_batch=on_batch, on_progress=on_progress
+    )
+    test = trainer.evaluate(log.batches(*tested, EVALUATED))
+    table, progress = trainer.table, trainer.progress
+    return PassResult(history, test, table.feature_rate, table.num_live, progress.epoch, progress.best)
 
 
 def window_of(rows: int, batch_size: int, windows: int) -> int:

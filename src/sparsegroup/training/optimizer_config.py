@@ -6,10 +6,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from sparsegroup.data.log import Log
 from sparsegroup.groups import is_rows
-from sparsegroup.names import NormName, OptimizerName
+from sparsegroup.names import NormName, OptimizerName, ScheduleName
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -27,7 +28,8 @@ from sparsegroup.optim import (
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
-from sparsegroup.yaml_settings import SettingsError, StrictSettings
+from sparsegroup.training.rate_schedule import RateSchedule
+from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,
@@ -81,6 +83,8 @@ class OptimizerConfig(StrictSettings):
     Attributes:
         name: The name of the base optimizer.
         lr: Learning rate; None is the optimizer's default.
+        network_lr: That of all but the table's rows, so of the network and of fallback vectors; None: `lr`.
+        schedule, warmup: How both go along the samples of all epochs, see `RateSchedule`.
         l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
             its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
         target_rate: The share of the features seen that is to be left: λ21 is set along the way, see `TargetRate`.
@@ -93,6 +97,9 @@ class OptimizerConfig(StrictSettings):
 
     name: OptimizerName = "adam"
     lr: float | None = None
+    network_lr: float | None = None
+    schedule: ScheduleName = "constant"
+    warmup: Share = 0.0
     l1: float = 0.0
     l21: float = DEFAULT_L21
     l2: float = 0.0
@@ -142,6 +149,11 @@ class OptimizerConfig(StrictSettings):
             arguments = self.arguments
         except TypeError as error:
             raise ValueError(str(error)) from error
+        if self.network_lr is not None:
+            try:
+                OPTIMIZERS[self.name].checked_arguments(**{**self._given(), "lr": self.network_lr})
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"network_lr: {error}") from error
         if not is_rows(arguments["groups"]):
             raise ValueError(f"embeddings need groups='rows', got {arguments['groups']!r}")
         if arguments["capturable"]:
@@ -150,23 +162,47 @@ class OptimizerConfig(StrictSettings):
 
     def make(self, model: nn.Module) -> GroupOptimizer:
         """The optimizer of a model's parameters."""
-        return OPTIMIZERS[self.name](param_groups(model, **self._regularizer()), **self._given())
+        table, *others = param_groups(model, **self._regularizer())
+        if self.network_lr is not None:
+            others = [{**group, "lr": self.network_lr} for group in others]
+        return OPTIMIZERS[self.name]([table, *others], **self._given())
+
+    def scheduler(self, optimizer: GroupOptimizer, steps: int) -> LambdaLR | None:
+        """What sets the learning rates along so many steps; None where they are constant."""
+        if self.schedule == "constant" and not self.warmup:
+            return None
+        return LambdaLR(optimizer, RateSchedule(self.schedule, steps, self.warmup))
 
     @property
     def has_target(self) -> bool:
         """Whether a size is asked for, so that λ21 changes along the way."""
         return self.target_rate is not None or self.target_bytes is not None
 
-    def target(self, optimizer: GroupOptimizer, steps: int, log: Log) -> SizeTarget | None:
-        """What sets λ21 over a pass of so many steps over a log; None where it is constant.
+    def target(
+        self,
+        optimizer: GroupOptimizer,
+        steps: int,
+        log: Log,
+        *,
+        ramp: int | None = None,
+        interval: int | None = None,
+    ) -> SizeTarget | None:
+        """What sets λ21 over so many steps on a log; None where it is constant.
+
+        Args:
+            optimizer: The optimizer.
+            steps, ramp, interval: See `TargetRate`.
+            log: Names the fields.
 
         Raises:
             SettingsError: The log has not such fields.
         """
         if self.target_rate is not None:
             rates = self.rates_by_number(log) or None
-            return TargetRate(optimizer, self.target_rate, steps=steps, fields=rates)
-        return None if self.target_bytes is None else TargetBytes(optimizer, self.target_bytes, steps=steps)
+            return TargetRate(optimizer, self.target_rate, steps=steps, ramp=ramp, interval=interval, fields=rates)
+        if self.target_bytes is None:
+            return None
+        return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
 
     def rates_by_number(self, log: Log) -> dict[int, float]:
         """`field_rates` by the numbers that the log's keys have for the fields.

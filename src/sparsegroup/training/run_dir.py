@@ -25,6 +25,7 @@ from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.table import FieldCount
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.epoch_progress import EpochProgress
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
@@ -277,8 +278,11 @@ def summarize(
     *,
     continued_from: str | None = None,
     bad_rows: Mapping[str, int] | None = None,
+    progress: EpochProgress | None = None,
+    validation_rows: int = 0,
 ) -> Summary:
     """What a run came to."""
+    progress = progress or EpochProgress(epoch=1)
     table = model.embedding
     counts = table.field_counts()
     rows = {name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)}
@@ -302,6 +306,10 @@ def summarize(
         bad_rows=dict(bad_rows or {}),
         evicted_rows=table.num_evicted,
         refused_rows=table.num_refused,
+        epochs=progress.epoch,
+        best_epoch=progress.best,
+        validation_rows=validation_rows,
+        validation=progress.validation,
     )
 
 

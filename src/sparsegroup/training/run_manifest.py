@@ -30,8 +30,9 @@ class RunManifest(Manifest):
     @classmethod
     def from_plain(cls, content: Plain, **header: Any) -> Self:
         """See `Manifest.from_plain`."""
-        test = content["test"]
-        content["test"] = None if test is None else Metrics(**{name: number(value) for name, value in test.items()})
+        for name in ("test", "validation"):
+            of = content.get(name)
+            content[name] = None if of is None else Metrics(**{key: number(value) for key, value in of.items()})
         content["fields"] = {name: FieldCount(**rows) for name, rows in content["fields"].items()}
         return cls(summary=Summary(**content), **header)
 

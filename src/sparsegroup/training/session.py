@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from sparsegroup.artifact.folder_lock import FolderLock
-from sparsegroup.checkpoint import Checkpoints
+from sparsegroup.checkpoint import Checkpoints, LoadResult
 from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
@@ -18,7 +18,7 @@ from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, recorded_config
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.log_pass import window_of
+from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
@@ -37,7 +37,6 @@ from sparsegroup.training.run_dir import append_point as append
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.training.tracking import tracking_callbacks
-from sparsegroup.training.trainer import Trainer
 from sparsegroup.yaml_settings import read_yaml
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class Session:
     Made by `begin` or `resume`. Resumed, it ends with the same bits as if it had never been cut off.
 
     Attributes:
-        position: Rows of the log that have been trained on.
+        plan: The rows of its epochs.
         notes: What is to be said of where it goes on.
     """
 
@@ -58,19 +57,11 @@ class Session:
     ) -> None:
         self.folder, self.config, self.log, self.begun = folder, config, log, begun
         self.model, self.optimizer = model, optimizer
-        steps = -(-log.train_rows // config.training.batch_size)
-        self.trainer = Trainer(
-            model.network,
-            model.embedding,
-            optimizer,
-            target=config.optimizer.target(optimizer, steps, log),
-            window=window_of(log.train_rows, config.training.batch_size, config.training.windows),
-            compile=config.training.compiles(log.train_rows),
-        )
+        self.plan = config.training.plan(log.train_rows)
+        self.trainer = trainer_for(config, model, optimizer, log, self.plan)
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS, keep=config.checkpoint.keep, incremental=config.checkpoint.incremental
         )
-        self.position = 0
         self.notes: list[str] = []
         self._last = perf_counter()
         self._saved_at: int | None = None
@@ -80,13 +71,17 @@ class Session:
     def begin(cls, folder: Path, config: Config, log: Log, run: TrainingRun | None = None) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
+        Settings that nobody has given are decided by the rules of `sparsegroup.training.defaults`, unless it goes on.
+
         Raises:
             SettingsError: The settings ask for what the log has not, fields or times.
             RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
         """
         config.check_log(log)
         config = config.for_log(log)
-        if run is not None:
+        if run is None:
+            config = config.resolved_for(log)
+        else:
             run.columns.check(log)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder) as lock:
@@ -140,9 +135,8 @@ class Session:
         session._follow(run)
         session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
         if latest is not None:
-            loaded = session.checkpoints.load(latest, model, optimizer)
-            session.trainer.load_state_dict(loaded.extra["trainer"])
-            session.position, session._saved_at = loaded.extra["position"], loaded.step
+            loaded = session.checkpoints.load(latest, model, optimizer, session.trainer.scheduler)
+            session._stand_at(loaded)
             session.notes += loaded.notes
         write_history(folder, session.trainer.history)
         return session
@@ -156,10 +150,51 @@ class Session:
         for note in self.notes:
             _logger.warning(note)
 
+    def _stand_at(self, loaded: LoadResult) -> None:
+        trainer, self._saved_at = self.trainer, loaded.step
+        trainer.load_state_dict(loaded.extra["trainer"])
+        if "progress" not in loaded.extra["trainer"]:  # of a run from before there were epochs
+            trainer.progress.position = loaded.extra["position"]
+        if trainer.progress.best is not None and not trainer.progress.is_over:
+            self.checkpoints.pinned = self._step_of_best
+
+    @property
+    def position(self) -> int:
+        """Rows that have been trained on, in all epochs of this run."""
+        progress = self.trainer.progress
+        return progress.epoch * self.plan.rows + progress.position
+
     @property
     def step(self) -> int:
         """Batches of this run that have been trained on."""
-        return -(-self.position // self.config.training.batch_size)
+        progress = self.trainer.progress
+        return progress.epoch * self.plan.epoch_steps + -(-progress.position // self.plan.batch_size)
+
+    @property
+    def _step_of_best(self) -> int:
+        assert self.trainer.progress.best is not None
+        return self.trainer.progress.best * self.plan.epoch_steps
+
+    def keep(self) -> None:
+        """Write where the run stands, to be come back to: see `BestState`.
+
+        Raises:
+            CheckpointError, OSError: It cannot be written. Those that there are stay.
+        """
+        self.checkpoints.pinned = self._step_of_best
+        self.checkpoint()
+
+    def restore(self) -> None:
+        """Bring table, network, optimizer and target back to where they were after the best epoch.
+
+        Raises:
+            CheckpointError: That checkpoint is missing or damaged.
+        """
+        trainer = self.trainer
+        path = self.checkpoints.of_step(self._step_of_best)
+        loaded = self.checkpoints.load(path, self.model, self.optimizer, trainer.scheduler)
+        if trainer.target is not None:
+            trainer.target.load_state_dict(loaded.extra["trainer"]["target"])
 
     def train(
         self,
@@ -168,7 +203,7 @@ class Session:
         on_progress: Callable[[HistoryPoint], None] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Summary:
-        """Train on what is left of the log, evaluate on its test rows, and write what the run leaves behind.
+        """Train on what is left of the epochs, evaluate on the test rows, and write what the run leaves behind.
 
         Args:
             on_batch, on_progress: See `Trainer.fit`.
@@ -198,17 +233,31 @@ class Session:
             if on_progress is not None:
                 on_progress(point)
 
-        log, size = self.log, self.config.training.batch_size
+        log, plan, trainer = self.log, self.plan, self.trainer
         self._last = perf_counter()
-        stream = log.batches(self.position, log.train_rows, size)
-        trained = self.trainer.samples - self.position  # in earlier runs
 
-        def after_batch() -> None:
-            self.position = self.trainer.samples - trained
-            if self._is_due() and self.position < log.train_rows:
+        def between_batches() -> None:
+            if self._is_due() and trainer.progress.position < plan.rows:
                 self.checkpoint()
 
-        self.trainer.fit(stream, on_batch=on_batch, on_progress=note, after_batch=after_batch)
+        def between_epochs() -> None:
+            if self._is_due() and self._saved_at != self.step:
+                self.checkpoint()
+
+        if trainer.progress.is_over:  # what is left is to write what the run leaves behind
+            with trainer.told():
+                pass
+        else:
+            trainer.fit(
+                lambda epoch: plan.batches(log, epoch, trainer.progress.position),
+                **plan.arguments(log),
+                best=self,
+                on_batch=on_batch,
+                on_progress=note,
+                after_batch=between_batches,
+                after_epoch=between_epochs,
+            )
+        self.checkpoints.pinned = None
         if self._saved_at != self.step:
             self.checkpoint(whole=True)
         else:  # cut off after that one
@@ -223,6 +272,8 @@ class Session:
             self.begun.started,
             continued_from=self.begun.continued_from,
             bad_rows=log.bad_rows,
+            progress=trainer.progress,
+            validation_rows=plan.validation_rows,
         )
         finish_run(self.folder, self.config, log, self.trainer.history, summary)
         return summary
@@ -248,7 +299,9 @@ class Session:
             position=self.position,
             trainer=self.trainer.state_dict(),
         )
-        path = self.checkpoints.save(self.step, self.model, self.optimizer, extra=extra, whole=whole)
+        path = self.checkpoints.save(
+            self.step, self.model, self.optimizer, self.trainer.scheduler, extra=extra, whole=whole
+        )
         self._last, self._saved_at = perf_counter(), self.step
         _logger.info("checkpoint at %s samples: %s", f"{self.trainer.samples:,}", path)
         return path

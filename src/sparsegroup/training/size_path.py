@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 from sparsegroup.data.log import Log
 from sparsegroup.optim.group_census import KEY_BYTES
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.comparison import Reporter
 from sparsegroup.training.config import Config
-from sparsegroup.training.log_pass import train
+from sparsegroup.training.log_pass import train_as
 from sparsegroup.training.optimizer_config import NO_TARGET
 
 
@@ -56,6 +55,7 @@ def size_path(
         SettingsError: A rate out of range, or fields or times that the log has not.
     """
     config.check_log(log)
+    config = config.resolved_for(log)
     everything = config.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
     configs = [everything, *(config.replace(l21=0.0, target_rate=rate, target_bytes=None) for rate in rates)]
     points = []
@@ -64,16 +64,7 @@ def size_path(
         model, optimizer = one.build(log)
         with reporting("all features" if asked is None else f"rate {asked:g}") as reporter:
             on_batch, on_progress = reporter or (None, None)
-            result = train(
-                model,
-                optimizer,
-                log,
-                batch_size=one.training.batch_size,
-                compile=one.training.compiles(log.train_rows),
-                target=partial(one.optimizer.target, optimizer, log=log),
-                on_batch=on_batch,
-                on_progress=on_progress,
-            )
+            result = train_as(one, model, optimizer, log, on_batch=on_batch, on_progress=on_progress)
         size = result.live_rows * (model.vector_bytes + KEY_BYTES)
         l21 = float(optimizer.param_groups[0]["l21"])
         points.append(PathPoint(asked, result.feature_rate, result.live_rows, size, result.test, l21))

@@ -3,8 +3,8 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
 
@@ -14,17 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.names import AfterFirstEpoch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import EveryKey, HashEmbedding
+from sparsegroup.table.row_restart import restart_rows
 from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.compiled_network import CompiledNetwork
+from sparsegroup.training.epoch_progress import BestState, EpochProgress
+from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logits_of
+from sparsegroup.training.temporary_best import TemporaryBest
 
 
 class Trainer:
-    """Trains a network over a table's embeddings in one pass over a stream of batches.
+    """Trains a network over a table's embeddings, in a pass over a stream of batches or in several.
 
     The loss is the mean over a batch of the binary cross entropy, each sample's times its weight.
 
@@ -44,6 +49,7 @@ class Trainer:
     Attributes:
         history: The points so far.
         samples: Trained on so far.
+        progress: Where `fit` stands among its epochs, or has ended.
 
     Examples:
         >>> import torch
@@ -79,6 +85,8 @@ class Trainer:
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.scheduler, self.target = scheduler, target
         self.callbacks = list(callbacks)
+        self.progress = EpochProgress()
+        self._is_frozen = False
         self.go_on_after(history)
         self._begun: float | None = None
         self._window = PredictionWindow(0.0)
@@ -97,37 +105,116 @@ class Trainer:
 
     def fit(
         self,
-        stream: Iterable[Sample],
+        stream: Epochs,
         *,
+        epochs: int = 1,
+        validation: Epochs | None = None,
+        patience: int = 0,
+        after_first_epoch: AfterFirstEpoch = "train",
+        best: BestState | None = None,
         on_batch: Callable[[int, float], None] | None = None,
         on_progress: Callable[[HistoryPoint], None] | None = None,
         after_batch: Callable[[], None] | None = None,
+        after_epoch: Callable[[], None] | None = None,
     ) -> list[HistoryPoint]:
-        """Train on each batch of the stream once, in order, having predicted it first.
+        """Train on each batch of the stream in order, having predicted it first; with `epochs`, so many times.
 
         Args:
-            stream: Batches; what it does to make them is best done in a thread of its own, as `PreparedLog` does.
-                After `load_state_dict`, those that are left.
+            stream: Batches; what it does to make them is best done in a thread of its own, as `PreparedLog` does. For
+                several epochs one that can be read again, as a DataLoader, or a function of the epoch's number, from 0.
+                After `load_state_dict`, the first one is to hold those that are left of the epoch under way.
+            epochs: How often, at most.
+            validation: Batches that are not trained on, likewise. After each epoch the model is measured on them, a
+                `target` whose ramp is over being met exactly first; in the end the state after the epoch of the lowest
+                log loss comes back: table, network, optimizers, scheduler, target. With a target only epochs count that
+                ended after its ramp.
+            patience: Stop when so many epochs in a row were no better; 0: never.
+            after_first_epoch: What becomes of the embeddings in later epochs: "train" goes on with them. "reset": each
+                epoch starts with those that rows began from, without u and state, and with the network as it is; a
+                `target` is to be made for the steps of one epoch, and begins anew. "freeze": they stay, the network is
+                trained.
+            best: Where the best state is kept; None: in the system's temporary folder.
             on_batch: Called with the number of samples and the loss of each batch.
             on_progress: Called with each point of the history, some batches after it: its metrics take a while.
             after_batch: Called when all is done that belongs to a batch: here a checkpoint can be written.
+            after_epoch: Called between two epochs: here, too.
 
         Returns:
             The points of this call, which join `history`.
-        """
-        begin = len(self.history)
-        self._begun = perf_counter()
-        self._window.begin = self._begun - self._window.seconds
-        self._model.train()
 
-        def note() -> None:
-            point = self._settle()
-            if point is None:
-                return
+        Raises:
+            ValueError: Numbers out of range or that do not go together, or a stream that ends with the first epoch.
+        """
+        check_epochs(stream, epochs, validation, patience, after_first_epoch)
+        begin = len(self.history)
+        if self.progress.is_over:
+            self.progress = EpochProgress()
+        keeps_own = best is None and validation is not None and epochs > 1
+        if keeps_own and self.progress.best is not None:
+            raise ValueError("the state of the best epoch so far is where it was kept: give it as `best`")
+        own = TemporaryBest(self._model, self.optimizers, self.scheduler, self.target) if keeps_own else None
+
+        def note(point: HistoryPoint) -> None:
             if on_progress is not None:
                 on_progress(point)
             for callback in self.callbacks:
                 callback.on_point(self, point)
+
+        with self.told(), own or nullcontext():
+            best = own if best is None else best
+            while self.progress.goes_on(epochs, patience):
+                self._begin_epoch(after_first_epoch)
+                has_last = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
+                is_best = self._end_epoch(validation)
+                if has_last:
+                    note(self.history[-1])
+                if self.progress.goes_on(epochs, patience):
+                    if is_best and best is not None:
+                        best.keep()
+                    if after_epoch is not None:
+                        after_epoch()
+            if best is not None and self.progress.best not in (None, self.progress.epoch):
+                best.restore()
+        self.progress.is_over = True
+        return self.history[begin:]
+
+    def _begin_epoch(self, after_first_epoch: AfterFirstEpoch) -> None:
+        is_later = self.progress.epoch > 0
+        self._is_frozen = is_later and after_first_epoch == "freeze"
+        if is_later and after_first_epoch == "reset" and not self.progress.position:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+                optimizer.state.pop(self.table.weight, None)
+            restart_rows(self.table.table)
+            if self.target is not None:
+                self.target.restart()
+
+    def _end_epoch(self, validation: Epochs | None) -> bool:
+        """Measure the model, and note how good it is; gives whether it is the best so far."""
+        target, metrics = self.target, None
+        is_met = target is None or target.count >= target.ramp
+        if validation is not None:
+            if target is not None and is_met and target.count != target.steps:
+                target.settle()
+            metrics = self.evaluate(of_epoch(validation, self.progress.epoch))
+            if self.history:
+                last = self.history[-1]
+                self.history[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
+        return self.progress.end_epoch(metrics, may_be_best=is_met)
+
+    def _pass(
+        self,
+        stream: Iterable[Sample],
+        on_batch: Callable[[int, float], None] | None,
+        note: Callable[[HistoryPoint], None],
+        after_batch: Callable[[], None] | None,
+    ) -> bool:
+        """Train on each batch of the stream once; gives whether the last point is still to be noted."""
+        self._begun = perf_counter()
+        self._window.begin = self._begun - self._window.seconds
+        self._model.train()
+        if self._is_frozen:
+            self.table.eval()
 
         # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
         looks_ahead = after_batch is None or isinstance(self.table.table.config.admission, EveryKey)
@@ -136,7 +223,7 @@ class Trainer:
         self._tell_time(batch)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
         # Sorting for the AUC leaves the interpreter free.
-        with self._told(), ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
+        with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
             while batch is not None:
                 assert keys is not None
                 following = next(batches, None)
@@ -146,26 +233,27 @@ class Trainer:
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys, following)
                 self.samples += len(batch)
+                self.progress.position += len(batch)
                 window.add(batch, logits)
                 if on_batch is not None:
                     on_batch(len(batch), float(loss))
                 for callback in self.callbacks:
                     callback.on_batch(self, len(batch), float(loss))
-                if ends or (self._measured is not None and self._measured.done()):
-                    note()
+                if (ends or (self._measured is not None and self._measured.done())) and (point := self._settle()):
+                    note(point)
                 if ends:
                     self._measured = metrics.submit(self._point(window))
                     self._window = PredictionWindow(perf_counter())
                 if after_batch is not None:
                     after_batch()
                 batch, keys = following, next_keys
-            note()
+            has_last = self._settle() is not None
         self._seconds, self._begun = self.seconds, None
-        return self.history[begin:]
+        return has_last
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Callbacks are told of the begin and the end."""
+    def told(self) -> Iterator[None]:
+        """While it lasts, callbacks know that training is under way: they are told of its begin and its end."""
         try:
             for callback in self.callbacks:
                 callback.on_begin(self)
@@ -190,7 +278,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Where training stands between two batches, apart from model, optimizer and scheduler: numbers and tensors.
 
-        To be called from `after_batch`, or when nothing is trained.
+        To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained.
         """
         pending = [] if self._measured is None else [self._measured.result()]
         return {
@@ -200,6 +288,7 @@ class Trainer:
             "window": self._window.state_dict(),
             "compiled_for": self._dense.size,
             "target": None if self.target is None else self.target.state_dict(),
+            "progress": self.progress.as_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -211,6 +300,7 @@ class Trainer:
         self.history = [HistoryPoint(**point) for point in state["history"]]
         self._window = PredictionWindow.from_state(state["window"])
         self._dense.size = state["compiled_for"]
+        self.progress = EpochProgress.from_dict(state.get("progress", {}))
         if self.target is not None:
             self.target.load_state_dict(state["target"])
 
@@ -224,9 +314,10 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        vectors = self.table(keys)
+        vectors = self._vectors(keys)
+        target = None if self._is_frozen else self.target
         self._tell_time(following)  # before its rows are looked up ahead
-        if next_keys is not None and not (self.target is not None and self.target.is_due):
+        if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
         batch = batch.for_device(vectors.device)
         logits = logits_of(self._dense, vectors, batch.keys, batch.numbers, batch.bags)
@@ -237,11 +328,19 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self.optimizers:
             optimizer.step()
-        if self.target is not None:
-            self.target.step()
+        if target is not None:
+            target.step()
         if self.scheduler is not None:
             self.scheduler.step()
         return logits.detach(), loss.detach()
+
+    def _vectors(self, keys: Tensor) -> Tensor:
+        if not self._is_frozen:
+            vectors: Tensor = self.table(keys)
+            return vectors
+        with torch.no_grad():
+            vectors = self.table(keys)
+        return vectors.requires_grad_()  # which nobody uses, but a compiled network stays the same one
 
     def _point(self, window: PredictionWindow) -> Callable[[], HistoryPoint]:
         """What is known at the end of a window, to be completed with its metrics."""
@@ -249,6 +348,7 @@ class Trainer:
         seconds = self.seconds
         facts: dict[str, Any] = {
             "samples": self.samples,
+            "epoch": self.progress.epoch + 1,
             "feature_rate": table.feature_rate,
             "live_rows": table.num_live,
             "features_seen": table.num_seen,

@@ -1,0 +1,31 @@
+"""Rows set back to where they started, for another epoch."""
+
+import numpy as np
+
+from sparsegroup.table import packing
+from sparsegroup.table.row_lookup import CHUNK
+from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.table import Table
+
+
+def restart_rows(table: Table) -> None:
+    """Give all rows the vectors that they started from; packed ones get their place again.
+
+    Which keys have rows, and which have been seen and when, stays as it is. So does the optimizer's state in the rows,
+    until one that has dropped its state of the table takes a step: it starts afresh.
+
+    Args:
+        table: No gradient may be pending.
+
+    Raises:
+        MemoryError: There is no room for rows that were packed; nothing has changed.
+    """
+    with table.at_rest():
+        packing.bring_all_back(table.directory, table.storage)
+        table.track(None)
+        count = table.directory.num_rows
+        for first in range(0, count, CHUNK):
+            last = min(first + CHUNK, count)
+            starts = table.starts.of(table.directory.index.keys_of_rows(first, last))
+            table.rows.write(WEIGHT, np.arange(first, last), starts)
+        table.storage.recount(count)

@@ -1,0 +1,70 @@
+"""Where a training stands among its epochs, and which of them was the best."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isnan
+from typing import Any, Protocol, Self
+
+from sparsegroup.reporting.run_record import Metrics
+
+
+class BestState(Protocol):
+    """A place for the state of a training after its best epoch."""
+
+    def keep(self) -> None:
+        """Keep the state of this moment, instead of an earlier one."""
+
+    def restore(self) -> None:
+        """Bring the training back to the state that was kept last."""
+
+
+@dataclass
+class EpochProgress:
+    """Where a training stands among its epochs.
+
+    Attributes:
+        epoch: Epochs that have ended.
+        position: Samples trained on in the epoch under way.
+        best: Number, from 1, of the epoch after which the validation log loss was lowest; None before there was one.
+        validation: Metrics on the validation rows after the best epoch; before there was one, after the last.
+        is_over: Whether the training has come to its end.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    best: int | None = None
+    validation: Metrics | None = None
+    is_over: bool = False
+
+    def end_epoch(self, validation: Metrics | None, *, may_be_best: bool) -> bool:
+        """An epoch has ended; gives whether it is the best so far.
+
+        Args:
+            validation: Metrics on the validation rows, if there are any.
+            may_be_best: Whether its state is one to end with.
+        """
+        self.epoch, self.position = self.epoch + 1, 0
+        if validation is None:
+            return False
+        lowest = self.validation.log_loss if self.best is not None and self.validation is not None else None
+        is_best = may_be_best and not isnan(validation.log_loss) and (lowest is None or validation.log_loss < lowest)
+        if is_best:
+            self.best = self.epoch
+        if is_best or self.best is None:
+            self.validation = validation
+        return is_best
+
+    def goes_on(self, epochs: int, patience: int) -> bool:
+        """Whether there is another of `epochs`, and the last `patience` (0: any number) have not all been worse."""
+        waited = 0 if self.best is None else self.epoch - self.best
+        return self.epoch < epochs and not (patience and waited >= patience)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers from which `from_dict` makes the same."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """What `as_dict` described; of nothing, a training that has not begun."""
+        validation = content.get("validation")
+        return cls(**{**content, "validation": None if validation is None else Metrics(**validation)})

@@ -1,0 +1,161 @@
+"""Runs of several epochs that are cut off anywhere and resumed end with the same bits as one that is not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kill_runs import differences, outcome_of
+from sparsegroup.data import MemoryLog
+from sparsegroup.training import Config, Session, run_dir
+from sparsegroup.training.defaults import RULES
+from sparsegroup.training.run_dir import last_checkpoint
+
+BATCH = 50
+
+
+class CutOffError(Exception):
+    """Stands for the process's end."""
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of so small a run's time."""
+    monkeypatch.setattr(run_dir, "render_report", lambda *arguments: "the report")
+    monkeypatch.setattr(run_dir, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
+
+
+def noisy_log() -> MemoryLog:
+    """Clicks that nothing says anything of, but are soon learnt by heart: later epochs are worse."""
+    draw = np.random.default_rng(2)
+    first, second = draw.integers(0, 5, 500), draw.integers(0, 200, 500)
+    keys = np.stack([first, second | (1 << 48)], axis=1).astype(np.int64)
+    return MemoryLog("noisy", ("a", "b"), keys, (draw.random(500) < 0.45).astype(np.float32), 440)
+
+
+def config(**settings: Any) -> Config:
+    common = {"model": "opnn", "dim": 3, "hidden": [6], "dropout": 0.2, "batch_size": BATCH, "lr": 0.2, "l21": 1e-5}
+    often = {"checkpoint_steps": 5, "keep_checkpoints": 1, "checkpoint_minutes": 0}
+    return Config.of(**{**common, **often, "epochs": 4, "validation": 0.1, "shuffle_buffer": 120, **settings})
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "the best comes back": {"patience": 2, "epochs": 6, "schedule": "cosine", "warmup": 0.05, "network_lr": 0.15},
+    "reset, to a size": {"after_first_epoch": "reset", "l21": 0.0, "target_rate": 0.3, "lr": 0.02},
+    "frozen, all rows kept whole": {"after_first_epoch": "freeze", "incremental_checkpoints": False},
+    "nothing held out": {"validation": 0.0, "epochs": 2, "keep_checkpoints": 2},
+}
+
+
+def cut(patch: pytest.MonkeyPatch, name: str, at: int, *, after: bool) -> None:
+    """Let the at-th call of a method of `Session` be the last thing that a process does."""
+    real: Callable[..., Any] = getattr(Session, name)
+    calls = 0
+
+    def last(self: Session, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at and not after:
+            raise CutOffError
+        result = real(self, *arguments, **keywords)
+        if calls == at:
+            raise CutOffError
+        return result
+
+    patch.setattr(Session, name, last)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
+    log, settings = noisy_log(), config(**CASES[case])
+    calls = {"keep": 0, "restore": 0, "checkpoint": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in calls:
+            real = getattr(Session, name)
+
+            def counted(self: Session, *arguments: Any, _real: Any = real, _name: str = name, **keywords: Any) -> Any:
+                calls[_name] += 1
+                return _real(self, *arguments, **keywords)
+
+            patch.setattr(Session, name, counted)
+        summary = Session.begin(tmp_path / "whole", settings, log).train()
+    expected = outcome_of(tmp_path / "whole")
+    if case == "the best comes back":
+        assert summary.best_epoch is not None
+        assert summary.best_epoch < summary.epochs < 6
+        assert calls["restore"] == 1
+    moments: list[tuple[str, int, bool]] = [
+        (name, at, after)
+        for name, count in calls.items()
+        for at in range(1, count + 1)
+        for after in (False, True)
+        if after or name != "checkpoint"
+    ]
+    for number, (name, at, after) in enumerate(moments):
+        folder = tmp_path / f"cut-{number}"
+        with pytest.MonkeyPatch.context() as patch:
+            cut(patch, name, at, after=after)
+            with pytest.raises(CutOffError):
+                Session.begin(folder, settings, log).train()
+        resumed = Session.resume(folder, log)
+        resumed.train()
+        assert not differences(expected, outcome_of(folder)), (name, at, after)
+
+
+def test_cut_off_in_the_middle_of_a_block_of_the_second_epoch(tmp_path: Path) -> None:
+    log, settings = noisy_log(), config(patience=2, checkpoint_steps=1)
+    Session.begin(tmp_path / "whole", settings, log).train()
+    expected = outcome_of(tmp_path / "whole")
+    for at in (10, 11, 13):  # of 8 batches an epoch, in blocks of 120 rows
+        folder, batches = tmp_path / f"cut-{at}", 0
+
+        def end(samples: int, loss: float, at: int = at) -> None:
+            nonlocal batches
+            batches += 1
+            if batches == at:
+                raise CutOffError
+
+        with pytest.raises(CutOffError):
+            Session.begin(folder, settings, log).train(on_batch=end)
+        resumed = Session.resume(folder, log)
+        assert resumed.position == 396 + (at - 9) * BATCH
+        resumed.train()
+        assert not differences(expected, outcome_of(folder)), at
+
+
+def test_the_best_stays_on_disk_until_the_end_and_memory_is_what_a_run_leaves(tmp_path: Path) -> None:
+    log, settings = noisy_log(), config(patience=2, epochs=9)
+    session = Session.begin(tmp_path / "run", settings, log)
+    kept: list[set[str]] = []
+    session.train(on_batch=lambda *_: kept.append({path.name for path in session.checkpoints.paths()}))
+    best = session.trainer.progress.best
+    assert best is not None
+    name = f"step-{8 * best:012d}"
+    assert all(name in names for names in kept[8 * best + 1 :])
+    assert max(map(len, kept)) <= 4  # those that changes build on among them
+    assert [path.name for path in session.checkpoints.paths()] == [last_checkpoint(tmp_path / "run").name]
+
+
+def test_what_the_rules_said_is_kept_whatever_they_say_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, settings = noisy_log(), Config.of(dim=2, hidden=[2], warmup=0.25, checkpoint_minutes=0, checkpoint_steps=1)
+    said = {"training.epochs": 2, "training.batch_size": 100, "optimizer.warmup": 0.5, "optimizer.schedule": "linear"}
+    for key, value in said.items():
+        monkeypatch.setitem(RULES, key, lambda facts, config, value=value: value)  # type: ignore[misc]
+    assert (settings.training.epochs, settings.replace(dim=3).resolved_for(log).training.epochs) == (1, 2)
+
+    def end(samples: int, loss: float, seen: list[int] = []) -> None:  # noqa: B006
+        seen.append(samples)
+        if len(seen) == 7:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        Session.begin(tmp_path / "run", settings, log).train(on_batch=end)
+    monkeypatch.undo()
+    session = Session.resume(tmp_path / "run", log)
+    assert (session.config.training.epochs, session.config.training.batch_size) == (2, 100)
+    assert (session.config.optimizer.warmup, session.config.optimizer.schedule) == (0.25, "linear")
+    assert session.train().samples == 880
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2

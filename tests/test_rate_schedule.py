@@ -1,0 +1,75 @@
+"""Learning rates along a training: by the formula, for table and network, and where a run is resumed."""
+
+import math
+
+import pytest
+
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.training import Config
+from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.rate_schedule import RateSchedule
+from sparsegroup.yaml_settings import SettingsError
+
+
+@pytest.fixture(scope="module")
+def log() -> MemoryLog:
+    return synthetic_log(SyntheticConfig(rows=1_000, cardinalities=(10, 100)), seed=4)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("steps", [1, 7, 100])
+def test_the_factors_are_those_of_the_formula(steps: int, warmup: float) -> None:
+    rising = math.ceil(warmup * steps)
+    constant, linear, cosine = (RateSchedule(kind, steps, warmup) for kind in ("constant", "linear", "cosine"))
+    for step in range(steps):
+        if step < rising:
+            assert constant(step) == linear(step) == cosine(step) == (step + 1) / rising
+            continue
+        along = (step - rising) / (steps - rising)
+        assert constant(step) == 1
+        assert linear(step) == pytest.approx(1 - along)
+        assert cosine(step) == pytest.approx(math.cos(math.pi * along / 2) ** 2)
+    assert all(schedule(step) > 0 for schedule in (linear, cosine) for step in (0, steps - 1, steps, 10 * steps))
+
+
+def test_table_and_network_have_rates_of_their_own_that_fall_together(log: MemoryLog) -> None:
+    config = Config.of(lr=0.1, network_lr=0.02, schedule="linear", warmup=0.2, epochs=2, batch_size=90, dim=2)
+    model, optimizer = config.build(log)
+    plan = config.training.plan(log.train_rows)
+    assert plan.steps == 20
+    trainer = trainer_for(config, model, optimizer, log, plan)
+    rates: list[tuple[float, float]] = []
+
+    def note(samples: int, loss: float) -> None:
+        table, network = (group["lr"] for group in optimizer.param_groups)
+        rates.append((table, network))
+
+    begun = tuple(group["lr"] for group in optimizer.param_groups)
+    trainer.fit(lambda epoch: plan.batches(log, epoch), **plan.arguments(log), on_batch=note)
+    schedule = RateSchedule("linear", 20, 0.2)
+    expected = [(0.1 * schedule(step), 0.02 * schedule(step)) for step in range(21)]
+    assert [begun, *rates] == [pytest.approx(pair) for pair in expected]
+
+
+def test_without_a_schedule_there_is_no_scheduler(log: MemoryLog) -> None:
+    config = Config.of()
+    model, optimizer = config.build(log)
+    assert trainer_for(config, model, optimizer, log, config.training.plan(900)).scheduler is None
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"network_lr": -1.0}, "optimizer: network_lr: lr must be finite and >= 0, got -1"),
+        ({"schedule": "step"}, "optimizer.schedule: input should be 'constant', 'linear' or 'cosine'"),
+        ({"warmup": 1.0}, "optimizer.warmup: input should be less than 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Config.of(**settings)
+    with pytest.raises(ValueError, match="kind must be"):
+        RateSchedule("step", 3)
+    with pytest.raises(ValueError, match=r"warmup must be in \[0, 1\), got 1.0"):
+        RateSchedule("linear", 3, 1.0)

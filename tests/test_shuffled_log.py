@@ -1,0 +1,115 @@
+"""A shuffled log has the rows of the log, each once, in an order that follows from (seed, epoch, block)."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from data_cases import CSV, HEADER, good_rows
+from sparsegroup.data import LogView, PreparedLog, ShuffledLog, open_log, prepare
+from sparsegroup.data.batches import Bags, Batch, concatenated
+from sparsegroup.data.log import Log
+
+
+class Everything(Log):
+    """Rows of fields, bags, numbers and weights that all say their own number."""
+
+    name, fields, lists, numbers, weighted = "everything", ("one", "many"), ("many",), ("x",), True
+
+    def __init__(self, rows: int, train_rows: int) -> None:
+        self._rows, self.train_rows, self.read = rows, train_rows, 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        for first in range(start, stop, size):
+            rows = torch.arange(first, min(first + size, stop))
+            self.read = max(self.read, int(rows[-1]) + 1)
+            counts = rows % 3
+            bags = Bags(
+                rows.repeat_interleave(counts), torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+            )
+            yield Batch(rows[:, None], rows[:, None].float(), (rows % 2).float(), rows, rows.float(), (bags,))
+
+
+def order_of(log: Log, start: int = 0, stop: int | None = None, size: int = 7) -> list[int]:
+    parts = list(log.batches(start, log.train_rows if stop is None else stop, size))
+    assert all(len(part) == size for part in parts[:-1])
+    return [row for part in parts for row in part.times.tolist()]
+
+
+@pytest.mark.parametrize("rows", [1, 20, 97])
+@pytest.mark.parametrize("buffer", [1, 8, 20, 96, 1_000])
+def test_it_is_a_permutation_and_any_part_of_it_is_the_same(rows: int, buffer: int) -> None:
+    log = ShuffledLog(Everything(120, rows), buffer, seed=3, epoch=1)
+    order = order_of(log)
+    assert sorted(order) == list(range(rows))
+    assert order_of(log, 0, 120) == [*order, *range(rows, 120)]
+    draw = np.random.default_rng(0)
+    for _ in range(10):
+        start, stop = sorted(draw.integers(0, rows + 1, 2).tolist())
+        assert order_of(log, start, stop, int(draw.integers(1, 30))) == order[start:stop]
+    assert max(abs(place - row) for place, row in enumerate(order)) < buffer
+    assert buffer < 20 or rows < 20 or order != list(range(rows))
+
+
+def test_epochs_and_seeds_differ_and_are_the_same_again() -> None:
+    orders = [
+        order_of(ShuffledLog(Everything(300, 300), 50, seed=seed, epoch=epoch))
+        for seed in (0, 1)
+        for epoch in (0, 1, 2)
+    ]
+    assert len(set(map(tuple, orders))) == 6
+    assert orders[4] == order_of(ShuffledLog(Everything(300, 300), 50, seed=1, epoch=1))
+    whole = order_of(ShuffledLog(Everything(300, 300), 300))
+    assert max(abs(place - row) for place, row in enumerate(whole)) > 200
+
+
+def test_all_of_a_row_goes_with_it() -> None:
+    whole = concatenated(list(ShuffledLog(Everything(90, 80), 30).batches(0, 80, 9)))
+    rows = whole.times
+    assert whole.weights is not None
+    for part in (whole.keys[:, 0], whole.numbers[:, 0], whole.weights):
+        assert torch.equal(part.long(), rows)
+    assert torch.equal(whole.labels.long(), rows % 2)
+    for place, row in enumerate(rows.tolist()):
+        bag = whole.bags[0].keys[whole.bags[0].offsets[place] : whole.bags[0].offsets[place + 1]]
+        assert bag.tolist() == [row] * (row % 3)
+
+
+def test_it_reads_no_more_than_three_blocks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsegroup.data.shuffled_log._READ", 10)
+    log = Everything(1_000, 1_000)
+    stream = ShuffledLog(log, 50, epoch=2).batches(0, 1_000, 10)
+    for number, _ in enumerate(stream):
+        assert log.read <= 10 * number + 4 * 50
+    assert log.read == 1_000
+
+
+def test_raw_and_prepared_come_in_the_same_order(tmp_path) -> None:
+    (tmp_path / "log.csv").write_bytes(HEADER + b"\n".join(good_rows(500)) + b"\n")
+    prepare([tmp_path / "log.csv"], tmp_path / "prepared", CSV)
+    raw, prepared = open_log(tmp_path / "log.csv", format=CSV), PreparedLog(tmp_path / "prepared")
+    parts = [concatenated(list(ShuffledLog(log, 60).batches(100, log.train_rows, 32))) for log in (raw, prepared)]
+    for name in ("keys", "numbers", "labels", "times"):
+        assert torch.equal(*(getattr(part, name) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"buffer": 0}, "buffer must be >= 1, got 0"),
+        ({"buffer": 5, "rows": 11}, r"rows must be in \[0, 10\], got 11"),
+        ({"buffer": 5, "epoch": -1}, "seed and epoch must be >= 0, got 0 and -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShuffledLog(Everything(10, 8), **options)
+
+
+def test_a_view_of_a_view() -> None:
+    log: LogView = ShuffledLog(ShuffledLog(Everything(40, 40), 10), 10, seed=1)
+    assert sorted(order_of(log)) == list(range(40))
