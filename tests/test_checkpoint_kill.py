@@ -103,6 +103,12 @@ def look_ups_ahead(driver: Driver, before: Path) -> list[object]:
     return ["train", "--rows", 9_000, "--out", "run", *options, *small, "--threads", 2]
 
 
+def epochs_of_which_the_best_is_kept(driver: Driver, before: Path) -> list[object]:
+    click_log(before / "log.csv", 200)
+    epochs = ["--epochs", 4, "--validation", 0.2, "--patience", 2, "--shuffle-buffer", 70, "--schedule", "linear"]
+    return ["train", "log.csv", "--out", "run", *SMALL, *epochs, "--lr", 0.5, "--l21", 0]
+
+
 def made(prepare: Prepare, driver: Driver, folder: Path) -> Scene:
     before = folder / "before"
     before.mkdir()
@@ -152,6 +158,7 @@ def test_killed_before_in_and_after_every_operation(tmp_path: Path, driver: Driv
         whole_checkpoints,
         several_values_and_weights_prepared,
         look_ups_ahead,
+        epochs_of_which_the_best_is_kept,
     ],
 )
 def test_killed_in_every_state_of_the_disk(tmp_path: Path, driver: Driver, prepare: Prepare) -> None:
