@@ -10,8 +10,9 @@ from torch import nn
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training import config as settings
-from sparsegroup.training.config import SINCE_THE_FIRST, ModelConfig, read_config, recorded_config
+from sparsegroup.training.config import read_config, recorded_config
 from sparsegroup.training.defaults import RULES
+from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
 from sparsegroup.yaml_settings import SettingsError
 
 

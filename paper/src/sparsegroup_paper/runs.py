@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.training import NETWORKS, Config, OptimizerConfig
-from sparsegroup.training.config import SINCE_THE_FIRST, WHEN_FEATURES_HAVE_ROWS, ModelConfig
+from sparsegroup.training.model_config import SINCE_THE_FIRST, WHEN_FEATURES_HAVE_ROWS, ModelConfig
 
 
 @dataclass(frozen=True)

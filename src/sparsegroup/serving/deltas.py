@@ -30,7 +30,7 @@ from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
-from sparsegroup.training.config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
+from sparsegroup.training.model_config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
 from sparsegroup.training.run_dir import VOCABULARY
 
 
