@@ -192,7 +192,16 @@ def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, run: Run) ->
     (tmp_path / "settings.yaml").write_text(
         "data: {log: log.csv, max_bad: 1%}\nmodel: {name: mlp, dim: 4, hidden: [8]}\noptimizer: {lr: 0.05, l21: 1e-4}\n"
     )
-    options = ["--l21", 2e-4, "--set", "optimizer.options={betas: [0.8, 0.9]}", "--set", "training.windows=3"]
+    options = [
+        "--l21",
+        2e-4,
+        "--batch-size",
+        512,
+        "--set",
+        "optimizer.options={betas: [0.8, 0.9]}",
+        "--set",
+        "training.windows=3",
+    ]
     done = run("train", "settings.yaml", *options)
     assert done.returncode == 0, done.stderr
     config = read_config(tmp_path / "runs" / "log" / "latest" / "config.yaml", {})

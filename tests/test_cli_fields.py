@@ -53,7 +53,7 @@ def test_a_settings_file_may_name_fields_and_an_export_sweeps(tmp_path: Path, ru
     done = run("export", "runs/log", "swept", "--sweep")
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "swept" / "manifest.json").read_text())
-    assert manifest["live_rows"] == summary_of(folder)["live_rows"]
+    assert manifest["tables"]["embedding"]["live_rows"] == summary_of(folder)["live_rows"]
 
 
 def test_a_run_that_was_cut_off_ends_with_the_same_bits(tmp_path: Path, run: Run) -> None:

@@ -32,7 +32,7 @@ def test_what_a_network_cannot_have_is_one_line(tmp_path: Path, run: Run) -> Non
         done = run("train", log, *arguments, "--out", "run")
         assert done.returncode == 2, arguments
         assert said in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert done.stderr.count("error: ") == 1
     assert run("train", log, "--out", "run").returncode == 0
     other = run("train", log, "--continue", "run", "--set", "model.options={cross_layers: 3}", "--out", "next")
     assert "model.options cannot become {'cross_layers': 3}" in other.stderr

@@ -78,6 +78,11 @@ class DCNv2(nn.Module):
         deep = hidden[-1] if hidden else width
         self.output = nn.Linear(deep if stacked else width + deep, 1)
 
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        return self.output.bias
+
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)

@@ -42,6 +42,11 @@ class DeepFM(nn.Module):
         self.deep = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(hidden[-1] if hidden else width, 1, bias=False)
 
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        return self.wide.bias
+
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         wide, factors = self.wide(embeddings, numbers)

@@ -72,6 +72,11 @@ class FM(nn.Module):
         factors = nn.Parameter(torch.empty(numbers, dim - 1).normal_(std=0.01)) if numbers else None
         self.register_parameter("factors", factors)
 
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        return self.wide.bias
+
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         wide, factors = self.wide(embeddings, numbers)

@@ -31,6 +31,11 @@ class LR(nn.Module):
         self.register_parameter("weight", nn.Parameter(torch.zeros(numbers)) if numbers else None)
         self.bias = nn.Parameter(torch.zeros(1))
 
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        return self.bias
+
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, 1]` and numbers `[batch, numbers]`."""
         check_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)

@@ -47,6 +47,11 @@ class OPNN(nn.Module):
         self.register_buffer("first", first, persistent=False)
         self.register_buffer("second", second, persistent=False)
 
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        return self.output.bias
+
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         z = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)

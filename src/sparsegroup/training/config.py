@@ -16,11 +16,11 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
-from sparsegroup.training.defaults import RULES, LogFacts
+from sparsegroup.training.defaults import RULES, TARGET_RATE, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
-from sparsegroup.training.number_fit import fit_numbers
+from sparsegroup.training.network_start import start_network
 from sparsegroup.training.optimizer_config import OptimizerConfig, targets_in
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
@@ -232,6 +232,10 @@ class Config(StrictSettings):
         """
         facts, settings = LogFacts.of(log), self.as_dict()
         values = {key: rule(facts, settings) for key, rule in RULES.items() if not self._says(key)}
+        if not self.optimizer.model_fields_set:  # what goes with a size is decided with it
+            settings["optimizer"] = {"target_rate": TARGET_RATE}
+            if not self._says("model.fallback"):
+                del settings["model"]["fallback"]
         return checked(type(self), with_values(settings, values), "config") if values else self
 
     def for_log(self, log: Log) -> Self:
@@ -252,14 +256,14 @@ class Config(StrictSettings):
     def build(self, log: Log) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
-        What is to be known of numbers beforehand is taken from the log's first rows, see `fit_numbers`.
+        What is to be known beforehand is taken from the log's first rows, see `start_network`.
 
         Raises:
             SettingsError: A table of that model cannot be so small, or as `check_log`.
         """
         self.check_log(log)
         model, optimizer = self.build_for(Columns.of(log))
-        fit_numbers(model.network, log)
+        start_network(model.network, log, base_rate=self.model.base_rate)
         return model, optimizer
 
     def check_log(self, log: Log) -> None:

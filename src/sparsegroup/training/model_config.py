@@ -49,6 +49,7 @@ class ModelConfig(StrictSettings):
             vector of them, see `ListPooling`; for other fields of several values it is their mean.
         standardize: Whether numbers are standardized, heavy-tailed ones after a signed logarithm, see `NumberEncoder`.
             Without either, the network takes them as they are.
+        base_rate: Whether the logits start at the base rate of the log's first rows, see `start_network`.
     """
 
     name: ModelName = "dcn"
@@ -64,6 +65,7 @@ class ModelConfig(StrictSettings):
     pack_dead: bool = False
     number_buckets: int = Field(default=0, ge=0, le=4096)
     standardize: bool = False
+    base_rate: bool = False
     attention: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -123,6 +125,7 @@ SINCE_THE_FIRST: Mapping[str, Any] = {
     "options": {},
     "number_buckets": 0,
     "standardize": False,
+    "base_rate": False,
     "attention": {},
 }
 """Settings of what a model computes that earlier versions did not have, and what these did."""
