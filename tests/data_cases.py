@@ -1,5 +1,6 @@
 """Raw logs of every format, and lines of every kind, for the tests of `data`."""
 
+import bz2
 import gzip
 import lzma
 import random
@@ -184,4 +185,6 @@ def compress(suffix: str, data: bytes) -> bytes:
         return gzip.compress(data)
     if suffix == ".xz":
         return lzma.compress(data)
-    return pa.compress(data, codec={".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}[suffix], asbytes=True)
+    if suffix == ".bz2":
+        return bz2.compress(data)
+    return pa.compress(data, codec={".zst": "zstd", ".lz4": "lz4"}[suffix], asbytes=True)

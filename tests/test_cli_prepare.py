@@ -83,7 +83,8 @@ WRONG = {
     "a missing log": (["missing.csv", "out"], "missing.csv: no such file"),
     "a missing test log": ([LOG, "out", "--test", "missing.csv"], "missing.csv: no such file"),
     "a missing parquet": (["missing.parquet", "out"], "missing.parquet"),
-    "a folder": ([".", "out"], ".: is a directory, not a click log"),
+    "an empty folder": (["empty", "out"], "empty: holds no files"),
+    "its own folder": ([".", "out"], "out: lies in ., all of whose files are the log; give another folder"),
     "a file where the folder should be": ([LOG, LOG], "log.csv: File exists"),
     "no share": (
         [LOG, "out", "--max-bad", "few"],
@@ -137,6 +138,7 @@ def test_what_the_user_can_mend_is_one_line_and_status_2(name: str, tmp_path: Pa
     (tmp_path / "bad.csv").write_text(log.read_text() + "2,x,1,red,1\n")
     (tmp_path / "[red].csv").write_text("label,ts,a\n0,[/red],x\n")
     (tmp_path / "empty.csv").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "rubbish.csv.gz").write_bytes(b"label,a\n0,x\n")
     done = run("prepare", *arguments)
     assert done.returncode == 2

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from data_cases import HEADER, good_rows, written
@@ -11,6 +10,7 @@ from sparsegroup.cli.predict_run import predict_run
 from sparsegroup.cli.train_run import train_run
 from sparsegroup.data import prepare
 from sparsegroup.data.formats.log_format import Head
+from sparsegroup.data.raw.stored_file import StoredFile
 
 
 class Opens:
@@ -19,17 +19,17 @@ class Opens:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: list[str] = []
         self.heads = 0
-        stream, head = pa.input_stream, Head.of_text
+        stream, head = StoredFile.open_text, Head.of_text
 
-        def opened(path: str, **options: Any) -> Any:
-            self.files.append(Path(path).name)
-            return stream(path, **options)
+        def opened(file: StoredFile) -> Any:
+            self.files.append(file.name)
+            return stream(file)
 
         def read_head(*arguments: Any) -> Head:
             self.heads += 1
             return head(*arguments)
 
-        monkeypatch.setattr("pyarrow.input_stream", opened)
+        monkeypatch.setattr(StoredFile, "open_text", opened)
         monkeypatch.setattr(Head, "of_text", read_head)
 
 
@@ -40,8 +40,8 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     test = written(tmp_path / "test.csv", HEADER + b"\n".join(good_rows(10)))
     monkeypatch.chdir(tmp_path)
     opens = Opens(monkeypatch)
-    options = {"model": "mlp", "dim": 2, "test": test}
-    train_run(log, options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1)
+    options = {"model": "mlp", "dim": 2, "test": str(test)}
+    train_run([str(log)], options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1)
     assert opens.heads == 2
     head, columns, count, train, evaluate = (
         (["log.csv"], ["test.csv"]),

@@ -1,6 +1,5 @@
 """A raw log gives the batches of what `prepare` makes of it, whatever its format, compression, chunks and bad rows."""
 
-import bz2
 import gzip
 import random
 import re
@@ -8,7 +7,6 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +190,7 @@ def test_the_same_with_bad_rows_left_out(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
 def test_the_same_of_a_compressed_log(suffix: str, chunk_bytes: int, tmp_path: Path) -> None:
     plain = rich_log(tmp_path / "log.csv")
-    pack = bz2.compress if suffix == ".bz2" else partial(compress, suffix)
-    path = written(tmp_path / f"log.csv{suffix}", pack(plain.read_bytes()))
+    path = written(tmp_path / f"log.csv{suffix}", compress(suffix, plain.read_bytes()))
     prepared, _ = prepare([path], tmp_path / "out", RICH)
     assert_same_log([path], open_log(path, format=RICH, chunk_bytes=chunk_bytes), prepared)
 

@@ -18,6 +18,7 @@ from sparsegroup.data import (
     prepare,
     synthetic_log,
 )
+from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 from sparsegroup.names import ModelName
 from sparsegroup.training import Config, OptimizerConfig, read_config
 from sparsegroup_paper.excerpt import excerpt
@@ -91,8 +92,8 @@ class Dataset:
 
 def open_dataset(
     name: str,
-    data: Path | None,
-    test: Path | None,
+    data: LogPaths | None,
+    test: LogPaths | None,
     scale: Scale,
     folder: Path,
     on_progress: Callable[[PreparationProgress], None] | None = None,
@@ -119,7 +120,7 @@ def open_dataset(
     elif name.endswith((".yaml", ".yml")):
         config = read_config(Path(name), {}).model_copy(update={"optimizer": OptimizerConfig(l21=0.0)})
         if data is None and config.data.log is not None:
-            data, test = Path(config.data.log), None if config.data.test is None else Path(config.data.test)
+            data, test = config.data.log, config.data.test
         name = Path(name).stem
     else:
         raise LogOptionError(
@@ -133,17 +134,17 @@ def open_dataset(
         return Dataset(name, None, SYNTHETIC_ROWS[scale], config)
     if is_prepared(data):
         if test is not None:
-            raise LogOptionError(f"`test` is for raw logs; {data} is a folder, prepared already", "test")
-        log = PreparedLog(data)
+            raise LogOptionError(f"`test` is for raw logs; {shown(data)} is a folder, prepared already", "test")
+        log = PreparedLog(*paths_of(data))
     else:
-        logs, options = [data, *([test] if test else [])], config.data.format_options
+        logs, options = [data, *([] if test is None else [test])], config.data.format_options
         options["columns"] = options["columns"] or "categorical"  # as the committed results were made
-        log, _ = prepare(logs, folder / "log", on_progress=on_progress, **options)
+        log, _ = prepare(logs, folder / "log", sort_files=config.data.sort_files, on_progress=on_progress, **options)
     if log.train_rows == len(log):
-        raise ClickLogError(f"{data}: it has no test rows, and experiments need them")
+        raise ClickLogError(f"{shown(data)}: it has no test rows, and experiments need them")
     if log.weighted:
         raise ClickLogError(
-            f"{data}: its rows have weights, which the experiments' resampling of test rows cannot count"
+            f"{shown(data)}: its rows have weights, which the experiments' resampling of test rows cannot count"
         )
     synthetic = log.manifest.source.get("synthetic")
     return Dataset(f"{SYNTHETIC}-{synthetic}" if synthetic else name, log.folder, ROWS[scale], config)

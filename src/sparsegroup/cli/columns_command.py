@@ -6,13 +6,20 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import app
-from sparsegroup.cli.options import Dataset, Exclude, Label
+from sparsegroup.cli.options import RAW_LOG, Dataset, Exclude, Label
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
 @app.command("columns")
 def columns_command(
-    log: Annotated[Path, typer.Argument(help="A raw log, or a folder that `prepare` has written.", show_default=False)],
+    log: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG",
+            help=f"A raw log ({RAW_LOG}), or a folder that `prepare` has written.",
+            show_default=False,
+        ),
+    ],
     label: Label = None,
     exclude: Exclude = None,
     dataset: Dataset = None,

@@ -13,14 +13,14 @@ from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import findings_of, write_schema
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_opening import format_of, given, is_prepared
+from sparsegroup.data.log_opening import given, is_prepared, raw_log_files
 from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.raw_file import raw_file
+from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 
 _log = logging.getLogger(__name__)
 
 
-def columns_run(log: Path, options: Any, schema: Path | None, *, overwrite: bool) -> None:
+def columns_run(log: LogPaths, options: Any, schema: Path | None, *, overwrite: bool) -> None:
     """Show what the columns of a log are.
 
     Args:
@@ -44,28 +44,27 @@ def columns_run(log: Path, options: Any, schema: Path | None, *, overwrite: bool
     warn_of_columns(findings)
 
 
-def _format_of(log: Path, options: Any) -> LogFormat:
-    files = [raw_file(log)]
+def _format_of(log: LogPaths, options: Any) -> LogFormat:
     try:
-        return format_of(files, **options)
+        return raw_log_files(log, **options)[1]
     except ClickLogError as error:
         if error.parameters != ("label",) or options["label"] is not None:
             raise
         _log.warning("%s", error.spelled(lambda name: f"--{name}"))
-        return format_of(files, whole=True, **options)
+        return raw_log_files(log, whole=True, **options)[1]
 
 
-def _write(schema: Path, found: LogFormat | None, log: Path) -> None:
+def _write(schema: Path, found: LogFormat | None, log: LogPaths) -> None:
     if found is None or not found.kinds:
         what = "it is prepared already" if found is None else f"the format {found.name!r} says them"
-        raise UsageError(f"--schema: the columns of {log} need none: {what}")
-    write_schema(schema, found, log.name)
+        raise UsageError(f"--schema: the columns of {shown(log)} need none: {what}")
+    write_schema(schema, found, shown(log))
 
 
-def _of_prepared(folder: Path, options: Any) -> Sequence[ColumnFinding]:
+def _of_prepared(folder: LogPaths, options: Any) -> Sequence[ColumnFinding]:
     if others := given(options):
-        raise UsageError(f"--{min(others)} is for raw logs; {folder} is a folder, prepared already")
-    log = PreparedLog(folder)
+        raise UsageError(f"--{min(others)} is for raw logs; {shown(folder)} is a folder, prepared already")
+    log = PreparedLog(*paths_of(folder))
     made = f"made of {log.manifest.dataset!r}"
     rows = [
         ColumnFinding(name, "list" if name in log.lists else "category", made, (), log.manifest.features[name][0])

@@ -17,7 +17,7 @@ Onnx = Annotated[
 ]
 Program = Annotated[bool, typer.Option("--program", help="Write model.pt2, a program of torch.export.")]
 TestLog = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         metavar="LOG",
         help="A test set for AUC and log loss before and after: a raw log or a prepared folder. All rows of it are "

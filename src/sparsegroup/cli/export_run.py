@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
+from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.extras import pip_install
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
@@ -30,7 +31,7 @@ def export_run(
     out: Path,
     dtype: Dtype,
     onnx: bool | None,
-    test: Path | None,
+    test: str | None,
     *,
     program: bool,
     sweep: bool,
@@ -50,7 +51,7 @@ def delta_run(
     out: Path,
     since: Path,
     dtype: Dtype | None,
-    test: Path | None,
+    test: str | None,
     *,
     sweep: bool,
     overwrite: bool,
@@ -69,7 +70,7 @@ def apply_run(
     deltas: Sequence[Path],
     out: Path,
     onnx: bool | None,
-    test: Path | None,
+    test: str | None,
     *,
     program: bool,
     overwrite: bool,
@@ -91,9 +92,9 @@ def _wants_onnx(onnx: bool | None) -> bool:
     return True
 
 
-def _open_test(path: Path, config: Config, threads: int) -> TestRows:
-    with reading_bar(path.name) as on_progress:
-        return open_test_rows(path, config, threads, on_progress)
+def _open_test(log: str, config: Config, threads: int) -> TestRows:
+    with reading_bar(short_name(log)) as on_progress:
+        return open_test_rows(log, config, threads, on_progress)
 
 
 def _show(manifest: ExportManifest, out: Path) -> None:

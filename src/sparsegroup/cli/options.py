@@ -15,6 +15,7 @@ from sparsegroup.names import (
     OnBadRow,
     OptimizerName,
     ScheduleName,
+    SortFiles,
 )
 
 _LOG, _MODEL, _OPTIMIZER, _SIZE, _TRAINING = "Log", "Model", "Optimizer", "Size", "Training"
@@ -30,11 +31,12 @@ def log_option(help: str, default: str | bool = False) -> Any:
     return typer.Option(rich_help_panel=_LOG, help=help, show_default=default)
 
 
+RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
 LogOrConfig = Annotated[
-    Path | None,
+    list[str] | None,
     typer.Argument(
-        metavar="[LOG|CONFIG.yaml]",
-        help="A folder that `prepare` has written, a raw log, or a YAML file of settings that names one. "
+        metavar="LOG|CONFIG.yaml",
+        help=f"A folder that `prepare` has written, a raw log ({RAW_LOG}), or a YAML file of settings that names one. "
         "Default: a synthetic log.",
         show_default=False,
     ),
@@ -60,7 +62,10 @@ EXCLUDE = "A column that is no feature, of a raw log with a header (repeatable).
 CRITEO_NUMBERS = "What becomes of Criteo's integers."
 AVAZU_HOUR = "What becomes of Avazu's hour."
 
-TestLog = Annotated[Path | None, log_option("A raw log of its own for the test set.")]
+SORT_FILES = "Order of a raw log's files: by name (day9 before day10), by the first time in each, or as given."
+
+TestLog = Annotated[str | None, log_option("A raw log of its own for the test set.")]
+Sorting = Annotated[SortFiles | None, log_option(SORT_FILES, "name")]
 Dataset = Annotated[DatasetName | None, log_option(DATASET, "told from its first line")]
 Schema = Annotated[Path | None, log_option(SCHEMA)]
 ColumnsAs = Annotated[ColumnsName | None, log_option(COLUMNS, "told from its first rows")]

@@ -14,7 +14,7 @@ from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
-from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
+from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
 from sparsegroup.reporting.formatting import count, metric, percent, size
 from sparsegroup.reporting.path_plot import plot_path
 from sparsegroup.training.config import Config, read_config
@@ -25,7 +25,7 @@ _JSON, _PNG = "path.json", "path.png"
 
 
 def path_run(
-    log: Path | None,
+    log: Sequence[str] | None,
     rates: str,
     tolerance: float,
     out: Path | None,
@@ -38,7 +38,7 @@ def path_run(
     """Train at each rate and show what came out; the arguments are those of the command."""
     asked = _rates(rates)
     values = {**setting_values(log, options, assignments), "optimizer.target_rate": asked[0]}
-    config = read_config(log if is_settings_file(log) else None, values, "the command line")
+    config = read_config(settings_file(log), values, "the command line")
     folder = out or Path("paths") / log_name(config)
     if (folder / _JSON).exists() and not overwrite:
         raise UsageError(f"{folder} holds a {_JSON}; give another --out, or --overwrite")

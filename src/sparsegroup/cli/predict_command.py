@@ -12,6 +12,7 @@ from sparsegroup.cli.options import (
     DATASET,
     EXCLUDE,
     LABEL,
+    RAW_LOG,
     SCHEMA,
     BadRow,
     MaxBad,
@@ -28,7 +29,14 @@ def predict_command(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
     ],
-    log: Annotated[Path, typer.Argument(help="A raw log, or a folder that `prepare` has written.", show_default=False)],
+    log: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG",
+            help=f"A raw log ({RAW_LOG}), or a folder that `prepare` has written.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),

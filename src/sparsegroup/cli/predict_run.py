@@ -18,6 +18,7 @@ from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import is_json, show
 from sparsegroup.cli.progress import progress, reading_bar
 from sparsegroup.data import Log, open_log
+from sparsegroup.data.raw.file_listing import LogPaths, short_name
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (
@@ -34,7 +35,7 @@ _logger = logging.getLogger(__name__)
 _OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
 
 
-def predict_run(model: Path, log: Path, out: Path | None, options: Mapping[str, Any], threads: int) -> None:
+def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[str, Any], threads: int) -> None:
     """Score a log.
 
     Args:
@@ -57,7 +58,7 @@ def predict_run(model: Path, log: Path, out: Path | None, options: Mapping[str, 
     opened.columns.check(data)
     tally, begin = Tally(len(data)), perf_counter()
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
-    with nullcontext(_nothing) if hidden else progress(f"scoring {log.name}", "rows") as update:
+    with nullcontext(_nothing) if hidden else progress(f"scoring {short_name(log)}", "rows") as update:
 
         def seen() -> Iterator[Predictions]:
             for part in predictions(opened.model, data):
@@ -81,11 +82,11 @@ def _suffix(path: Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
 
 
-def _open(log: Path, config: Config, given: Mapping[str, Any], threads: int) -> Log:
+def _open(log: LogPaths, config: Config, given: Mapping[str, Any], threads: int) -> Log:
     """The log, read as the model's but for what `given` says."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     data = checked(Config, {"data": values}, "the command line").data
-    with reading_bar(log.name) as on_progress:
+    with reading_bar(short_name(log)) as on_progress:
         return open_log(
             log,
             like=config.data.format_options,

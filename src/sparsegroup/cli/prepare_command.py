@@ -6,18 +6,23 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, app
-from sparsegroup.cli.options import COLUMNS
+from sparsegroup.cli.options import COLUMNS, RAW_LOG, SORT_FILES
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow
+from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
 
 @app.command("prepare")
 def prepare_command(
     log: Annotated[
-        Path, typer.Argument(help="Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow.")
+        list[str],
+        typer.Argument(
+            metavar="LOG",
+            help="Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow: " + RAW_LOG + ".",
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder for the prepared log; one that was cut off is gone on with.")],
-    test: Annotated[Path | None, typer.Option(help="A log of its own for the test set.", show_default=False)] = None,
+    test: Annotated[str | None, typer.Option(help="A log of its own for the test set.", show_default=False)] = None,
+    sort_files: Annotated[SortFiles, typer.Option(help=SORT_FILES)] = "name",
     dataset: Annotated[
         DatasetName, typer.Option(help="Format of the log; auto tells it from the first line.")
     ] = "auto",
@@ -80,6 +85,7 @@ def prepare_command(
             "criteo_numbers": criteo_numbers,
             "avazu_hour": avazu_hour,
         },
+        sort_files=sort_files,
         on_bad_row=on_bad_row,
         max_bad=max_bad,
         vocabulary=vocabulary,

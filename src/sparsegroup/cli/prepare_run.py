@@ -14,15 +14,17 @@ from sparsegroup.data.log_manifest import LogManifest
 from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.public_counts import compare_with_published
-from sparsegroup.names import OnBadRow
+from sparsegroup.data.raw.file_listing import LogPaths, short_name
+from sparsegroup.names import OnBadRow, SortFiles
 
 
 def prepare_run(
-    log: Path,
+    log: LogPaths,
     out: Path,
-    test: Path | None,
+    test: LogPaths | None,
     options: FormatOptions,
     *,
+    sort_files: SortFiles,
     on_bad_row: OnBadRow,
     max_bad: str,
     vocabulary: bool,
@@ -35,6 +37,7 @@ def prepare_run(
         out: Folder for the prepared log.
         test: A log of its own for the test set.
         options: What tells the format.
+        sort_files: Order of the log's files.
         on_bad_row: "error" stops at a bad row, "skip" leaves it out and counts it.
         max_bad: Share of bad rows, like 0.1%, above which to stop all the same.
         vocabulary: Write vocabulary.parquet, too.
@@ -44,15 +47,16 @@ def prepare_run(
         UsageError: `max_bad` is no share.
         LogOptionError: Options that do not go together, or not with the log.
     """
-    with progress(f"preparing {log.name}", "bytes") as update:
+    with progress(f"preparing {short_name(log)}", "bytes") as update:
 
         def on_progress(done: PreparationProgress) -> None:
             bad = f", {done.bad:,} bad" if done.bad else ""
             update(done.bytes, done.total, f"{done.rows:,} rows{bad}")
 
         done, _ = prepare(
-            [log, *([test] if test else [])],
+            [log, *([] if test is None else [test])],
             out,
+            sort_files=sort_files,
             on_format=lambda found: print_columns(found.findings),
             on_bad_row=on_bad_row,
             max_bad=_share(max_bad),

@@ -2,27 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.column_table import print_columns
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
+from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
 from sparsegroup.yaml_settings import assignment
 
 
-def is_settings_file(log: Path | None) -> TypeGuard[Path]:
-    """Whether what stands in the place of a log is a YAML file of settings."""
-    return log is not None and log.suffix in (".yaml", ".yml")
+def settings_file(log: Sequence[str] | None) -> Path | None:
+    """The YAML file of settings that stands in the place of a log, if one does."""
+    return Path(log[0]) if log and len(log) == 1 and log[0].endswith((".yaml", ".yml")) else None
 
 
-def setting_values(log: Path | None, options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+def setting_values(log: Sequence[str] | None, options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """Dotted key → value, as the command line has them.
 
     Args:
-        log: The log, a settings file, or None.
+        log: The log's paths, a settings file, or None.
         options: Those that were given, by their names in Python; what is no setting is left out.
         assignments: `key=value` each, which come last.
 
@@ -36,8 +37,8 @@ def setting_values(log: Path | None, options: Mapping[str, Any], assignments: Se
     }
     if given := options.get("field_rate"):
         values["optimizer.field_rates"] = _field_rates(given)
-    if log is not None and not is_settings_file(log):
-        values["data.log"] = str(log)
+    if log and settings_file(log) is None:
+        values["data.log"] = log[0] if len(log) == 1 else list(log)
     return values | dict(map(assignment, assignments))
 
 
@@ -59,7 +60,7 @@ def _field_rates(given: Sequence[str]) -> dict[str, float]:
 
 def log_name(config: Config) -> str:
     """The name of the log in a config, for folders."""
-    return "synthetic" if config.data.log is None else Path(config.data.log).name.split(".")[0] or "log"
+    return "synthetic" if config.data.log is None else short_name(config.data.log)
 
 
 def open_config_log(config: Config, threads: int, *, as_before: bool = False) -> Log:
@@ -73,12 +74,12 @@ def open_config_log(config: Config, threads: int, *, as_before: bool = False) ->
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
-    path = Path(data.log)
-    as_before = as_before and not is_prepared(path)
-    with reading_bar(path.name) as on_progress:
+    as_before = as_before and not is_prepared(data.log)
+    with reading_bar(short_name(data.log)) as on_progress:
         log = open_log(
-            path,
-            None if data.test is None else Path(data.test),
+            data.log,
+            data.test,
+            sort_files=data.sort_files,
             on_bad_row=data.on_bad_row,
             max_bad=data.max_bad,
             threads=threads,

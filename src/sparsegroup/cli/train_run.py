@@ -16,7 +16,7 @@ from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
-from sparsegroup.cli.run_settings import is_settings_file, log_name, open_config_log, setting_values
+from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
 from sparsegroup.data.log_opening import is_prepared
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
@@ -52,7 +52,7 @@ _FIXED = (
 
 
 def train_run(
-    log: Path | None,
+    log: Sequence[str] | None,
     options: Mapping[str, Any],
     assignments: Sequence[str],
     out: Path | None,
@@ -64,7 +64,7 @@ def train_run(
     """Train from the start, or with the weights of a run before.
 
     Args:
-        log: The log, or a YAML file of settings that names one; None is a synthetic log.
+        log: The log's paths, or a YAML file of settings that names one; None is a synthetic log.
         options: Those that were given, by their names in Python.
         assignments: `key=value` each, which come last.
         out: Folder for the run; by default one in `runs`, named by the log and the time.
@@ -79,9 +79,9 @@ def train_run(
         raise UsageError("--overwrite is for --out: without it, each run has a folder of its own, named by the time")
     before = None if before is None else find_run(before)
     values = setting_values(log, options, assignments)
-    is_config = is_settings_file(log)
+    is_config = settings_file(log) is not None
     if before is None:
-        config = read_config(log if is_config else None, values, "the command line")
+        config = read_config(settings_file(log), values, "the command line")
     elif is_config:
         raise UsageError("--continue takes its settings from the run; change them with --set, and give a log")
     else:
@@ -163,7 +163,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     if log is None:
         raise UsageError("--continue wants the log to go on with")
     content = before.as_dict()
-    if is_prepared(Path(log)):  # the other log's format says nothing of a prepared one
+    if is_prepared(log):  # the other log's format says nothing of a prepared one
         content["data"] = {}
     if {"data.schema", "data.dataset"} & values.keys():  # they say all of the format
         content["data"]["columns"] = None

@@ -1,12 +1,16 @@
 """What can be wrong with a click log, said with file and line."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparsegroup.user_error import UserError
 
 SAMPLES = 5
 """Bad rows that are shown."""
+
+FILES = 20
+"""Files with bad rows that are shown."""
 
 SAMPLE = 80
 """Characters of a bad row that are shown."""
@@ -50,3 +54,12 @@ class BadRows:
         lines += [f"  {count:,} × {reason}" for reason, count in self.reasons.most_common()]
         lines += [f"  line {line}: {reason}: {text!r}" for line, reason, text in self.samples]
         return "\n".join(lines)
+
+
+def shown_bad_rows(bads: Iterable[BadRows]) -> list[str]:
+    """The bad rows of a log's files for a reader: a text for each of the first files that have any, then a count."""
+    found = [bad for bad in bads if bad.count]
+    texts = [str(bad) for bad in found[:FILES]]
+    if others := found[FILES:]:
+        texts.append(f"and {sum(bad.count for bad in others):,} bad rows in {len(others):,} more files")
+    return texts

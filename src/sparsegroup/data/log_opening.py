@@ -16,11 +16,13 @@ from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
-from sparsegroup.data.prepared_log import PreparedLog
-from sparsegroup.data.raw.raw_file import RawFile, raw_file
+from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
+from sparsegroup.data.raw.file_listing import LogPaths, listed, paths_of, shown
+from sparsegroup.data.raw.file_order import by_first_time
+from sparsegroup.data.raw.raw_file import RawFile
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
 _logger = logging.getLogger(__name__)
 
@@ -65,10 +67,11 @@ _OF_A_HEADER = ("label", "exclude", "test_fraction", "columns")
 
 
 def open_log(
-    log: Path,
-    test: Path | None = None,
+    log: LogPaths,
+    test: LogPaths | None = None,
     format: LogFormat | None = None,
     *,
+    sort_files: SortFiles = "name",
     like: FormatOptions | None = None,
     whole: bool = False,
     on_bad_row: OnBadRow = "error",
@@ -78,41 +81,48 @@ def open_log(
     chunk_bytes: int = CHUNK_BYTES,
     **options: Unpack[FormatOptions],
 ) -> Log:
-    """The log at a path: a prepared one if it is a folder, else a raw one, whose rows are counted now.
+    """The log at a path: a prepared one in its folder, or a raw one, whose rows are counted now.
+
+    The rows of a raw log of several files are those of the first file, then those of the second, and so on.
 
     Args:
-        log: Folder or file.
+        log: Folder that `prepare` has written; or a file, a folder of files (and of folders), a pattern such as
+            `logs/2026-*.csv.gz`, a URI that pyarrow or fsspec opens, such as `s3://bucket/day=*/`, or several of these
+            that are one log. Folders named `key=value` add a column.
         test: A log of its own for the test set, of a raw log.
         format: Format of a raw log; by default as `options` say, or told from how the log begins.
         like: Options that another log was read with, which hold for a raw log where `options` leave them open. A
             `schema` or a `dataset` in `options` says all of the format. The columns of a log with a header are told
             from no log but the first: where `like` does not say them, all are categories.
+        sort_files: In which order several files of a log come: by their paths ("name"; `day9` before `day10`), by the
+            first "time" in each, or as their paths are "given".
         whole: Take all rows of a raw log in the order of the file, as for scoring: there is no test set, no time and no
             order to check, and no label is needed.
         on_bad_row, max_bad, threads, on_progress, chunk_bytes: How to read a raw log, see `RawLog`.
         **options: What tells the format of a raw log, see `FormatOptions`.
 
     Raises:
-        ClickLogError: It cannot be read.
+        ClickLogError: It cannot be read, or its files have not the same columns.
         LogOptionError: Options that do not go together, options of raw logs for a prepared one, or no such schema.
         OSError: No such file.
     """
     wanted: Any = given(options)
     if is_prepared(log):
-        others = {"test": test, "format": format}
+        others = {"test": test, "format": format, "sort_files": None if sort_files == "name" else sort_files}
         for option in (*(name for name, value in others.items() if value is not None), *wanted):
-            raise LogOptionError(f"`{option}` is for raw logs; {log} is a folder, prepared already", option)
-        return PreparedLog(log)
+            raise LogOptionError(f"`{option}` is for raw logs; {shown(log)} is a folder, prepared already", option)
+        return PreparedLog(*paths_of(log))
     if like is not None and not {"schema", "dataset"} & set(wanted):
         inherited = {"columns": "categorical", **given(like)}
         if whole:  # then no rows are test rows
             inherited.pop("test_fraction", None)
         wanted = {**inherited, **wanted}
-    files = [raw_file(path) for path in (log, test) if path is not None]
-    found = format_of(files, format, whole=whole, **wanted)
+    files, found, tests = raw_log_files(log, test, format, sort_files=sort_files, whole=whole, **wanted)
     opened = RawLog(
         files,
         found,
+        tests=tests,
+        name=shown(log),
         on_bad_row=on_bad_row,
         max_bad=max_bad,
         threads=threads,
@@ -124,9 +134,36 @@ def open_log(
     return opened
 
 
-def is_prepared(log: Path) -> bool:
-    """Whether a prepared log, or what should be one, is at the path: options of raw logs are not for it."""
-    return log.is_dir()
+def is_prepared(log: LogPaths) -> bool:
+    """Whether it is a prepared log, or one that `prepare` has not finished: options of raw logs are not for it."""
+    paths = paths_of(log)
+    return len(paths) == 1 and is_prepared_folder(Path(paths[0]))
+
+
+def raw_log_files(
+    log: LogPaths,
+    test: LogPaths | None = None,
+    format: LogFormat | None = None,
+    *,
+    sort_files: SortFiles = "name",
+    whole: bool = False,
+    **options: Unpack[FormatOptions],
+) -> tuple[list[RawFile], LogFormat, int]:
+    """The files of a raw log in order, their format, and how many of them, the last ones, are the test set's own.
+
+    The arguments are those of `open_log`; raises as `listed` and `format_of` do.
+    """
+    groups = [listed(paths, by_name=sort_files != "given") for paths in (log, test) if paths is not None]
+    alike = format is None and options.get("schema") is None
+    if sort_files == "time":  # which column that is, one file tells; the order of many does not yet
+        found = format_of([files[0] for files in groups], format, whole=whole, **options)
+        for first, *others in groups:
+            first.lead(others, alike=alike)
+        groups = [by_first_time(files, found) for files in groups]
+    for first, *others in groups:
+        first.lead(others, alike=alike)
+    found = format_of([files[0] for files in groups], format, whole=whole, **options)
+    return [file for files in groups for file in files], found, sum(map(len, groups[1:]))
 
 
 def given(options: FormatOptions) -> dict[str, Any]:
@@ -145,8 +182,11 @@ def format_of(
     """The format to read a raw log in.
 
     Args:
-        files: The log, which tells its format if nothing else does; and a log of its own for the test set, if any.
+        files: The log's first file, which tells its format if nothing else does; and that of a log of its own for the
+            test set, if any.
         format: The format, if it is known.
+        sort_files: In which order several files of a log come: by their paths ("name"; `day9` before `day10`), by the
+            first "time" in each, or as their paths are "given".
         whole: Take all rows in the order of the file: there is no test set, no time and no order to check, and the log
             may lack its label column (libsvm and libffm may not).
         **options: See `FormatOptions`.
@@ -176,7 +216,9 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
         for option in _binding(of_a_header):
             raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
         if not schema.is_file():
-            raise LogOptionError(f"no schema {schema}; say with `schema` what the columns of {log.path} are", "schema")
+            raise LogOptionError(
+                f"no schema {schema}; say with `schema` what the columns of {log.source} are", "schema"
+            )
         found = read_schema(schema)
     elif name is not None:
         found = _made(name, wanted)

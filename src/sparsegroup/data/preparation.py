@@ -3,8 +3,8 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,24 +16,25 @@ from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
-from sparsegroup.data.log_errors import BadRows, ClickLogError
+from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
 from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
-from sparsegroup.data.log_opening import FormatOptions, format_of
+from sparsegroup.data.log_opening import FormatOptions, raw_log_files
 from sparsegroup.data.prepared_log import (
+    PART_META,
     VOCABULARY,
     PreparedLog,
     count_features,
 )
-from sparsegroup.data.raw.encoding import EncodedRows, encoded_chunks
-from sparsegroup.data.raw.raw_file import Chunk, raw_file, source_of
+from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, with_places
+from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
+from sparsegroup.data.raw.raw_file import Chunk, RawFile, source_of
 from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.names import OnBadRow
+from sparsegroup.names import OnBadRow, SortFiles
 
 PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""
 
-_META = b"sparsegroup"
 _logger = logging.getLogger(__name__)
 
 
@@ -46,22 +47,27 @@ class _State(RowCount):
         offset: How many bytes of it (rows, of a columnar file) have been read.
         line: Line number of its next row.
         bad: Reason → rows left out.
+        places: Places for rows in the files before it, see `with_places`.
     """
 
     source: int = 0
     offset: int = 0
     line: int = 1
     bad: dict[str, int] = field(default_factory=dict)
+    places: int = 0
 
-    def pass_chunk(self, chunk: Chunk, bad: Mapping[str, int]) -> None:
-        """A chunk has been read; `bad` are all rows left out so far."""
-        self.offset, self.line, self.bad = chunk.end_offset, chunk.end_line, dict(bad)
+    def pass_files(self, files: Sequence[RawFile], log: LogFormat, source: int, first_test: int) -> None:
+        """Reading has come to file `source`."""
+        while self.source < source:
+            self.places += max(self.line - files[self.source].first_row(log), 0)
+            self.source, self.offset, self.line = self.source + 1, 0, 1
+            if self.source == first_test:
+                self.places = 0
 
-    def pass_file(self, files: int) -> None:
-        """The end of a file, of so many, has been reached."""
-        if self.source == 0 and files > 1:
-            self.begin_test_file()
-        self.source, self.offset, self.line = self.source + 1, 0, 1
+    def pass_chunk(self, chunk: Chunk, encoded: EncodedRows) -> None:
+        """A chunk has been read."""
+        self.offset, self.line = chunk.end_offset, chunk.end_line
+        self.bad = dict(Counter(self.bad) + Counter(reason for _, reason, _ in encoded.bad))
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,11 @@ class PreparationProgress:
 
 
 def prepare(
-    logs: list[Path],
+    logs: Sequence[LogPaths],
     folder: Path,
     log: LogFormat | None = None,
     *,
+    sort_files: SortFiles = "name",
     on_bad_row: OnBadRow = "error",
     max_bad: float = 0.001,
     vocabulary: bool = False,
@@ -100,9 +107,10 @@ def prepare(
     A folder that a killed run has left is completed. A whole one is checked, and left as it is.
 
     Args:
-        logs: One log, or a training log and a test log.
+        logs: One log, or a training log and a test log: each a file, a folder, a pattern or a URI, or several of them.
         folder: To write into.
         log: Their format; by default as `options` say, or told from how the first log begins.
+        sort_files: See `open_log`.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
         vocabulary: Write `vocabulary.parquet`, too: key → field and value.
@@ -113,7 +121,7 @@ def prepare(
         **options: What tells the format, see `FormatOptions`.
 
     Returns:
-        The prepared log, and the bad rows of each log that this call has read.
+        The prepared log, and the bad rows that this call has read, of each file.
 
     Raises:
         ClickLogError: A bad row (FILE:LINE: why), too many of them, a damaged file, or a folder that holds something
@@ -121,13 +129,16 @@ def prepare(
         LogOptionError: Options that do not go together, or not with the log.
         OSError: No such file.
     """
-    raw = [raw_file(path) for path in logs]
-    log = format_of(raw, log, **options)
+    for path in (Path(path) for paths in logs for path in paths_of(paths)):
+        if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+            raise ClickLogError(f"{folder}: lies in {path}, all of whose files are the log; give another folder")
+    raw, log, tests = raw_log_files(logs[0], logs[1] if len(logs) > 1 else None, log, sort_files=sort_files, **options)
     if on_format is not None:
         on_format(log)
-    for file in raw:
-        file.check(log)
-    source = {**source_of(raw, log), "vocabulary": vocabulary}
+    first_test = len(raw) - tests
+    for number in {0, first_test} & set(range(len(raw))):
+        raw[number].check(log)
+    source = {**source_of(raw, log, tests), "vocabulary": vocabulary}
     sizes = [file.size for file in raw]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,37 +153,40 @@ def prepare(
     state, files = _resume(folder, source)
     if files:
         _logger.info("%s: resumed at row %s", folder, f"{state.rows:,}")
-    bads = [BadRows(str(file.path)) for file in raw[state.source :]]
-    for file, bad in zip(raw[state.source :], bads, strict=True):
-        before = Counter(state.bad)
-        chunks = encoded_chunks(
-            file,
-            log,
-            bad,
-            on_bad_row=on_bad_row,
-            threads=threads,
-            chunk_bytes=chunk_bytes,
-            offset=state.offset,
-            line=state.line,
-            keep_raw=vocabulary,
-        )
-        held: list[EncodedRows] = []
-        for chunk, encoded in chunks:
-            state.note(encoded, log, file.path)
-            state.pass_chunk(chunk, before + bad.reasons)
-            held.append(encoded)
-            if len(held) == PART_CHUNKS:
-                _write_part(folder, log, held, state, files, source)
-                held = []
-            if on_progress:
-                on_progress(PreparationProgress(state.rows, sum(state.bad.values()), state.offset, total))
-        if any(encoded.batch.num_rows for encoded in held):
+    bads = [BadRows(file.source) for file in raw]
+    read = sum(size or 0 for size in sizes[: state.source]) + state.offset
+
+    def stretches() -> Iterator[Stretch]:
+        offset, line = state.offset, state.line
+        for number in range(state.source, len(raw)):
+            raw[number].check(log)
+            yield Stretch(number, raw[number], bads[number], offset, line)
+            offset, line = 0, 1
+
+    held: list[EncodedRows] = []
+    for stretch, chunk, encoded in encoded_chunks(
+        stretches(),
+        log,
+        on_bad_row=on_bad_row,
+        threads=threads,
+        chunk_bytes=chunk_bytes,
+        keep_raw=vocabulary,
+    ):
+        state.pass_files(raw, log, stretch.number, first_test)
+        read += chunk.end_offset - state.offset
+        state.note(encoded, log, stretch.file.source, of_test_log=stretch.number >= first_test)
+        state.pass_chunk(chunk, encoded)
+        held.append(replace(encoded, batch=with_places(encoded.batch, log, state.places)))
+        if len(held) == PART_CHUNKS:
             _write_part(folder, log, held, state, files, source)
-        state.pass_file(len(raw))
-    train_rows = state.checked_train_rows(log, logs[0], sum(state.bad.values()), bads, max_bad)
-    for bad in bads:
-        if bad.count:
-            _logger.warning(str(bad))
+            held = []
+        if on_progress:
+            on_progress(PreparationProgress(state.rows, sum(state.bad.values()), read, total))
+    _write_part(folder, log, held, state, files, source)
+    left_out = sum(state.bad.values())
+    train_rows = state.checked_train_rows(log, shown(logs[0]), left_out, bads, max_bad)
+    for text in shown_bad_rows(bads):
+        _logger.warning(text)
     _complete(folder, log, state, files, source, train_rows, vocabulary)
     return PreparedLog(folder), bads
 
@@ -220,7 +234,7 @@ def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int
     for path in sorted(folder.glob("part-*.parquet")):
         try:
             metadata = pq.read_metadata(path)
-            content = json.loads(metadata.metadata[_META])
+            content = json.loads(metadata.metadata[PART_META])
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ClickLogError(f"{path}: not a part of a prepared log ({error}); give an empty folder") from error
         if content["source"] != source:
@@ -243,15 +257,17 @@ def _write_part(
     files: dict[str, int],
     source: dict[str, Any],
 ) -> None:
+    held = [encoded for encoded in held if encoded.batch.num_rows]
+    if not held:
+        return
     name = f"part-{len(files):05}.parquet"
     content = json.dumps({"state": vars(state), "source": source})
-    schema = log.schema.with_metadata({_META: content.encode()})
+    schema = log.schema.with_metadata({PART_META: content.encode()})
 
     def write(path: Path) -> None:
         with pq.ParquetWriter(path, schema, compression="lz4") as writer:
             for encoded in held:
-                if encoded.batch.num_rows:
-                    writer.write_batch(encoded.batch)
+                writer.write_batch(encoded.batch)
 
     if held[0].raw is not None:
         _write_vocabulary(folder / f"vocabulary-{len(files):05}.parquet", log, held)

@@ -18,6 +18,9 @@ from sparsegroup.data.synthetic.truth import is_informative
 
 VOCABULARY = "vocabulary.parquet"
 
+PART_META = b"sparsegroup"
+"""What a part says of its log stands under this key of its Parquet metadata."""
+
 
 class PreparedLog(Log):
     """A folder that `sparsegroup prepare` has written.
@@ -31,7 +34,7 @@ class PreparedLog(Log):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not PREPARED_LOG.is_in(self.folder) and any(self.folder.glob("part-*.parquet")):
+        if not PREPARED_LOG.is_in(self.folder) and is_prepared_folder(self.folder):
             what = f"an unfinished prepared log; run the same `prepare` again ({PREPARED_LOG.file} is missing)"
             raise ClickLogError(f"{self.folder}: {what}", "prepare")
         manifest = self.manifest = PREPARED_LOG.read(self.folder)
@@ -89,6 +92,17 @@ class PreparedLog(Log):
                             yield batch_of(table, self.fields, self.numbers, self.lists, self.weighted)
             except (OSError, pa.ArrowException) as error:
                 raise ClickLogError(f"{path}: missing or damaged ({error})") from error
+
+
+def is_prepared_folder(folder: Path) -> bool:
+    """Whether a folder holds a prepared log, or what `prepare` has written of one."""
+    if PREPARED_LOG.is_in(folder):
+        return True
+    try:
+        first = next(folder.glob("part-*.parquet"), None)
+        return first is not None and PART_META in (pq.read_metadata(first).metadata or {})
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def count_features(folder: Path, files: Mapping[str, int], fields: tuple[str, ...], rows: int) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from torch import Tensor
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import open_log
+from sparsegroup.data.raw.file_listing import LogPaths, is_same, shown
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import PathScores, TestResult
 from sparsegroup.training import Config
@@ -43,7 +43,7 @@ class TestRows:
 
 
 def open_test_rows(
-    path: Path, config: Config, threads: int = 1, on_progress: Callable[[int, int | None], None] | None = None
+    path: LogPaths, config: Config, threads: int = 1, on_progress: Callable[[int, int | None], None] | None = None
 ) -> TestRows:
     """The test rows of a log, read in the format of the log that a model was trained on.
 
@@ -51,7 +51,7 @@ def open_test_rows(
     log is a test set as a whole.
 
     Args:
-        path: A raw log, or a folder that `prepare` has written.
+        path: A raw log, or a folder that `prepare` has written, see `open_log`.
         config: The model's settings.
         threads, on_progress: How to read a raw log, see `RawLog`.
 
@@ -61,10 +61,11 @@ def open_test_rows(
         LogOptionError: The settings do not go with it.
     """
     data = config.data
-    own = data.log is not None and path.resolve() == Path(data.log).resolve()
+    own = data.log is not None and is_same(path, data.log)
     log = open_log(
         path,
-        Path(data.test) if own and data.test is not None else None,
+        data.test if own else None,
+        sort_files=data.sort_files if own else "name",
         like=data.format_options,
         whole=not own,
         on_bad_row=data.on_bad_row,
@@ -73,7 +74,7 @@ def open_test_rows(
         on_progress=on_progress,
     )
     if not log.labelled:
-        raise ExportError(f"{path}: has no labels, which a test set needs")
+        raise ExportError(f"{shown(path)}: has no labels, which a test set needs")
     return TestRows(log, log.train_rows if log.train_rows < len(log) else 0, len(log))
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
-from sparsegroup.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow
+from sparsegroup.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_table
@@ -33,9 +33,11 @@ class DataConfig(StrictSettings):
     """Where the samples come from.
 
     Attributes:
-        log: A folder that `prepare` has written, or a raw log; None is a synthetic log.
+        log: A folder that `prepare` has written, or a raw log, see `open_log`; several paths are one log; None is a
+            synthetic log.
         rows: Size of the synthetic log.
         test: A raw log of its own for the test set.
+        sort_files: Order of a raw log's files, see `open_log`.
         dataset: Format of a raw log.
         schema_file: YAML file that says what its columns are. In files it is called `schema`.
         columns: What the columns of a raw log with a header are: column → its kind, see `ColumnKind`, or "categorical"
@@ -47,9 +49,10 @@ class DataConfig(StrictSettings):
         on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
     """
 
-    log: str | None = None
+    log: str | tuple[str, ...] | None = None
     rows: int = Field(default=200_000, ge=100)
-    test: str | None = None
+    test: str | tuple[str, ...] | None = None
+    sort_files: SortFiles = "name"
     dataset: DatasetName = "auto"
     schema_file: str | None = Field(default=None, alias="schema")
     columns: Literal["categorical"] | dict[str, Annotated[str, AfterValidator(_kind)]] | None = None

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from sparsegroup.data.columns.typed_columns import text_of
 from sparsegroup.data.formats.log_format import Head, LogFormat
@@ -37,17 +36,18 @@ class ColumnarFile(RawFile):
 
     Args:
         path: The file.
+        name: See `RawFile`.
     """
 
     suffixes = tuple(_FORMATS)
     size = None
 
     def _read_head(self) -> Head:
-        return Head(str(self.path), tuple(_dataset(self.path).schema.names))
+        return Head(self.source, tuple(self._dataset().schema.names))
 
     def columns(self, log: LogFormat) -> list[str]:
         """All columns of the file, in order."""
-        return list(self.head.columns)
+        return [name for name in self.head.columns if name not in self.added]
 
     def has_label(self, log: LogFormat) -> bool:
         """Whether the label column of the format is there."""
@@ -65,25 +65,30 @@ class ColumnarFile(RawFile):
         """
         row = 0
         try:
-            scanner = _dataset(self.path).scanner(columns=list(log.raw), batch_size=_ROWS, use_threads=False)
+            dataset = self._dataset()
+            wanted = [name for name in log.raw if name not in self.added]
+            scanner = dataset.scanner(columns=wanted, batch_size=_ROWS, use_threads=False)
             for batch in scanner.to_batches():
                 first, row = row, row + batch.num_rows
                 if row > offset and batch.num_rows:
                     frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(
-                        _as_text(self.path, name, dtype, typed=bool(log.kinds))
+                        _as_text(self.source, name, dtype, typed=bool(log.kinds))
                         for name, dtype in zip(batch.schema.names, batch.schema.types, strict=True)
                     )
                     frame = frame.with_columns(pl.int_range(first + 1, row + 1).alias(LINE))
                     yield ColumnarChunk(first + 1, row, row + 1, frame[max(offset - first, 0) :])
         except (OSError, pa.ArrowException) as error:
-            raise ClickLogError(f"{self.path}: damaged ({error})") from error
+            raise ClickLogError(f"{self.source}: damaged ({error})") from error
+
+    def _dataset(self) -> Any:
+        return self.stored.dataset(_FORMATS[self.stored.suffix])
 
 
-def _as_text(path: Path, name: str, dtype: pa.DataType, *, typed: bool) -> pl.Expr:
+def _as_text(source: str, name: str, dtype: pa.DataType, *, typed: bool) -> pl.Expr:
     if typed:
         return text_of(name, pl.DataFrame(pl.from_arrow(pa.schema([(name, dtype)]).empty_table())).schema[name])
     if pa.types.is_nested(dtype):
-        raise ClickLogError(f"{path}: column {name!r} is {dtype}; write it as text, with a separator")
+        raise ClickLogError(f"{source}: column {name!r} is {dtype}; write it as text, with a separator")
     column = pl.col(name)
     if pa.types.is_boolean(dtype):
         column = column.cast(pl.UInt8)
@@ -97,10 +102,3 @@ def _as_text(path: Path, name: str, dtype: pa.DataType, *, typed: bool) -> pl.Ex
             .otherwise(column.cast(pl.String))
         )
     return column.cast(pl.String).replace("", None)
-
-
-def _dataset(path: Path) -> ds.Dataset:
-    try:
-        return ds.dataset(path, format=_FORMATS[path.suffix])
-    except pa.ArrowException as error:
-        raise ClickLogError(f"{path}: damaged, or no {_FORMATS[path.suffix]} file ({error})") from error

@@ -2,9 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparsegroup.data.batches import TIME
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
@@ -40,59 +42,84 @@ class EncodedRows:
     bad: list[BadRow]
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """What is to be read of one of a log's files.
+
+    Attributes:
+        number: Number of the file in the log.
+        file: The file.
+        bad: Is told of rows that are left out.
+        offset, line: Where to begin, as in `RawFile.chunks`.
+        until: The `end_offset` after which nothing more is read; None for the whole file.
+    """
+
+    number: int
+    file: RawFile
+    bad: BadRows
+    offset: int = 0
+    line: int = 1
+    until: int | None = None
+
+
 def encoded_chunks(
-    file: RawFile,
+    stretches: Iterable[Stretch],
     log: LogFormat,
-    bad: BadRows,
     *,
     on_bad_row: OnBadRow,
     threads: int,
     chunk_bytes: int,
-    offset: int = 0,
-    line: int = 1,
     keep_raw: bool = False,
-) -> Generator[tuple[Chunk, EncodedRows]]:
-    """The chunks of a file in order, and what each holds.
+) -> Generator[tuple[Stretch, Chunk, EncodedRows]]:
+    """The chunks of files in order, and what each holds.
 
     Args:
-        file: The file.
-        log: Its format.
-        bad: Is told of rows that are left out.
+        stretches: What is to be read, asked for as reading comes to it.
+        log: The files' format.
         on_bad_row: "error" raises at the first one.
-        threads: Number of threads that parse and hash.
+        threads: Number of threads that parse and hash, several small files at once, too.
         chunk_bytes: About how many bytes of a text are parsed at a time.
-        offset, line: Where to begin, as in `RawFile.chunks`.
         keep_raw: Give the fields' values, too.
 
     Raises:
         ClickLogError: A bad row, unless they are skipped; a damaged file.
     """
-    columns = file.columns(log)
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[tuple[Chunk, Future[EncodedRows]]] = deque()
+        pending: deque[tuple[Stretch, Chunk, Future[EncodedRows]]] = deque()
 
-        def first() -> tuple[Chunk, EncodedRows]:
-            chunk, job = pending.popleft()
+        def first() -> tuple[Stretch, Chunk, EncodedRows]:
+            stretch, chunk, job = pending.popleft()
             encoded = job.result()
             for number, reason, text in encoded.bad:
                 if on_bad_row == "error":
-                    raise ClickLogError(f"{file.path}:{number}: {reason}: {text[:SAMPLE]!r}")
-                bad.add(number, reason, text)
-            return chunk, encoded
+                    raise ClickLogError(f"{stretch.file.source}:{number}: {reason}: {text[:SAMPLE]!r}")
+                stretch.bad.add(number, reason, text)
+            return stretch, chunk, encoded
 
         try:
-            for chunk in file.chunks(log, offset, line, chunk_bytes):
-                pending.append((chunk, pool.submit(encode_chunk, chunk, log, columns, keep_raw)))
-                if len(pending) > threads:
-                    yield first()
+            for stretch in stretches:
+                columns = stretch.file.columns(log)
+                for chunk in stretch.file.chunks(log, stretch.offset, stretch.line, chunk_bytes):
+                    job = pool.submit(encode_chunk, chunk, log, columns, keep_raw, stretch.file.partition)
+                    pending.append((stretch, chunk, job))
+                    if len(pending) > threads:
+                        yield first()
+                    if stretch.until is not None and chunk.end_offset >= stretch.until:
+                        break
             while pending:
                 yield first()
         finally:
-            for _, job in pending:
+            for _, _, job in pending:
                 job.cancel()
 
 
-def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw: bool = False) -> EncodedRows:
+def encode_chunk(
+    chunk: Chunk,
+    log: LogFormat,
+    columns: Sequence[str],
+    keep_raw: bool = False,
+    partition: Mapping[str, str | None] = MappingProxyType({}),
+) -> EncodedRows:
     """Parse and hash rows.
 
     Args:
@@ -100,10 +127,18 @@ def encode_chunk(chunk: Chunk, log: LogFormat, columns: Sequence[str], keep_raw:
         log: Their format.
         columns: All columns of the file, in order.
         keep_raw: Give the fields' values, too.
+        partition: Name → value of the columns that the file's folders add.
     """
     bad: list[BadRow] = []
-    batch, raw, is_test = encode_frame(chunk.frame(log, columns, bad), log, bad, keep_raw)
+    batch, raw, is_test = encode_frame(chunk.full_frame(log, columns, bad, partition), log, bad, keep_raw)
     return EncodedRows(batch, raw, is_test, sorted(bad))
+
+
+def with_places(batch: pa.RecordBatch, log: LogFormat, before: int) -> pa.RecordBatch:
+    """Rows whose times are their places in a file, with those in a log that has so many places before it."""
+    if log.time is not None or not before:
+        return batch
+    return batch.set_column(1, TIME, pc.add(batch.column(1), before))
 
 
 def encode_frame(

@@ -2,18 +2,21 @@
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import polars as pl
 
 from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.keys import MOST_FIELDS
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.raw.stored_file import StoredFile
 
 BadRow = tuple[int, str, str]
 """A row that is left out: its line, the reason, and its text."""
@@ -21,6 +24,9 @@ BadRow = tuple[int, str, str]
 TEXT = ""
 _KINDS: dict[str, type["RawFile"]] = {}
 """Suffix → kind of file."""
+
+_KEY = re.compile(r"([^=]+)=(.*)", re.DOTALL)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 LINE = ""
 """Column of the rows' line numbers in a frame."""
@@ -50,15 +56,30 @@ class Chunk(ABC):
             bad: Is told of rows that are left out.
         """
 
+    def full_frame(
+        self, log: LogFormat, columns: Sequence[str], bad: list[BadRow], partition: Mapping[str, str | None]
+    ) -> pl.DataFrame:
+        """The frame, with those of the columns in `partition` that the format wants and the file itself has not."""
+        frame = self.frame(log, columns, bad)
+        added = [name for name in log.raw if name in partition and name not in frame.columns]
+        return frame.with_columns(pl.lit(partition[name], pl.String).alias(name) for name in added)
+
 
 class RawFile(ABC):
     """A file of rows.
 
     Args:
-        path: The file.
+        path: A file on a disk, or in a store.
+        name: What it is called within its log, wherever that lies; by default the file's own name. The folders that add
+            columns belong to it.
 
     Attributes:
         suffixes: What the names of such files end with; `TEXT` for all that no other kind names.
+        stored: Where its bytes lie.
+        source: The file, for messages.
+        partition: Name → value of the columns that the folders above it add, such as `day=2026-01-02`; None is a
+            missing one.
+        others: The files after it, of the first file of a log.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -67,18 +88,51 @@ class RawFile(ABC):
         """From now on files with these suffixes are read as this kind; all that no kind names are text."""
         _KINDS.update(dict.fromkeys(cls.suffixes, cls))
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: StoredFile | str | Path, name: str | None = None) -> None:
+        self.stored = StoredFile.at(path)
+        self.source = self.stored.source
+        keyed, self.partition = _partition(self.source)
+        self.name = max(name or self.stored.name, keyed, key=len)
+        self._added: tuple[str, ...] = ()
+        self._first: RawFile | None = None
+        self.others: Sequence[RawFile] = ()
+
+    @property
+    def path(self) -> Path:
+        """The path, of a file on a disk."""
+        return Path(self.source)
 
     @cached_property
     def head(self) -> Head:
-        """How the file begins, which is read once.
+        """How the file begins, with the columns that its folders add; it is read once.
 
         Raises:
             ClickLogError: The file is empty or damaged.
             OSError: No such file.
         """
-        return self._read_head()
+        head = self._read_head()
+        self._added = tuple(name for name in self.partition if name not in head.columns)
+        head = replace(head, columns=(*head.columns, *self._added))
+        like = None if self._first is None else self._first.head
+        if like is not None and (like.line, like.columns) == (head.line, head.columns):
+            return replace(like, source=head.source)  # of many files, one copy of the names is kept
+        return head
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The columns of a file that names its columns which its folders add."""
+        return self._added if self.head.columns else ()
+
+    def lead(self, others: Sequence["RawFile"], *, alike: bool) -> None:
+        """Be the first of several files that make up a log.
+
+        Args:
+            others: The files after it.
+            alike: Whether they must have the same columns.
+        """
+        self.others, self._first = others, None
+        for file in others:
+            file.others, file._first = (), self if alike else None
 
     @abstractmethod
     def _read_head(self) -> Head: ...
@@ -93,12 +147,14 @@ class RawFile(ABC):
         """All columns of the file, in order."""
 
     def check(self, log: LogFormat) -> None:
-        """Whether the columns are there that the format wants, and can be what it says.
+        """Whether the columns are there that the format wants, and can be what it says; and are those of the others.
 
         Raises:
             ClickLogError: They are not.
         """
-        header, where = self.columns(log), f"{self.path}:1"
+        where = f"{self.source}:1"
+        self.check_alike(log)
+        header = self._all_columns(log)
         if missing := [name for name in log.raw if name not in header]:
             raise ClickLogError(f"{where}: no column {missing[0]!r}; the columns are {', '.join(header)}")
         if repeated := [name for name in log.raw if header.count(name) > 1]:
@@ -113,6 +169,31 @@ class RawFile(ABC):
             raise ClickLogError(f"{where}: column {log.weight!r} is the weight; it cannot be a field, too")
         if taken := log.reserved & named:
             raise ClickLogError(f"{where}: a field cannot be named {min(taken)!r}; rename it, or leave it out")
+
+    def _all_columns(self, log: LogFormat) -> list[str]:
+        own = self.columns(log)
+        return [*own, *(name for name in self.partition if name not in own)]
+
+    def check_alike(self, log: LogFormat) -> None:
+        """Whether the columns are those of the first file, where all have the same.
+
+        Raises:
+            ClickLogError: They are not.
+        """
+        first, where = self._first, f"{self.source}:1"
+        if first is None:
+            return
+        if type(self) is not type(first):
+            raise ClickLogError(
+                f"{where}: is no file like {first.source}, which the log begins with; give those of one kind"
+            )
+        ours, theirs = set(self._all_columns(log)), set(first._all_columns(log))
+        for where_not, where_is, names in ((self, first, theirs - ours), (first, self, ours - theirs)):
+            if names:
+                raise ClickLogError(
+                    f"{where}: has not the columns of {first.source}: {', '.join(map(repr, sorted(names)))} "
+                    f"{'is' if len(names) == 1 else 'are'} in {where_is.source} and not in {where_not.source}"
+                )
 
     @abstractmethod
     def has_label(self, log: LogFormat) -> bool:
@@ -139,22 +220,46 @@ class RawFile(ABC):
         """
 
 
-def raw_file(path: Path) -> RawFile:
-    """The file at `path`, by how its name ends."""
-    return _KINDS.get(path.suffix, _KINDS[TEXT])(path)
+def raw_file(path: StoredFile | str | Path, name: str | None = None) -> RawFile:
+    """The file at `path`, of the kind that its name's end tells.
+
+    Args:
+        path: A file on a disk, or in a store.
+        name: See `RawFile`.
+    """
+    stored = StoredFile.at(path)
+    return _KINDS.get(stored.suffix, _KINDS[TEXT])(stored, name)
 
 
-def source_of(files: Sequence[RawFile], log: LogFormat) -> dict[str, Any]:
-    """Names, sizes and times of files, and a hash of everything that their format says, as JSON."""
-    stats = [[file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns] for file in files]
+def _partition(source: str) -> tuple[str, dict[str, str | None]]:
+    """The path from the first folder on whose name is a key and a value, as Hive writes them; and all of these."""
+    parts, keys, keyed = source.split("/"), {}, ""
+    for place, part in enumerate(parts[:-1]):
+        if found := _KEY.fullmatch(part):
+            keyed = keyed or "/".join(parts[place:])
+            keys[unquote(found[1])] = None if found[2] == _NO_VALUE else unquote(found[2]) or None
+    return keyed, keys
+
+
+def source_of(files: Sequence[RawFile], log: LogFormat, tests: int = 0) -> dict[str, Any]:
+    """Names, sizes and times of files, and a hash of everything that their format says, as JSON.
+
+    Args:
+        files: Those of the log, then those of the test set's own log.
+        log: Their format.
+        tests: How many the latter are; the split of the format tells of a single one.
+    """
+    stats = [[file.name, *file.stored.facts] for file in files]
     names = [field.name for field in fields(log) if field.name not in ("derive", "sources", "kinds", "findings")]
     names += ["kinds"] if log.kinds else []  # the hash of other formats is as before there were any
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
-    return {"files": stats, "format": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {"files": stats, "format": digest, **({"tests": tests} if tests and len(files) > 2 else {})}
 
 
 def identity_of(source: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """`Log.identity` of a log that was made of `source_of` some files: without their times, for a copy has others."""
     if "files" not in source:
         return None
-    return {"files": [[name, size] for name, size, *_ in source["files"]], "format": source.get("format")}
+    kept = {name: source[name] for name in ("format", "tests") if name in source}
+    return {"files": [[name, size] for name, size, *_ in source["files"]], **kept}

@@ -1,12 +1,10 @@
 """Text files of any size, plain or compressed, in chunks of whole lines."""
 
-import errno
 import lzma
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,12 @@ from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log_errors import SAMPLE, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, TEXT, BadRow, Chunk, RawFile
+from sparsegroup.data.raw.stored_file import StoredFile
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is a bad row: it is not kept in memory."""
 
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 # Arrow takes a quote for one only where a value begins, and reads on over the line's end where none follows.
 _CLOSED_QUOTES = re.compile(rb'(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|)(?:,(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|))*')
 
@@ -52,22 +50,23 @@ class TextFile(RawFile):
 
     Args:
         path: The file.
+        name: See `RawFile`.
     """
 
     suffixes = (TEXT,)
 
     def _read_head(self) -> Head:
-        with _open_stream(self.path) as stream:
-            begin = _read(stream, 1 << 16, self.path, 1)
+        with self.stored.open_text() as stream:
+            begin = _read(stream, 1 << 16, self.stored, 1)
         if not begin:
-            raise ClickLogError(f"{self.path}: the file is empty")
+            raise ClickLogError(f"{self.source}: the file is empty")
         line = begin.split(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace").removeprefix("\ufeff")
-        return Head.of_text(str(self.path), line)
+        return Head.of_text(self.source, line)
 
     @property
     def size(self) -> int | None:
         """Number of bytes; None of a compressed file."""
-        return None if self.path.suffix in _COMPRESSED or not self.path.is_file() else self.path.stat().st_size
+        return None if self.stored.is_compressed else self.stored.facts[0]
 
     def columns(self, log: LogFormat) -> list[str]:
         """All columns of a line, in order."""
@@ -90,12 +89,12 @@ class TextFile(RawFile):
         Raises:
             ClickLogError: The compressed file is damaged or truncated, with the line up to which it could be read.
         """
-        path, rest = self.path, b""
+        stored, rest = self.stored, b""
         has_header = log.has_header and line == 1
-        with _open_stream(path) as stream:
-            _skip(stream, offset, path)
+        with stored.open_text() as stream:
+            _skip(stream, offset, stored)
             while True:
-                block = _read(stream, chunk_bytes - len(rest) % chunk_bytes, path, line)
+                block = _read(stream, chunk_bytes - len(rest) % chunk_bytes, stored, line)
                 data = rest + block
                 if not data:
                     return
@@ -113,24 +112,9 @@ class TextFile(RawFile):
                 rest = data[end:]
                 if long is not None:
                     sample = rest[:SAMPLE].decode("utf-8", "replace")
-                    length, rest = _past_line(stream, rest, chunk_bytes, path, line)
+                    length, rest = _past_line(stream, rest, chunk_bytes, stored, line)
                     yield TextChunk(line, offset + length, line + 1, b"", sample)
                     offset, line = offset + length, line + 1
-
-
-def _open_stream(path: Path) -> Any:
-    """A binary stream of the text, uncompressed.
-
-    Raises:
-        FileNotFoundError, IsADirectoryError: No such file.
-    """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a directory, not a click log", str(path))
-    if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    if path.suffix == ".xz":  # the one compression that Arrow does not know
-        return lzma.open(path, "rb")
-    return pa.input_stream(str(path), compression="detect")
 
 
 def _first_long_line(data: bytes) -> int | None:
@@ -144,33 +128,34 @@ def _first_long_line(data: bytes) -> int | None:
     return None
 
 
-def _past_line(stream: Any, rest: bytes, size: int, path: Path, line: int) -> tuple[int, bytes]:
+def _past_line(stream: Any, rest: bytes, size: int, stored: StoredFile, line: int) -> tuple[int, bytes]:
     """Bytes of the line that begins with `rest`, which are read and forgotten, and what follows it."""
     length = 0
     while (end := rest.find(b"\n") + 1) == 0 and rest:
         length += len(rest)
-        rest = _read(stream, size, path, line)
+        rest = _read(stream, size, stored, line)
     return length + end, rest[end:]
 
 
-def _skip(stream: Any, offset: int, path: Path) -> None:
-    if path.suffix in _COMPRESSED:
+def _skip(stream: Any, offset: int, stored: StoredFile) -> None:
+    if stored.is_compressed:
         position = 0
-        while position < offset and (block := _read(stream, min(offset - position, CHUNK_BYTES), path, 0)):
+        while position < offset and (block := _read(stream, min(offset - position, CHUNK_BYTES), stored, 0)):
             position += len(block)
     else:
-        position = min(path.stat().st_size, offset)
+        position = min(stream.size(), offset)
         stream.seek(position)
     if position < offset:
-        raise ClickLogError(f"{path}: ends at byte {position:,}, before byte {offset:,} where reading is to resume")
+        raise ClickLogError(f"{stored}: ends at byte {position:,}, before byte {offset:,} where reading is to resume")
 
 
-def _read(stream: Any, size: int, path: Path, line: int) -> bytes:
+def _read(stream: Any, size: int, stored: StoredFile, line: int) -> bytes:
     try:
         data: bytes = stream.read(size)
         return data
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        raise ClickLogError(f"{path}:{line}: damaged or truncated compressed file ({error})") from error
+        what = "damaged or truncated compressed file" if stored.is_compressed else "cannot be read"
+        raise ClickLogError(f"{stored}:{line}: {what} ({error})") from error
 
 
 def _whole_lines(chunk: TextChunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes, Int64s]:

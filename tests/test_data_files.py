@@ -1,0 +1,356 @@
+"""Many files are one log: cut anywhere, in folders, patterns and partitions, in the order of names or times."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from data_cases import compress, written
+from sparsegroup.data import ClickLogError, Log, LogOptionError, is_prepared, open_log, prepare
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.raw.file_listing import is_same, listed, short_name
+
+ROWS = 90
+PLAIN, TIMED, SPLIT = "label,a,b", "label,a,b,ts", "label,a,b,ts,split"
+
+
+def lines(header: str) -> list[str]:
+    """Rows whose values all differ from each other's, a bad one and a blank line among them."""
+    found = []
+    for i in range(ROWS):
+        row = {"label": i % 2, "a": f"v{i}", "b": f"w{i % 7}", "ts": 1_000_000 + i, "split": 2 if i >= 70 else 0}
+        found.append(",".join(str(row[name]) for name in header.split(",")))
+    return found
+
+
+def cut(folder: Path, header: str, rows: list[str], seed: int, suffix: str = "") -> list[Path]:
+    """The rows in some files, one of them without any, each with the header."""
+    generator = random.Random(seed)
+    cuts = sorted(generator.choices(range(1, len(rows)), k=5))
+    cuts = [0, *cuts, cuts[2], len(rows)]
+    folder.mkdir()
+    files = []
+    for number, (begin, end) in enumerate(zip(sorted(cuts), sorted(cuts)[1:], strict=False)):
+        text = "".join(f"{line}\n" for line in [header, *rows[begin:end]]).encode()
+        files.append(written(folder / f"part-{number + 7}.csv{suffix}", compress(suffix, text) if suffix else text))
+    return files
+
+
+def whole(log: Log) -> Batch:
+    (batch,) = log.batches(0, len(log), len(log))
+    return batch
+
+
+def assert_same_rows(ours: Log, theirs: Log) -> None:
+    assert (len(ours), ours.train_rows, ours.fields, ours.bad_rows) == (
+        len(theirs),
+        theirs.train_rows,
+        theirs.fields,
+        theirs.bad_rows,
+    )
+    expected = whole(theirs)
+    generator = random.Random(0)
+    for start, stop, size in [(0, len(ours), 13), *((generator.randrange(ROWS), ROWS, 7) for _ in range(5))]:
+        got = list(ours.batches(start, stop, size))
+        assert [len(batch) for batch in got[:-1]] == [size] * (len(got) - 1)
+        for name in ("keys", "labels", "times"):
+            there = torch.cat([getattr(batch, name) for batch in got]) if got else torch.empty(0)
+            assert there.tolist() == getattr(expected, name)[start:stop].tolist(), name
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("header", [PLAIN, TIMED, SPLIT])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_in_many_files_is_the_log_in_one(seed: int, header: str, suffix: str, tmp_path: Path) -> None:
+    rows = lines(header)
+    one = written(tmp_path / "one.csv", "\n".join([header, *rows]))
+    files = cut(tmp_path / "logs", header, rows, seed, suffix)
+    options: dict[str, Any] = {"chunk_bytes": 150 + 50 * seed, "threads": 1 + seed}
+    alone, many = open_log(one, chunk_bytes=300), open_log(tmp_path / "logs", **options)
+    assert_same_rows(many, alone)
+    assert_same_rows(open_log(files[::-1], **options), alone)
+    assert_same_rows(open_log(f"{tmp_path}/*/part-*.csv{suffix}", **options), alone)
+    prepared, _ = prepare([tmp_path / "logs"], tmp_path / "out", chunk_bytes=200)
+    assert_same_rows(prepared, alone)
+    assert prepared.identity == many.identity != alone.identity
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bad_rows_and_blank_lines_are_told_by_the_line_in_their_file(seed: int, tmp_path: Path) -> None:
+    rows = lines(TIMED)
+    generator = random.Random(seed)
+    for place in sorted(generator.sample(range(ROWS), 6), reverse=True):
+        rows.insert(place, generator.choice(["", "1,short", "7,x,y,3", "1,x,y,soon"]))
+    rows.insert(ROWS // 2, "7,x,y,3")
+    one = written(tmp_path / "one.csv", "\n".join([TIMED, *rows]))
+    files = cut(tmp_path / "logs", TIMED, rows, seed)
+    options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.5, "chunk_bytes": 170}
+    alone, many = open_log(one, **options), open_log(tmp_path / "logs", **options)
+    assert_same_rows(many, alone)
+    for bad, path in zip(many.bad, files, strict=True):  # type: ignore[attr-defined]
+        text = path.read_text().splitlines()
+        assert bad.source == str(path)
+        for number, _, _ in bad.samples:
+            assert text[number - 1].split(",")[0] == "7" or text[number - 1] in ("1,short", "1,x,y,soon")
+    wrong = [
+        (path, number)
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if line in ("1,short", "7,x,y,3")  # a time that cannot be read is found as it is used
+    ]
+    with pytest.raises(ClickLogError, match=rf"^{wrong[0][0]}:{wrong[0][1]}: "):
+        open_log(tmp_path / "logs", chunk_bytes=170)
+
+
+def test_places_count_the_lines_of_all_files(tmp_path: Path) -> None:
+    rows = lines(TIMED)
+    rows[40:40] = ["", "7,x,y,3"]
+    for seed in range(3):
+        cut(tmp_path / f"logs{seed}", TIMED, rows, seed)
+        log = open_log(tmp_path / f"logs{seed}", whole=True, on_bad_row="skip", max_bad=0.1)
+        places = [place for batch in log.batches(0, ROWS, 11) for place in log.places(0, batch).tolist()]
+        assert places == [*range(40), *range(42, ROWS + 2)]
+
+
+def test_a_test_log_may_be_many_files_too(tmp_path: Path) -> None:
+    rows = lines(TIMED)
+    train, test = cut(tmp_path / "train", TIMED, rows[:60], 0), cut(tmp_path / "test", TIMED, rows[60:], 1)
+    log = open_log(tmp_path / "train", str(tmp_path / "test" / "*"), chunk_bytes=200)
+    assert (len(log), log.train_rows) == (ROWS, 60)
+    prepared, _ = prepare([tmp_path / "train", tmp_path / "test"], tmp_path / "out", chunk_bytes=100)
+    assert_same_rows(log, prepared)
+    assert log.identity == prepared.identity
+    assert open_log(train, test[1:]).identity != open_log([*train, test[0]], test[1:]).identity
+
+
+# Order
+
+
+def test_names_are_sorted_by_the_numbers_in_them(tmp_path: Path) -> None:
+    names = ["b/1.csv", "a/day10.csv", "a/day9.csv", "a/day09.csv", "a/10/x.csv", "a/9/x.csv"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / name, "label,a\n1,x\n")
+    found = [file.name for file in listed(tmp_path)]
+    assert found == ["a/9/x.csv", "a/10/x.csv", "a/day09.csv", "a/day9.csv", "a/day10.csv", "b/1.csv"]
+    assert [file.source for file in listed(tmp_path / name for name in names)] == [
+        str(tmp_path / name) for name in found
+    ]
+    given = listed([tmp_path / "b", tmp_path / "a" / "day*"], by_name=False)
+    assert [file.name for file in given] == ["1.csv", "day09.csv", "day9.csv", "day10.csv"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_are_sorted_by_the_first_time_in_each(kind: str, tmp_path: Path) -> None:
+    rows = lines(TIMED)
+    files = cut(tmp_path / "logs", TIMED, rows, 0)
+    alone = open_log(written(tmp_path / "one.csv", "\n".join([TIMED, *rows])))
+    names = [f"{number}.{kind}" for number in range(len(files))]
+    random.Random(1).shuffle(names)
+    (tmp_path / "mixed").mkdir()
+    for path, name in zip(files, names, strict=True):
+        if kind == "csv":
+            path.rename(tmp_path / "mixed" / name)
+        else:
+            pl.read_csv(path, schema_overrides={"label": pl.Int64, "ts": pl.Int64}).write_parquet(
+                tmp_path / "mixed" / name
+            )
+    assert whole(open_log(tmp_path / "mixed")).times.tolist() != whole(alone).times.tolist()
+    assert_same_rows(open_log(tmp_path / "mixed", sort_files="time"), alone)
+    assert_same_rows(prepare([tmp_path / "mixed"], tmp_path / "out", sort_files="time")[0], alone)
+    with pytest.raises(LogOptionError, match=r"^`sort_files` time is for logs with a column of times"):
+        open_log([written(tmp_path / f"{n}.csv", "label,a\n1,x\n") for n in "xy"], sort_files="time")
+    with pytest.raises(LogOptionError, match=r"^`sort_files` is for raw logs"):
+        open_log(tmp_path / "out", sort_files="time")
+
+
+# Partitions
+
+
+def test_folders_with_a_key_add_a_column(tmp_path: Path) -> None:
+    days = ["2026-01-09", "2026-01-10", "__HIVE_DEFAULT_PARTITION__"]
+    for kind in ("csv", "parquet"):
+        for number, day in enumerate(days):
+            folder = tmp_path / kind / f"day={day}" / "city=S%C3%A3o%20Paulo"
+            folder.mkdir(parents=True)
+            frame = pl.DataFrame({"label": [0, 1], "a": [f"v{number}", "w"]})
+            frame.write_csv(folder / "0.csv") if kind == "csv" else frame.write_parquet(folder / "0.parquet")
+    expected = pl.DataFrame({"label": [0, 1] * 3, "a": ["v0", "w", "v1", "w", "v2", "w"]}).with_columns(
+        day=pl.Series([days[0], days[0], days[1], days[1], "", ""]), city=pl.lit("São Paulo")
+    )
+    expected.write_csv(tmp_path / "one.csv")
+    alone = whole(open_log(tmp_path / "one.csv", columns="categorical"))
+    for kind in ("csv", "parquet"):
+        log = open_log(tmp_path / kind, columns="categorical")
+        assert log.fields == ("a", "day", "city")
+        assert whole(log).keys.tolist() == alone.keys.tolist()
+        prepared, _ = prepare(
+            [f"{tmp_path}/{kind}/*/city=*"], tmp_path / f"out {kind}", vocabulary=True, columns="categorical"
+        )
+        assert whole(prepared).keys.tolist() == alone.keys.tolist()
+        assert prepared.vocabulary is not None
+        assert set(pl.read_parquet(prepared.vocabulary).filter(field="day")["value"]) == {*days[:2], ""}
+        one_day = open_log(f"{tmp_path}/{kind}/day={days[1]}", columns="categorical")
+        assert one_day.fields == log.fields  # as when all days are read
+        assert open_log(tmp_path / kind, exclude=["day", "city"]).fields == ("a",)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_the_columns_are_understood_from_the_first_rows_of_the_log_and_the_folders_of_all_its_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = [f"{i * 7919 % 1009 / 10:.1f}" for i in range(400)]
+    frame = pl.DataFrame(
+        {"label": [i % 2 for i in range(400)], "item": [f"v{i % 9}" for i in range(400)], "price": price}
+    )
+    for day in range(8):
+        folder = tmp_path / "logs" / f"day=2026-01-0{day + 1}" / f"v={day % 2}"
+        folder.mkdir(parents=True)
+        part = frame[50 * day : 50 * day + 50]
+        if kind == "csv":
+            part.write_csv(folder / "0.csv")
+        else:
+            part.with_columns(pl.col("price").cast(pl.Float64)).write_parquet(folder / "0.parquet")
+    whole_log = open_log(tmp_path / "logs")
+    assert (whole_log.fields, whole_log.numbers) == (("item", "day.weekday", "v"), ("price",))
+    monkeypatch.setattr("sparsegroup.data.columns.log_sample.SAMPLE_ROWS", 40)  # within the first day
+    assert open_log(tmp_path / "logs").fields == whole_log.fields
+
+
+def test_a_column_of_the_file_goes_before_that_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "a=folder").mkdir()
+    written(tmp_path / "a=folder" / "log.csv", "label,a\n" + "1,file\n" * 20)
+    written(tmp_path / "log.csv", "label,a\n" + "1,file\n" * 20)
+    assert whole(open_log(tmp_path / "a=folder")).keys.tolist() == whole(open_log(tmp_path / "log.csv")).keys.tolist()
+
+
+def test_the_value_of_a_partition_is_part_of_the_logs_identity(tmp_path: Path) -> None:
+    logs = []
+    for day in "12":
+        (tmp_path / f"day={day}").mkdir()
+        logs.append(open_log(written(tmp_path / f"day={day}" / "log.csv", "label,a\n" + "1,x\n" * 20)))
+    assert logs[0].identity != logs[1].identity
+
+
+# What is read, and what is not
+
+
+def test_what_is_hidden_or_empty_is_passed_over(tmp_path: Path) -> None:
+    good = written(tmp_path / "log.csv", "label,a\n" + "1,x\n" * 20)
+    for name in ("_SUCCESS", ".log.csv.crc", "_temporary/0.csv", ".git/x", "empty.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        written(tmp_path / name, "" if name == "empty.csv" else "rubbish")
+    for asked in (tmp_path, tmp_path / "*", tmp_path / "**", tmp_path / "**" / "*.csv"):
+        assert [file.source for file in listed(asked)] == [str(good)]
+    assert [file.name for file in listed(tmp_path / "_tem*")] == ["_temporary/0.csv"]
+
+
+def test_a_name_that_exists_is_no_pattern(tmp_path: Path) -> None:
+    (tmp_path / "logs[1]").mkdir()
+    one = written(tmp_path / "logs[1]" / "day[1]*.csv", "label,a\n" + "1,x\n" * 20)
+    written(tmp_path / "logs[1]" / "day1x.csv", "label,b\n1,x\n")
+    assert [file.source for file in listed(one)] == [str(one)]
+    assert len(listed(tmp_path / "logs[1]")) == 2
+
+
+def test_a_uri_of_this_machine_is_a_path(tmp_path: Path) -> None:
+    one = written(tmp_path / "a b.csv", "label,a\n1,x\n")
+    assert [file.source for file in listed(f"file://{tmp_path}/a%20b.csv")] == [str(one)]
+
+
+def test_what_is_wrong_with_files_is_said_with_their_names(tmp_path: Path) -> None:
+    first = written(tmp_path / "1.csv", "label,a,b\n" + "1,x,y\n" * 20)
+    second = written(tmp_path / "2.csv", "label,a,c\n" + "1,x,y\n" * 20)
+    wanted = rf"^{second}:1: has not the columns of {first}: 'b' is in {first} and not in {second}"
+    for read in (lambda: open_log(tmp_path), lambda: prepare([[first, second]], tmp_path / ".out")):
+        with pytest.raises(ClickLogError, match=wanted):
+            read()
+    written(second, "b,a,label,c\n" + "y,x,1,z\n" * 20)
+    with pytest.raises(ClickLogError, match=rf"'c' is in {second} and not in {first}"):
+        open_log(tmp_path)
+    schema = written(tmp_path / ".schema.yaml", "label: label\ncategorical: [a, b]\n")
+    assert len(open_log(tmp_path, schema=schema)) == 40  # who names the columns need not name all
+    written(second, "b,a,label\n" + "y,x,1\n" * 20)
+    assert len(set(whole(open_log(tmp_path)).keys[:, 1].tolist())) == 1  # in another order they are the same
+    parquet = tmp_path / "3.parquet"
+    pl.DataFrame({"label": [1], "a": ["x"], "b": ["y"]}).write_parquet(parquet)
+    with pytest.raises(ClickLogError, match=rf"^{parquet}:1: is no file like {first}"):
+        open_log(tmp_path)
+    with pytest.raises(ClickLogError, match=r"1\.csv is in it twice"):
+        open_log([first, tmp_path / "*.csv"])
+    with pytest.raises(ClickLogError, match=r"nothing-\*: matches no files$"):
+        open_log(tmp_path / "nothing-*")
+    with pytest.raises(ClickLogError, match="one at least"):
+        open_log([])
+    with pytest.raises(FileNotFoundError):
+        open_log([first, tmp_path / "gone"])
+
+
+def test_a_prepared_log_is_told_from_a_folder_of_raw_files(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    frame = pl.DataFrame({"label": [0, 1] * 20, "a": [f"v{i}" for i in range(40)]})
+    frame.write_parquet(tmp_path / "raw" / "part-00000.parquet")  # as Spark names them
+    assert not is_prepared(tmp_path / "raw")
+    assert len(open_log(tmp_path / "raw")) == 40
+    prepared, _ = prepare([tmp_path / "raw"], tmp_path / "out")
+    assert is_prepared(str(tmp_path / "out"))
+    assert open_log(tmp_path / "out").name == prepared.name
+    with pytest.raises(ClickLogError, match="is a prepared log, which is read from a disk and by itself"):
+        open_log([tmp_path / "raw", tmp_path / "out"])
+    (tmp_path / "out" / "log.json").unlink()
+    assert is_prepared(tmp_path / "out")
+    with pytest.raises(ClickLogError, match="an unfinished prepared log; run the same `prepare` again"):
+        open_log(tmp_path / "out")
+
+
+def test_a_file_that_has_changed_since_is_named(tmp_path: Path) -> None:
+    files = cut(tmp_path / "logs", TIMED, lines(TIMED), 0)
+    log = open_log(tmp_path / "logs", chunk_bytes=100)
+    expected = whole(log).keys.tolist()
+    grown = files[-2]
+    content = grown.read_bytes()
+    grown.write_bytes(content + b"1,new,w,9\n")
+    assert whole(log).keys.tolist() == expected
+    kept = content.splitlines(keepends=True)
+    grown.write_bytes(b"".join([*kept[:1], *kept[2:], b"\n" * len(kept[1])]))  # a row less, the same size
+    with pytest.raises(ClickLogError, match=rf"^{grown}: has changed since its rows were counted"):
+        whole(log)
+    files[1].write_bytes(b"label")
+    with pytest.raises(ClickLogError, match=rf"^{files[1]}: has changed since its rows were counted"):
+        whole(log)
+
+
+def test_short_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    names = {
+        "log.csv.gz": "log",
+        "logs/": "logs",
+        "logs/2026-*.csv.gz": "logs",
+        "*.csv": "here",
+        ".": "here",
+        "s3://bucket/clicks/day=*/": "clicks",
+        "s3://key:secret@bucket/day=*/?region=x": "bucket",
+        "s3://bucket": "bucket",
+        "gs://bucket/day=2026.01/part-0.parquet": "part-0",
+        "logs/v=1.5": "v=1.5",
+        ".hidden": "log",
+    }
+    assert {path: short_name(path) for path in names} == names
+    assert short_name(["a/x.csv", "b/y.csv", "c/z.csv"]) == "x+2"
+    assert is_same("../here/log.csv", ["log.csv"])
+    assert not is_same("s3://b/x", "s3://b/y")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted in /proc")
+def test_a_thousand_files_leave_none_open(tmp_path: Path) -> None:
+    for number in range(1_000):
+        written(tmp_path / f"{number}.csv", f"label,a\n1,x{number}\n0,y\n")
+    before = os.listdir("/proc/self/fd")
+    log = open_log(tmp_path)
+    assert len(list(log.batches(0, 2_000, 500))) == 4
+    assert len(os.listdir("/proc/self/fd")) < len(before) + 50
