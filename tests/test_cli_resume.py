@@ -26,7 +26,21 @@ def test_going_on_wants_a_log_and_takes_a_prepared_one_after_a_raw_one(tmp_path:
 def test_a_run_that_diverges_says_so(tmp_path: Path, run: Run) -> None:
     done = run("train", click_log(tmp_path / "log.csv"), "--lr", 1e30)
     assert done.returncode == 2
-    assert "\nerror: training has diverged: " in done.stderr
+    assert ("\nerror: training has diverged after 512 samples: the loss of the next batch is nan. ") in done.stderr
+    assert done.stderr.endswith("Lower the learning rate\n")
+
+
+def test_a_run_that_diverges_keeps_its_last_good_checkpoint(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    options = ("--checkpoint-steps", 1, "--keep-checkpoints", 9, "--optimizer", "sgd", "--batch-size", 100)
+    done = run("train", log, *options, "--lr", 3e7, "--out", "run")
+    assert done.returncode == 2
+    kept = Path(done.stderr.rpartition("the last good checkpoint is ")[2].strip())
+    assert kept == sorted((tmp_path / "run" / "checkpoints").iterdir())[-1].relative_to(tmp_path)
+    scored = run("predict", kept, log)
+    assert scored.returncode == 0, scored.stderr
+    probabilities = [float(line.split(",")[1]) for line in scored.stdout.splitlines()[1:]]
+    assert all(0 <= probability <= 1 for probability in probabilities)
 
 
 def test_adahessian_is_not_compiled(tmp_path: Path, run: Run) -> None:

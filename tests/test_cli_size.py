@@ -196,3 +196,12 @@ def test_features_seen_once_get_no_row_if_asked(tmp_path: Path, run: Run) -> Non
     assert fields["noise"]["rows"] < 0.1 * fields["noise"]["seen"]
     done = run("export", "runs/log", "served", "--test", log)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_set_to_no_is_heard(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 300)
+    options = ("--target-rate", 0.5, "--no-fallback", "--no-baseline")
+    assert run("train", log, *options, "--out", "run").returncode == 0
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert not settings["model"]["fallback"]
+    assert not settings["training"]["baseline"]

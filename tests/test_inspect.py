@@ -275,6 +275,8 @@ def test_the_largest_features_are_named_by_the_vocabulary(model: Path) -> None:
     colors = {feature.value for feature in found.top if feature.field == "color"}
     assert {"c<1>", "c<3>"} <= colors  # which the label is a function of
     (model / "vocabulary.parquet").unlink()
+    assert inspect(open_trained(model), 8).top == found.top  # by the names of the largest ones
+    (model / "names.parquet").unlink()
     assert {feature.value for feature in inspect(open_trained(model), 8).top} == {None}
 
 

@@ -12,7 +12,14 @@ from html_page import Page
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size
 from sparsegroup.reporting.plots import plot_progress
 from sparsegroup.reporting.run_page import render_report
-from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.reporting.run_record import (
+    GainPoint,
+    HistoryPoint,
+    LargestFeature,
+    ReliabilityBin,
+    ScoreCurves,
+    Summary,
+)
 from sparsegroup.table import FieldCount
 from sparsegroup.training.metrics import Metrics
 
@@ -127,6 +134,42 @@ def test_says_what_the_run_came_to(history: list[HistoryPoint], summary: Summary
         "test set: 0.7931",
     ):
         assert expected in text
+
+
+def with_baseline(history: list[HistoryPoint], summary: Summary) -> tuple[list[HistoryPoint], Summary]:
+    """The same run with all that stands beside a model."""
+    bins = tuple(ReliabilityBin(0.05 * i + 0.02, 0.045 * i + 0.03, 0.1) for i in range(10))
+    gains = tuple(GainPoint(share, share**0.5) for share in (0.01, 0.1, 0.5, 1.0))
+    points = [replace(point, baseline_auc=point.auc - 0.02, baseline_log_loss=0.47) for point in history]
+    return points, replace(
+        summary,
+        baseline=Metrics(0.7712, 0.4622, 0.8123, 0.9871),
+        curves=ScoreCurves(bins, gains),
+        baseline_curves=ScoreCurves(bins[:7], gains),
+        warnings=("The model loses to something.",),
+        largest=(LargestFeature("site", 7, "<b>news</b>", 1.5), LargestFeature("user", 8, None, 1.25)),
+    )
+
+
+def test_shows_the_baseline_and_what_is_wrong_beside_the_model(history: list[HistoryPoint], summary: Summary) -> None:
+    points, full = with_baseline(history, summary)
+    page = render(points, full)
+    for expected in (
+        "The model loses to something.",
+        "Test AUC 0.7931 baseline 0.7712; on 4,583,000 test rows",
+        "Test calibration 1.0021 baseline 0.9871;",
+        f"last {points[-1].auc:.4f}, baseline {points[-1].auc - 0.02:.4f}",
+        "Reliability 10 bins of about as many rows",
+        "Gains lift at 10%: 3.16",
+    ):
+        assert expected in page.text
+    assert ["site", "<b>news</b>", "1.5000"] in page.rows
+    assert ["user", "key 8", "1.2500"] in page.rows
+    assert page.tags.count("svg") == 10
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(set(ids)) == len(ids)
+    one_class = replace(full, curves=ScoreCurves(full.curves.reliability, ()), baseline_curves=None, baseline=None)  # type: ignore[union-attr]
+    assert render(history, one_class).tags.count("svg") == 9
 
 
 def test_is_small_and_loads_nothing(history: list[HistoryPoint]) -> None:

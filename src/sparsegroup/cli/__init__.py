@@ -7,6 +7,7 @@ require("cli", __name__)
 from sparsegroup.cli import (
     columns_command,
     demo_command,
+    evaluate_command,
     export_command,
     inspect_command,
     path_command,
@@ -21,6 +22,7 @@ __all__ = [
     "app",
     "columns_command",
     "demo_command",
+    "evaluate_command",
     "export_command",
     "inspect_command",
     "main",

@@ -71,7 +71,7 @@ def main(run: Callable[[], None] = app) -> None:
     except UserError as error:
         _fail(error.spelled(_option))
     except FloatingPointError as error:
-        _fail(f"training has diverged: {error}. Lower the learning rate")
+        _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 

@@ -188,6 +188,15 @@ def train_command(
     shuffle_buffer: ShuffleBuffer = None,
     after_first_epoch: LaterEmbeddings = None,
     seed: Seed = None,
+    baseline: Annotated[
+        bool | None,
+        typer.Option(
+            "--baseline/--no-baseline",
+            rich_help_panel="Training",
+            help="Train a logistic regression on the same rows, to compare with.",
+            show_default="yes",
+        ),
+    ] = None,
     checkpoint_minutes: Annotated[
         float | None,
         typer.Option(rich_help_panel="Checkpoints", help="Minutes between two; 0 for none by time.", show_default="10"),
@@ -228,7 +237,11 @@ def train_command(
 
     Settings come from the YAML file, if one is given, then from the options, then from --set.
     """
-    options = {name: value for name, value in locals().items() if value is not None and value is not False}
+    options = {
+        name: value
+        for name, value in locals().items()
+        if value is not None and not (value is False and name in ("overwrite", "json", "quiet", "verbose"))
+    }
     from sparsegroup.cli.train_run import resume_run, train_run
 
     use_threads(threads)

@@ -210,7 +210,11 @@ def _train(session: Session, folder: Path) -> None:
 def _figures(summary: Summary, folder: Path) -> dict[str, Any]:
     """What `--json` says of a run."""
     nothing = Metrics(nan, nan, nan, nan)
-    measured = {"test": summary.test or nothing, "validation": summary.validation or nothing}
+    measured = {
+        "test": summary.test or nothing,
+        "baseline": summary.baseline or nothing,
+        "validation": summary.validation or nothing,
+    }
     names = (
         "epochs",
         "best_epoch",
@@ -232,6 +236,7 @@ def _figures(summary: Summary, folder: Path) -> dict[str, Any]:
         **{f"{of}_{name}": value for of, metrics in measured.items() for name, value in asdict(metrics).items()},
         **{name: getattr(summary, name) for name in names},
         "bad_rows": sum(summary.bad_rows.values()),
+        "warnings": "\n".join(summary.warnings) or None,
     }
 
 
@@ -243,13 +248,18 @@ def _outcome(summary: Summary, folder: Path) -> Table:
     if summary.validation is not None:
         of = summary.validation
         table.add_row("validation", f"AUC {of.auc:.4f}, log loss {of.log_loss:.4f}")
-    if summary.test is not None:
-        only_one_class = isnan(summary.test.auc)
-        table.add_row("test AUC", "– (one class only)" if only_one_class else f"{summary.test.auc:.4f}")
-        table.add_row("test log loss", f"{summary.test.log_loss:.4f}")
+    if (test := summary.test) is not None:
+
+        def beside(name: str) -> str:
+            return "" if summary.baseline is None else f"  (baseline {getattr(summary.baseline, name):.4f})"
+
+        only_one_class = isnan(test.auc)
+        table.add_row("test AUC", "– (one class only)" if only_one_class else f"{test.auc:.4f}{beside('auc')}")
+        table.add_row("test log loss", f"{test.log_loss:.4f}{beside('log_loss')}")
         if not only_one_class:
-            table.add_row("norm. entropy", f"{summary.test.normalized_entropy:.4f}")
-            table.add_row("calibration", f"{summary.test.calibration:.4f}  (predicted over actual positives)")
+            table.add_row("norm. entropy", f"{test.normalized_entropy:.4f}{beside('normalized_entropy')}")
+            told = beside("calibration") or "  (predicted over actual positives)"
+            table.add_row("calibration", f"{test.calibration:.4f}{told}")
     rate = f"{summary.feature_rate:.4f}  ({summary.live_rows:,} of {summary.features_seen:,} features)"
     table.add_row("feature rate", rate)
     if summary.evicted_rows or summary.refused_rows:

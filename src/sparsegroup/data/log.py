@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.columns.column_finding import ColumnFinding
@@ -85,6 +86,18 @@ class Log(ABC):
         Raises:
             ClickLogError: They cannot be read.
         """
+
+    def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
+        """The text of those of `keys` `[n]` that can be told.
+
+        Args:
+            keys: Those of any fields.
+            most_rows: A log that has to be read for it is read no further than to about this row.
+        """
+        if self.vocabulary is None or not len(keys):
+            return {}
+        named = pl.scan_parquet(self.vocabulary).filter(pl.col("key").is_in(keys.tolist())).select("key", "value")
+        return dict(named.collect(engine="streaming").iter_rows())
 
     @property
     def features(self) -> int | None:

@@ -25,7 +25,7 @@ from sparsegroup.data.prepared_log import (
     PreparedLog,
     count_features,
 )
-from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, with_places
+from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
 from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 from sparsegroup.data.raw.raw_file import Chunk, RawFile, source_of
 from sparsegroup.data.raw.raw_log import RowCount
@@ -276,17 +276,7 @@ def _write_part(
 
 
 def _write_vocabulary(path: Path, log: LogFormat, held: list[EncodedRows]) -> None:
-    pieces = []
-    for encoded in held:
-        assert encoded.raw is not None
-        for name in log.fields:
-            keys = encoded.batch.column(name)
-            if name in log.lists:
-                values = encoded.raw[name].fill_null("").str.split(log.lists[name]).explode()
-                keys = keys.flatten()
-            else:
-                values = encoded.raw[name].fill_null("")
-            pieces.append(pl.DataFrame({"key": keys, "field": name, "value": values}).unique("key"))
+    pieces = [named_keys(encoded, log, log.fields) for encoded in held]
     write_atomically(path, pl.concat(pieces).unique("key").write_parquet)
 
 

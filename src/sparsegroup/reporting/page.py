@@ -1,7 +1,7 @@
 """What all pages share: their templates' environment, key figures, and the table of fields."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -36,6 +36,25 @@ class Tile:
     label: str
     value: str
     note: str
+
+
+@dataclass(frozen=True)
+class DrawnChart:
+    """A chart, drawn.
+
+    Attributes:
+        title: Above it.
+        last: A figure from it, beside the title.
+        keys: Label and CSS class of its lines; none where there is one line alone.
+        svg: The drawing, or None if no point has a value.
+        description: The drawing in words.
+    """
+
+    title: str
+    last: str
+    keys: Sequence[tuple[str, str]]
+    svg: str | None
+    description: str
 
 
 @dataclass(frozen=True)

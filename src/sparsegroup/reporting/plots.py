@@ -98,7 +98,17 @@ def auc_chart(history: Sequence[HistoryPoint], test_auc: float | None) -> Chart:
     """Progressive AUC, and the test set's as the reference unless it is None or NaN."""
     reference = None if test_auc is None or math.isnan(test_auc) else (f"test set: {test_auc:.4f}", test_auc)
     line = Line("next samples (test, then train)", [point.auc for point in history])
-    return Chart("auc", "AUC", "", _samples(history), (line,), reference)
+    beside = _baseline([point.baseline_auc for point in history])
+    return Chart("auc", "AUC", "", _samples(history), (line, *beside), reference)
+
+
+BASELINE = "baseline"
+"""The label of its line."""
+
+
+def _baseline(values: Sequence[float | None]) -> tuple[Line, ...]:
+    """The baseline's line; none where there is no baseline."""
+    return (Line(BASELINE, [_or_nan(value) for value in values], "gold"),) if any(values) else ()
 
 
 def feature_rate_chart(history: Sequence[HistoryPoint]) -> Chart:
@@ -126,10 +136,11 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> tuple
         return Chart(name, title, unit, samples, lines, **options)
 
     calibration = Line("next samples (test, then train)", [point.calibration for point in history])
-    log_losses = [Line("log loss", [point.log_loss for point in history])]
+    log_losses = [Line("next samples (test, then train)", [point.log_loss for point in history])]
     if any(point.validation_log_loss is not None for point in history):
         measured = [_or_nan(point.validation_log_loss) for point in history]
         log_losses.append(Line("validation, after each epoch", measured, "orange"))
+    log_losses += _baseline([point.baseline_log_loss for point in history])
     entropy = Line("normalized entropy", [point.normalized_entropy for point in history])
     seen = Line("features seen", [point.features_seen for point in history])
     live = Line("live rows", [point.live_rows for point in history], "orange")

@@ -3,17 +3,18 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sparsegroup.reporting.formatting import NONE, count, duration, exact, metric, per_second, percent, short, size
-from sparsegroup.reporting.page import Tile, field_rows, page_environment
-from sparsegroup.reporting.plots import Chart, Unit, run_charts, to_svg
-from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.reporting.page import DrawnChart, Tile, field_rows, page_environment
+from sparsegroup.reporting.plots import BASELINE, Chart, Unit, run_charts, to_svg
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
+from sparsegroup.reporting.score_plots import score_figures
 
 
 def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], summary: Summary) -> str:
-    """The run as an HTML page: key figures, charts along the pass, live rows per field, settings and versions.
+    """The run as an HTML page: key figures beside the baseline's, what is wrong, charts along the pass and of the test
+    set, live rows per field, the largest features, settings and versions.
 
     The page loads nothing, holds no script, and is the same for the same arguments.
 
@@ -25,12 +26,14 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
         summary: What the run came to. Without a test set the figures of the last point stand in its place.
     """
     test_auc = None if summary.test is None else summary.test.auc
-    page = page_environment().get_template("run.html.jinja")
-    return page.render(
+    environment = page_environment()
+    environment.filters.update(feature=_feature_name)
+    return environment.get_template("run.html.jinja").render(
         headline=_headline(config),
         started=_moment(summary.started),
         summary=summary,
         tiles=_tiles(history, summary),
+        figures=score_figures(summary.curves, summary.baseline_curves),
         charts=[_figure(chart) for chart in run_charts(history, test_auc)] if history else [],
         history=history,
         fields=field_rows(summary.fields),
@@ -96,6 +99,8 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
         of, note = "Progressive ", "no test set, no point recorded"
 
     def quality(label: str, name: str, note: str) -> Tile:
+        if summary.test is not None and summary.baseline is not None:
+            note = f"baseline {metric(getattr(summary.baseline, name))}; {note}"
         return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
 
     speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
@@ -123,38 +128,28 @@ def _window(history: Sequence[HistoryPoint], summary: Summary) -> str:
     return f", {count(history[-1].samples - before)} samples"
 
 
-@dataclass(frozen=True)
-class _Figure:
-    """A chart, drawn.
-
-    Attributes:
-        title: Above it.
-        last: Its lines' last values.
-        keys: Label and CSS class of its lines; none where there is one line alone.
-        svg: The drawing, or None if no point has a value.
-        description: The drawing in words.
-    """
-
-    title: str
-    last: str
-    keys: Sequence[tuple[str, str]]
-    svg: str | None
-    description: str
-
-
-def _figure(chart: Chart) -> _Figure:
+def _figure(chart: Chart) -> DrawnChart:
     show = _FORMATS[chart.unit]
     keys: list[tuple[str, str]] = [(line.label, line.colour) for line in chart.lines]
     if chart.reference is not None:
         keys.append((chart.reference[0], "reference"))
     spans = [f"{line.label} from {show(line.values[0])} to {show(line.values[-1])}" for line in chart.lines]
     empty = all(math.isnan(value) for line in chart.lines for value in line.values)
-    return _Figure(
+    return DrawnChart(
         title=chart.title,
-        last=" of ".join(show(line.values[-1]) for line in chart.lines),
+        last="last " + _last(chart, show),
         keys=keys if len(keys) > 1 else (),
         svg=None if empty else to_svg(chart),
         description=f"{chart.title} over the samples trained on: {', '.join(spans)}",
+    )
+
+
+def _last(chart: Chart, show: Callable[[float], str]) -> str:
+    """The last value of a chart's line; behind it a second line's, by name where that is the baseline."""
+    first, *others = chart.lines
+    behind = (f", {one.label} " if one.label == BASELINE else " of " for one in others)
+    return show(first.values[-1]) + "".join(
+        f"{words}{show(one.values[-1])}" for words, one in zip(behind, others, strict=True)
     )
 
 
@@ -182,6 +177,11 @@ def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
 def _epochs(summary: Summary) -> str:
     best = "" if summary.best_epoch is None else f", the best of them {summary.best_epoch}"
     return f"{summary.epochs}{best}"
+
+
+def _feature_name(feature: LargestFeature) -> str:
+    """Its text, or its key where that is not known."""
+    return f"key {feature.key}" if feature.value is None else feature.value or "(missing)"
 
 
 def _moment(started: str) -> str:

@@ -27,6 +27,64 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class ReliabilityBin:
+    """Rows of about the same prediction.
+
+    Attributes:
+        predicted: Their mean prediction.
+        actual: The share of them that are positive.
+        share: The share of all rows that they are.
+    """
+
+    predicted: float
+    actual: float
+    share: float
+
+
+@dataclass(frozen=True)
+class GainPoint:
+    """What the rows of the highest predictions hold.
+
+    Attributes:
+        share: The share of all rows that they are.
+        captured: The share of all positives that is among them; over `share` it is the lift.
+    """
+
+    share: float
+    captured: float
+
+
+@dataclass(frozen=True)
+class ScoreCurves:
+    """Predictions against labels beyond a number.
+
+    Attributes:
+        reliability: About equally many rows a bin, by rising prediction.
+        gains: By rising share.
+    """
+
+    reliability: tuple[ReliabilityBin, ...]
+    gains: tuple[GainPoint, ...]
+
+
+@dataclass(frozen=True)
+class LargestFeature:
+    """A feature of a large vector.
+
+    Attributes:
+        field: Its field.
+        key: Its key.
+        value: Its text in the log; None where it is not known.
+        norm: ‖x‖.
+    """
+
+    field: str
+    key: int
+    value: str | None
+    norm: float
+
+
+@dataclass(frozen=True)
 class HistoryPoint:
     """State of a pass after `samples` samples.
 
@@ -47,6 +105,8 @@ class HistoryPoint:
         epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before. None
             in runs from before there were several.
         validation_auc, validation_log_loss: On the validation rows, at the end of an epoch; None elsewhere.
+        baseline_auc, baseline_log_loss: The baseline's on the same samples, each predicted before it learnt from it;
+            None without one, and where only one class is present.
     """
 
     samples: int
@@ -65,6 +125,8 @@ class HistoryPoint:
     epoch: int | None = None
     validation_auc: float | None = None
     validation_log_loss: float | None = None
+    baseline_auc: float | None = None
+    baseline_log_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +154,10 @@ class Summary:
         best_epoch: Number of the one whose state the model has, where validation has chosen it; else None.
         validation_rows: Training rows that were held out; 0 for none.
         validation: Metrics on them, or None.
+        baseline: The baseline's metrics on the test rows, or None; see `LogisticBaseline`.
+        curves, baseline_curves: Reliability and gains of both on the test rows; None without any.
+        warnings: What is wrong with the run, a sentence each, with what to try.
+        largest: Features of the largest vectors.
     """
 
     log: str
@@ -114,3 +180,8 @@ class Summary:
     best_epoch: int | None = None
     validation_rows: int = 0
     validation: Metrics | None = None
+    baseline: Metrics | None = None
+    curves: ScoreCurves | None = None
+    baseline_curves: ScoreCurves | None = None
+    warnings: tuple[str, ...] = ()
+    largest: tuple[LargestFeature, ...] = ()

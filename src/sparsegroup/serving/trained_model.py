@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
@@ -12,9 +12,10 @@ from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.table import FieldCount
 from sparsegroup.training import ClickModel, Config
+from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.run_dir import VOCABULARY, config_of, last_checkpoint
+from sparsegroup.training.run_dir import NAMES, VOCABULARY, baseline_in, config_of, last_checkpoint
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_naming import find_run
 
@@ -33,6 +34,8 @@ class TrainedModel:
         model: The model, in evaluation mode: an export's as it is served, else as it was trained, with the optimizer's
             state in its table's rows.
         vocabulary: Parquet file of key, field and value, where one was kept.
+        names: The same of some features, those of the largest vectors; None of an export.
+        baseline: What learnt beside the model, where there was one; None of an export.
         samples: Trained on, in all; None where that is not known.
         steps: The step count of the table's optimizer; None where there is none.
         manifest: The manifest of an export: its table knows the live rows alone, the manifest what training has seen.
@@ -47,6 +50,8 @@ class TrainedModel:
     samples: int | None = None
     steps: int | None = None
     manifest: ExportManifest | None = None
+    names: Path | None = None
+    baseline: LogisticBaseline | None = None
 
     def field_counts(self) -> dict[str, FieldCount]:
         """Field → its rows, and the features of it that training has seen."""
@@ -104,4 +109,15 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         vocabulary if vocabulary.is_file() else None,
         samples=samples,
         steps=int(entry["step"]) if entry else 0,
+        baseline=_baseline(extra),
+        names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )
+
+
+def _baseline(extra: Any) -> LogisticBaseline | None:
+    state = baseline_in(extra)
+    if state is None:
+        return None
+    baseline = LogisticBaseline()
+    baseline.load_state_dict(state)
+    return baseline

@@ -93,6 +93,7 @@ class TrainingConfig(StrictSettings):
         seed: The seed of initialization, dropout and order.
         windows: Points of the history along all epochs.
         compile: Whether to compile the network; "auto" where there is a C++ compiler and the training is long enough.
+        baseline: Whether a logistic regression learns from the same batches, to compare with; see `LogisticBaseline`.
     """
 
     batch_size: int = Field(default=512, ge=1)
@@ -104,6 +105,7 @@ class TrainingConfig(StrictSettings):
     seed: int = Field(default=0, ge=0, lt=1 << 64)
     windows: int = Field(default=50, ge=1)
     compile: Literal["auto", "always", "never"] = "auto"
+    baseline: bool = True
 
     def compiles(self, samples: int) -> bool:
         """Whether to compile for a training on so many samples."""

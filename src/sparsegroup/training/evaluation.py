@@ -1,6 +1,8 @@
 """What a model predicts for a stream of batches, and how good that is."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import isnan
 from time import perf_counter
 from typing import Any
 
@@ -11,8 +13,11 @@ from torch import Tensor
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
+
+Float64s = npt.NDArray[np.float64]
 
 EVALUATED = 4096
 """Samples of a batch in evaluation."""
@@ -36,11 +41,15 @@ def as_batch(sample: Sample) -> Batch:
     return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
 
 
-def predictions_over(model: LookupModel, stream: Iterable[Sample]) -> "PredictionWindow":
-    """What `model` predicts for all batches of a stream. The model is left in evaluation mode."""
+def predictions_over(
+    model: LookupModel, stream: Iterable[Sample], baseline: LogisticBaseline | None = None
+) -> "PredictionWindow":
+    """What `model`, and the baseline, predict for all batches of a stream. The model is left in evaluation mode."""
     window = PredictionWindow(perf_counter())
     for batch, logits in logits_over(model, stream):
         window.add(batch, logits)
+        if baseline is not None:
+            window.add_baseline(baseline.predict(batch))
     return window
 
 
@@ -53,7 +62,7 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
 
 
 class PredictionWindow:
-    """Predictions for some samples, and their labels.
+    """Predictions for some samples, the baseline's where there is one, and their labels.
 
     Args:
         begin: When it began, as `perf_counter` says.
@@ -66,6 +75,7 @@ class PredictionWindow:
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._weights: list[Tensor] = []
+        self._baseline: list[Tensor] = []
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "PredictionWindow":
@@ -73,15 +83,17 @@ class PredictionWindow:
         window = cls(0.0)
         window.seconds = state["seconds"]
         window.samples = len(state["labels"])
-        for part, values in (("logits", window._logits), ("labels", window._labels), ("weights", window._weights)):
-            if len(state[part]):
+        for part, values in window._parts().items():
+            if len(state.get(part, ())):  # windows of version 0.1 have no baseline
                 values.append(state[part])
         return window
 
+    def _parts(self) -> dict[str, list[Tensor]]:
+        return {"logits": self._logits, "labels": self._labels, "weights": self._weights, "baseline": self._baseline}
+
     def state_dict(self) -> dict[str, Any]:
-        """Its logits, labels and weights `[samples]`, and the seconds since it began."""
-        parts = {"logits": self._logits, "labels": self._labels, "weights": self._weights}
-        tensors = {name: _joined(values) if values else torch.zeros(0) for name, values in parts.items()}
+        """Its logits, labels, weights and the baseline's logits `[samples]`, and the seconds since it began."""
+        tensors = {name: _joined(values) if values else torch.zeros(0) for name, values in self._parts().items()}
         return {**tensors, "seconds": perf_counter() - self.begin}
 
     def add(self, batch: Batch, logits: Tensor) -> None:
@@ -92,18 +104,47 @@ class PredictionWindow:
         if batch.weights is not None:
             self._weights.append(batch.weights)
 
-    def probabilities(self) -> npt.NDArray[np.float64]:
+    def add_baseline(self, logits: Tensor) -> None:
+        """Take the baseline's logits `[n]` of the next batch."""
+        self._baseline.append(logits)
+
+    def probabilities(self) -> Float64s:
         """The predictions `[samples]`, in the order in which they came."""
-        if not self._logits:
-            return np.zeros(0)
-        result: npt.NDArray[np.float64] = torch.sigmoid(_joined(self._logits).double()).numpy()
-        return result
+        return _probabilities(self._logits)
+
+    def baseline_probabilities(self) -> Float64s | None:
+        """The baseline's predictions `[samples]`; None where there are none."""
+        return _probabilities(self._baseline) if self._baseline else None
+
+    def labels(self) -> npt.NDArray[np.float32]:
+        """The labels `[samples]`."""
+        return _joined(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
+
+    def weights(self) -> npt.NDArray[np.float32] | None:
+        """The weights `[samples]`, or None where every row counts the same."""
+        return _joined(self._weights).numpy() if self._weights else None
 
     def metrics(self) -> Metrics:
         """Metrics of the predictions against the labels."""
-        labels = _joined(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
-        weights = _joined(self._weights).numpy() if self._weights else None
-        return evaluate(labels, self.probabilities(), weights)
+        return evaluate(self.labels(), self.probabilities(), self.weights())
+
+    def baseline_metrics(self) -> Metrics | None:
+        """Metrics of the baseline's predictions; None where there are none."""
+        probabilities = self.baseline_probabilities()
+        return None if probabilities is None else evaluate(self.labels(), probabilities, self.weights())
+
+    def point_metrics(self) -> dict[str, Any]:
+        """All metrics, by the names that a `HistoryPoint` has for them."""
+        beside = self.baseline_metrics()
+        values = {} if beside is None else {"baseline_auc": beside.auc, "baseline_log_loss": beside.log_loss}
+        return {**asdict(self.metrics()), **{name: None if isnan(value) else value for name, value in values.items()}}
+
+
+def _probabilities(logits: Sequence[Tensor]) -> Float64s:
+    if not logits:
+        return np.zeros(0)
+    result: Float64s = torch.sigmoid(_joined(logits).double()).numpy()
+    return result
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

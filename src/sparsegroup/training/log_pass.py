@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
 from sparsegroup.training.epoch_plan import EpochPlan
@@ -108,7 +109,14 @@ def train_as(
     return _fitted(trainer, plan, log, (log.train_rows, len(log)), on_batch, on_progress)
 
 
-def trainer_for(config: Config, model: ClickModel, optimizer: GroupOptimizer, log: Log, plan: EpochPlan) -> Trainer:
+def trainer_for(
+    config: Config,
+    model: ClickModel,
+    optimizer: GroupOptimizer,
+    log: Log,
+    plan: EpochPlan,
+    baseline: LogisticBaseline | None = None,
+) -> Trainer:
     """The trainer that a config describes: with its target and its learning rates along the steps of a plan.
 
     Raises:
@@ -122,6 +130,7 @@ def trainer_for(config: Config, model: ClickModel, optimizer: GroupOptimizer, lo
         target=config.optimizer.target(optimizer, log=log, **plan.target_steps),
         window=window_of(plan.samples, plan.batch_size, config.training.windows),
         compile=config.training.compiles(plan.samples),
+        baseline=baseline,
     )
 
 

@@ -21,16 +21,19 @@ from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.plots import plot_progress
 from sparsegroup.reporting.run_page import render_report
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, Summary
 from sparsegroup.table import FieldCount
+from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, recorded_config
 from sparsegroup.training.epoch_progress import EpochProgress
 from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite, number
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
+from sparsegroup.training.shown_settings import shown_settings
 from sparsegroup.yaml_settings import read_yaml
 
 COLUMNS = "columns.json"
@@ -38,18 +41,19 @@ METRICS = "metrics.jsonl"
 BEGUN = "begun.json"
 CHECKPOINTS = "checkpoints"
 VOCABULARY = "vocabulary.parquet"
+NAMES = "names.parquet"
 PLOT = "progress.png"
 REPORT = "report.html"
 
 TENSORBOARD = "tensorboard"
 MLFLOW = "mlflow.json"
 
-_FILES = (BEGUN, COLUMNS, METRICS, MLFLOW, VOCABULARY, REPORT, PLOT)
+_FILES = (BEGUN, COLUMNS, METRICS, MLFLOW, VOCABULARY, NAMES, REPORT, PLOT)
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a folder holds: settings, columns, the trained model and its optimizer, and what was recorded."""
+    """What a folder holds: settings, columns, the trained model, its optimizer and baseline, and what was recorded."""
 
     folder: Path
     config: Config
@@ -60,6 +64,7 @@ class TrainingRun:
     summary: Summary
     checkpoint_id: str
     notes: list[str]
+    baseline: Mapping[str, Any] | None = None
 
 
 def save_run(
@@ -79,6 +84,7 @@ def save_run(
     - `metrics.jsonl`: the history, a point per line.
     - `checkpoints`: model, optimizer and random numbers, to use or to go on with.
     - `vocabulary.parquet`: key → field and value, of a prepared log that has it.
+    - `names.parquet`: the same of features of the largest vectors alone, of any log whose text is at hand.
     - `report.html` and `progress.png`: for people.
     - `tensorboard` and `mlflow.json`: see `TrackingConfig`; `Session` writes them.
     - `summary.json`: final figures, versions.
@@ -89,7 +95,7 @@ def save_run(
     for path in checkpoints.paths():
         remove_folder(path)
     checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, Columns.of(log), summary.samples))
-    finish_run(folder, config, log, history, summary)
+    finish_run(folder, config, log, named_features(log, model.rows), history, summary)
 
 
 def checkpoint_extra(config: Config, columns: Columns, samples: int, **more: Any) -> dict[str, Any]:
@@ -123,12 +129,20 @@ def write_history(folder: Path, history: Sequence[HistoryPoint]) -> None:
     write_atomically(folder / METRICS, lambda path: path.write_text(text))
 
 
-def finish_run(folder: Path, config: Config, log: Log, history: Sequence[HistoryPoint], summary: Summary) -> None:
-    """Write what a run that has come to its end leaves behind."""
+def finish_run(
+    folder: Path,
+    config: Config,
+    log: Log,
+    named: Sequence[LargestFeature],
+    history: Sequence[HistoryPoint],
+    summary: Summary,
+) -> None:
+    """Write what a run that has come to its end leaves behind; `named`: features and their text, to be kept."""
     write_history(folder, history)
     if (vocabulary := log.vocabulary) is not None:
         write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
-    page = render_report(config.as_dict(), history, summary)
+    write_names(named, folder / NAMES)
+    page = render_report(shown_settings(config, log.train_rows), history, summary)
     write_atomically(folder / REPORT, lambda path: path.write_text(page, encoding="utf-8"))
     optimized = config.optimizer
     title = f"{config.model.name.upper()}, {optimized.name}, λ21 = {optimized.l21:g} ({optimized.penalty})"
@@ -214,7 +228,16 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     except _DAMAGE as error:
         raise RunError(f"{folder}: damaged ({error})") from error
     checkpoint = CHECKPOINT.read(path)
-    return TrainingRun(folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes)
+    beside = baseline_in(loaded.extra)
+    return TrainingRun(
+        folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes, beside
+    )
+
+
+def baseline_in(extra: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The state of the baseline that a run's checkpoint keeps; None where there was none."""
+    state: Mapping[str, Any] | None = extra.get("trainer", {}).get("baseline")
+    return state
 
 
 def load_model(folder: str | Path) -> ClickModel:
@@ -273,15 +296,25 @@ def summarize(
     log: Log,
     model: ClickModel,
     history: Sequence[HistoryPoint],
-    test: Metrics | None,
+    test: Assessment | Metrics | None,
     started: str,
     *,
     continued_from: str | None = None,
     bad_rows: Mapping[str, int] | None = None,
     progress: EpochProgress | None = None,
     validation_rows: int = 0,
+    largest: Sequence[LargestFeature] = (),
 ) -> Summary:
-    """What a run came to."""
+    """What a run came to.
+
+    Args:
+        log, model, history: What was trained, on what, and how it went.
+        test: What the test rows say, or their metrics alone; None where there are none.
+        started: Date and time, ISO 8601.
+        progress: Where the epochs have ended; None is one epoch.
+        continued_from, bad_rows, validation_rows, largest: See `Summary`.
+    """
+    found = Assessment(test) if isinstance(test, Metrics | None) else test
     progress = progress or EpochProgress(epoch=1)
     table = model.embedding
     counts = table.field_counts()
@@ -289,7 +322,7 @@ def summarize(
     return Summary(
         log=log.name,
         test_rows=len(log) - log.train_rows,
-        test=test,
+        test=found.test,
         samples=history[-1].samples if history else 0,
         seconds=history[-1].seconds if history else 0.0,
         feature_rate=table.feature_rate,
@@ -310,6 +343,11 @@ def summarize(
         best_epoch=progress.best,
         validation_rows=validation_rows,
         validation=progress.validation,
+        baseline=found.baseline,
+        curves=found.curves,
+        baseline_curves=found.baseline_curves,
+        warnings=found.warnings,
+        largest=tuple(largest),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
-from sparsegroup.reporting.run_record import Metrics, Summary
+from sparsegroup.reporting.run_record import GainPoint, LargestFeature, Metrics, ReliabilityBin, ScoreCurves, Summary
 from sparsegroup.table import FieldCount
 from sparsegroup.training.run_error import RunError
 
@@ -30,11 +30,25 @@ class RunManifest(Manifest):
     @classmethod
     def from_plain(cls, content: Plain, **header: Any) -> Self:
         """See `Manifest.from_plain`."""
-        for name in ("test", "validation"):
-            of = content.get(name)
-            content[name] = None if of is None else Metrics(**{key: number(value) for key, value in of.items()})
+        for name in ("test", "baseline", "validation"):
+            content[name] = _metrics(content.get(name))
+        for name in ("curves", "baseline_curves"):
+            content[name] = _curves(content.get(name))
+        content["warnings"] = tuple(content.get("warnings", ()))
+        content["largest"] = tuple(LargestFeature(**feature) for feature in content.get("largest", ()))
         content["fields"] = {name: FieldCount(**rows) for name, rows in content["fields"].items()}
         return cls(summary=Summary(**content), **header)
+
+
+def _metrics(content: Plain | None) -> Metrics | None:
+    return None if content is None else Metrics(**{name: number(value) for name, value in content.items()})
+
+
+def _curves(content: Plain | None) -> ScoreCurves | None:
+    if content is None:
+        return None
+    bins = (ReliabilityBin(**{name: number(value) for name, value in one.items()}) for one in content["reliability"])
+    return ScoreCurves(tuple(bins), tuple(GainPoint(**point) for point in content["gains"]))
 
 
 def finite(value: Any) -> Any:

@@ -8,16 +8,21 @@ from time import perf_counter
 from typing import Any
 
 from sparsegroup.artifact.folder_lock import FolderLock
+from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints, LoadResult
 from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.training.assessment import assess
+from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.divergence import check_weights
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
@@ -58,7 +63,9 @@ class Session:
         self.folder, self.config, self.log, self.begun = folder, config, log, begun
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
-        self.trainer = trainer_for(config, model, optimizer, log, self.plan)
+        self.trainer = trainer_for(
+            config, model, optimizer, log, self.plan, LogisticBaseline() if config.training.baseline else None
+        )
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS, keep=config.checkpoint.keep, incremental=config.checkpoint.incremental
         )
@@ -144,6 +151,8 @@ class Session:
     def _follow(self, run: TrainingRun | None) -> None:
         if run is not None:
             self.trainer.go_on_after(run.history)
+            if run.baseline is not None:
+                self.trainer.lessons.load_state_dict(run.baseline)
             self.notes = list(run.notes)
 
     def _say_notes(self) -> None:
@@ -211,6 +220,7 @@ class Session:
 
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
+            FloatingPointError: Training has diverged; checkpoints from before stay.
         """
         told = [*callbacks, *tracking_callbacks(self.config.tracking, self.folder)]
         self.trainer.callbacks = told
@@ -220,6 +230,13 @@ class Session:
                 callback.on_run_begin(self.folder, self.config)
             try:
                 summary = self._train(on_batch, on_progress)
+            except FloatingPointError as error:
+                paths = self.checkpoints.paths()
+                if paths and self._saved_at == self.step:  # what it holds gives no finite loss any more
+                    remove_folder(paths.pop())
+                if not paths:
+                    raise
+                raise FloatingPointError(f"{error}; the last good checkpoint is {paths[-1]}") from error
             finally:
                 for callback in told:
                     callback.on_run_end(self.folder, summary)
@@ -263,19 +280,24 @@ class Session:
         else:  # cut off after that one
             self.checkpoints.tidy()
         tested = len(log) > log.train_rows
-        test = self.trainer.evaluate(log.batches(log.train_rows, len(log), EVALUATED)) if tested else None
+        stream = log.batches(log.train_rows, len(log), EVALUATED)
+        named = named_features(log, self.model.rows)
+        assessment = assess(self.trainer.predictions(stream) if tested else None, self.trainer.history)
         summary = summarize(
             log,
             self.model,
             self.trainer.history,
-            test,
+            assessment,
             self.begun.started,
             continued_from=self.begun.continued_from,
             bad_rows=log.bad_rows,
             progress=trainer.progress,
             validation_rows=plan.validation_rows,
+            largest=named[:SHOWN],
         )
-        finish_run(self.folder, self.config, log, self.trainer.history, summary)
+        finish_run(self.folder, self.config, log, named, self.trainer.history, summary)
+        for warning in summary.warnings:
+            _logger.warning(warning)
         return summary
 
     def _is_due(self) -> bool:
@@ -291,7 +313,9 @@ class Session:
 
         Raises:
             CheckpointError, OSError: It cannot be written. Those that there are stay.
+            FloatingPointError: The network's weights are not finite.
         """
+        check_weights(self.model.network, self.trainer.samples)
         extra: dict[str, Any] = checkpoint_extra(
             self.config,
             Columns.of(self.log),

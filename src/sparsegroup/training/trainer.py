@@ -1,6 +1,5 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -19,8 +18,11 @@ from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import EveryKey, HashEmbedding
 from sparsegroup.table.row_restart import restart_rows
+from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.compiled_network import CompiledNetwork
+from sparsegroup.training.divergence import backward, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
@@ -45,6 +47,7 @@ class Trainer:
         compile: Compile the model by torch.compile, which takes a C++ compiler and some ten seconds when it is done
             first; it warns and goes on without where that cannot be done.
         callbacks: Are told what happens, in this order, see `Callback`.
+        baseline: Learns from the batches of the first epoch; its AUC and log loss stand beside the model's.
 
     Attributes:
         history: The points so far.
@@ -78,6 +81,7 @@ class Trainer:
         history: Sequence[HistoryPoint] = (),
         compile: bool = False,
         callbacks: Sequence[Callback] = (),
+        baseline: LogisticBaseline | None = None,
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
@@ -91,6 +95,7 @@ class Trainer:
         self._begun: float | None = None
         self._window = PredictionWindow(0.0)
         self._measured: Future[HistoryPoint] | None = None
+        self.lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model = LookupModel(table, model)
         self._dense = CompiledNetwork(
@@ -144,6 +149,7 @@ class Trainer:
 
         Raises:
             ValueError: Numbers out of range or that do not go together, or a stream that ends with the first epoch.
+            FloatingPointError: Training has diverged; the batch that shows it has not been trained on.
         """
         check_epochs(stream, epochs, validation, patience, after_first_epoch)
         begin = len(self.history)
@@ -231,10 +237,13 @@ class Trainer:
                 window = self._window
                 ends = following is None or window.samples + len(batch) >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
-                logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys, following)
+                with divergence_told(self.samples):
+                    logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys, following)
                 self.samples += len(batch)
                 self.progress.position += len(batch)
                 window.add(batch, logits)
+                if not self.progress.epoch:
+                    self.lessons.give(metrics, batch, window)
                 if on_batch is not None:
                     on_batch(len(batch), float(loss))
                 for callback in self.callbacks:
@@ -247,6 +256,7 @@ class Trainer:
                 if after_batch is not None:
                     after_batch()
                 batch, keys = following, next_keys
+            self.lessons.wait()
             has_last = self._settle() is not None
         self._seconds, self._begun = self.seconds, None
         return has_last
@@ -280,6 +290,7 @@ class Trainer:
 
         To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained.
         """
+        self.lessons.wait()
         pending = [] if self._measured is None else [self._measured.result()]
         return {
             "samples": self.samples,
@@ -289,6 +300,7 @@ class Trainer:
             "compiled_for": self._dense.size,
             "target": None if self.target is None else self.target.state_dict(),
             "progress": self.progress.as_dict(),
+            "baseline": self.lessons.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -303,6 +315,7 @@ class Trainer:
         self.progress = EpochProgress.from_dict(state.get("progress", {}))
         if self.target is not None:
             self.target.load_state_dict(state["target"])
+        self.lessons.load_state_dict(state.get("baseline"))
 
     def _tell_time(self, batch: Batch | None) -> None:
         """It is the time of `batch` now, for a table that goes by the log's: that of the row in its middle."""
@@ -322,10 +335,7 @@ class Trainer:
         batch = batch.for_device(vectors.device)
         logits = logits_of(self._dense, vectors, batch.keys, batch.numbers, batch.bags)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
-        if self._second_order:
-            _backward_twice(loss)
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss, second_order=self._second_order)
         for optimizer in self.optimizers:
             optimizer.step()
         if target is not None:
@@ -358,7 +368,7 @@ class Trainer:
             "l21": None if self.target is None else self.target.l21,
             "scheduled_rate": None if self.target is None else self.target.scheduled_rate,
         }
-        return lambda: HistoryPoint(**facts, **asdict(window.metrics()))
+        return lambda: HistoryPoint(**facts, **window.point_metrics())
 
     def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> Metrics:
         """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode.
@@ -368,18 +378,15 @@ class Trainer:
             sweep: Sweep the optimizers first (`GroupOptimizer.sweep`), so that what is evaluated is as sparse as λ21
                 has it at this moment, rows that no batch has touched for long included.
         """
+        return self.predictions(stream, sweep=sweep).metrics()
+
+    def predictions(self, stream: Iterable[Sample], *, sweep: bool = False) -> PredictionWindow:
+        """What the model predicts, and the baseline, over all batches of a stream; as `evaluate`."""
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
-        return predictions_over(self._model, stream).metrics()
+        return predictions_over(self._model, stream, self.lessons.baseline)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
         return predictions_over(self._model, stream).probabilities()
-
-
-def _backward_twice(loss: Tensor) -> None:
-    with warnings.catch_warnings():
-        # torch warns of a reference cycle; GroupAdaHessian breaks it in step().
-        warnings.filterwarnings("ignore", message=r"Using backward\(\) with create_graph=True", category=UserWarning)
-        loss.backward(create_graph=True)  # type: ignore[no-untyped-call]

@@ -113,6 +113,18 @@ def encoded_chunks(
                 job.cancel()
 
 
+def named_keys(encoded: EncodedRows, log: LogFormat, fields: Sequence[str]) -> pl.DataFrame:
+    """Columns `key`, `field` and `value` of the features of some fields in a chunk that kept its values, once each."""
+    assert encoded.raw is not None
+    pieces = []
+    for name in fields:
+        keys, values = encoded.batch.column(name), encoded.raw[name].fill_null("")
+        if name in log.lists:
+            keys, values = keys.flatten(), values.str.split(log.lists[name]).explode()
+        pieces.append(pl.DataFrame({"key": keys, "field": name, "value": values}).unique("key"))
+    return pl.concat(pieces)
+
+
 def encode_chunk(
     chunk: Chunk,
     log: LogFormat,

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from sparsegroup.data.batches import LABEL, TIME, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.keys import Int64s
+from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
-from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, with_places
+from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
 from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.names import OnBadRow
@@ -286,6 +287,27 @@ class RawLog(Log):
         """Whether all rows before `expected` have been read, now that `position` of them have."""
         if position < expected:
             raise self._changed(next(number for number, end in enumerate(self._ends) if end.row > position))
+
+    def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
+        """The text of those of `keys` `[n]` that come in about the first `most_rows` rows, which are read for it.
+
+        Raises:
+            ClickLogError: As `batches`.
+        """
+        places = np.unique(fields_of(keys))
+        fields = [self.fields[place] for place in places[places < len(self.fields)].tolist()]
+        wanted, found, rows = pl.DataFrame({"key": np.unique(keys)}), dict[int, str](), 0
+        if not fields:
+            return found
+        everything = (Stretch(number, file, BadRows("")) for number, file in enumerate(self._files))
+        with closing(self._encoded(everything, self.format, keep_raw=True)) as chunks:
+            for _, _, encoded in chunks:
+                named = named_keys(encoded, self.format, fields).join(wanted, on="key", how="semi")
+                found |= dict(named.select("key", "value").iter_rows())
+                rows += encoded.batch.num_rows
+                if len(found) == len(wanted) or rows >= most_rows:
+                    break
+        return found
 
     def _changed(self, number: int) -> ClickLogError:
         source = self._files[number].source

@@ -13,11 +13,12 @@ import polars as pl
 from sparsegroup.data.keys import fields_of
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
-from sparsegroup.serving.inspection.row_scan import Largest, RowStatistics, read_rows
+from sparsegroup.serving.inspection.row_scan import RowStatistics, read_rows
 from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
 from sparsegroup.serving.trained_model import Kind, TrainedModel
 from sparsegroup.table import FieldCount
 from sparsegroup.table.table_report import TableMemory
+from sparsegroup.training.largest_features import Largest
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -246,8 +247,8 @@ def _of_inverse(bins: Bins) -> dict[float, float]:
 
 def _features(largest: Largest, trained: TrainedModel) -> tuple[Feature, ...]:
     values: dict[int, str] = {}
-    if trained.vocabulary is not None and len(largest.keys):
-        wanted = pl.scan_parquet(trained.vocabulary).filter(pl.col("key").is_in(largest.keys.tolist()))
+    if (source := trained.vocabulary or trained.names) is not None and len(largest.keys):
+        wanted = pl.scan_parquet(source).filter(pl.col("key").is_in(largest.keys.tolist()))
         found = wanted.select("key", "value").collect(engine="streaming")
         values = dict(zip(found["key"].to_list(), found["value"].to_list(), strict=True))
     names = [trained.columns.fields[number] for number in fields_of(largest.keys)]

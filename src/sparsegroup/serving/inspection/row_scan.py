@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sparsegroup.serving.inspection.histogram import Bins, magnitudes, shares
 from sparsegroup.serving.inspection.threshold import Threshold, ever_updated
 from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.training.largest_features import Largest
 
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
@@ -29,28 +30,6 @@ class RowSource(Protocol):
 
     def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""
-
-
-class Largest:
-    """The keys of the largest values, equal ones by key.
-
-    Args:
-        count: How many.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.keys = np.zeros(0, np.int64)
-        self.values = np.zeros(0)
-
-    def add(self, keys: Int64s, values: Float64s) -> None:
-        """See `keys` `[n]` and their `values` `[n]`."""
-        if len(self.values) == self.count:
-            good = values >= self.values.min(initial=np.inf)
-            keys, values = keys[good], values[good]
-        keys, values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
-        order = np.lexsort((keys, -values))[: self.count]
-        self.keys, self.values = keys[order], values[order]
 
 
 @dataclass

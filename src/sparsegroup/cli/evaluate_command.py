@@ -1,0 +1,45 @@
+"""`sparsegroup evaluate`: its options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.output import Json, Quiet, Verbose
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
+    ],
+    log: Annotated[
+        Path,
+        typer.Argument(help="A raw log with labels, or a folder that `prepare` has written.", show_default=False),
+    ],
+    user: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Give gAUC, the mean AUC within this field's values.")
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD",
+            help="List the values of this field whose calibration is surely off the most (repeatable).",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Values of each field to list.")] = 10,
+    threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a field.
+
+    The test rows of the model's own log and of a prepared one are taken, if there are any, and all rows of another log.
+    """
+    from sparsegroup.cli.evaluate_run import evaluate_run
+
+    use_threads(threads)
+    evaluate_run(model, log, user, by or [], top, threads)

@@ -1,0 +1,192 @@
+"""What a run's test rows say of it: metrics beside the baseline's, curves, and what is wrong, with what to try."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics, ScoreCurves
+from sparsegroup.training.curves import curves_of
+from sparsegroup.training.evaluation import PredictionWindow
+from sparsegroup.training.metrics import evaluate
+
+BLOCKS = 20
+BEYOND_NOISE = 2.093
+"""Student's t at 19 degrees of freedom that a difference of noise exceeds, either way, once in 20."""
+
+OFF_BY = 0.1
+DIVERGED = 1.5
+"""The normalized entropy of the last windows from which on a run may be said to diverge."""
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What the test rows say; None each where there are none, or no baseline.
+
+    Attributes:
+        test, baseline: Metrics of the model and of the baseline.
+        curves, baseline_curves: Reliability and gains.
+        warnings: A sentence each.
+    """
+
+    test: Metrics | None = None
+    baseline: Metrics | None = None
+    curves: ScoreCurves | None = None
+    baseline_curves: ScoreCurves | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far the baseline is ahead of the model.
+
+    Attributes:
+        auc, log_loss: By so much; positive where the baseline is better.
+        auc_is_sure, log_loss_is_sure: Whether that is beyond noise.
+    """
+
+    auc: float
+    log_loss: float
+    auc_is_sure: bool
+    log_loss_is_sure: bool
+
+
+def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint]) -> Assessment:
+    """Compare a model with its test rows, with the baseline, and with what a sane run looks like.
+
+    Args:
+        window: Predictions of the test rows, with the baseline's where there is one; None without test rows.
+        history: The points along the pass.
+    """
+    diverging = _divergence(history)
+    if window is None or not window.samples:
+        return Assessment(warnings=diverging)
+    labels, weights, own = window.labels(), window.weights(), window.probabilities()
+    test, beside = evaluate(labels, own, weights), window.baseline_metrics()
+    warnings = diverging or (
+        *_against_baseline(window, test, beside),
+        *_against_the_mean(window, test, beside),
+        *_calibration(labels, own, weights, test),
+    )
+    theirs = window.baseline_probabilities()
+    return Assessment(
+        test,
+        beside,
+        curves_of(labels, own, weights),
+        None if theirs is None else curves_of(labels, theirs, weights),
+        warnings,
+    )
+
+
+def lead_of_baseline(window: PredictionWindow) -> Lead | None:
+    """How far the baseline is ahead; None without one, or where only one class is present.
+
+    A difference is beyond noise if a paired t-test over 20 blocks of consecutive rows says so at 5 %: rows close in
+    time are alike, and blocks of them less so.
+    """
+    own, theirs = window.metrics(), window.baseline_metrics()
+    beside = window.baseline_probabilities()
+    if theirs is None or beside is None or math.isnan(own.auc):
+        return None
+    pairs = list(zip(_by_block(window, window.probabilities()), _by_block(window, beside), strict=True))
+    return Lead(
+        theirs.auc - own.auc,
+        own.log_loss - theirs.log_loss,
+        _is_sure([other.auc - ours.auc for ours, other in pairs]),
+        _is_sure([ours.log_loss - other.log_loss for ours, other in pairs]),
+    )
+
+
+def _by_block(window: PredictionWindow, probabilities: Float64s) -> list[Metrics]:
+    """Metrics of probabilities `[samples]` in each of 20 blocks of consecutive rows."""
+    labels, weights = window.labels(), window.weights()
+    blocks = (rows for rows in np.array_split(np.arange(window.samples), BLOCKS) if len(rows))
+    return [evaluate(labels[rows], probabilities[rows], None if weights is None else weights[rows]) for rows in blocks]
+
+
+def _is_sure(differences: Sequence[float]) -> bool:
+    """Whether differences, NaN where a block has one class alone, are above 0 beyond noise."""
+    leads = np.array(differences)
+    leads = leads[~np.isnan(leads)]
+    if len(leads) < BLOCKS // 2:
+        return False
+    error = leads.std(ddof=1) / math.sqrt(len(leads))
+    return bool(leads.mean() > BEYOND_NOISE * error)
+
+
+def _against_baseline(window: PredictionWindow, test: Metrics, beside: Metrics | None) -> tuple[str, ...]:
+    lead = lead_of_baseline(window)
+    if lead is None or beside is None:
+        return ()
+    worse = []
+    if lead.auc > 0 and lead.auc_is_sure:
+        worse.append(f"in AUC, {test.auc:.4f} against {beside.auc:.4f}")
+    if lead.log_loss > 0 and lead.log_loss_is_sure:
+        worse.append(f"in log loss, {test.log_loss:.4f} against {beside.log_loss:.4f}")
+    if not worse:
+        return ()
+    return (
+        f"The model loses to the baseline, a logistic regression, {' and '.join(worse)} (paired t-test over {BLOCKS} "
+        "blocks of the test rows, 5 %). Try another learning rate (lr), a smaller λ21 (l21) or a larger size, and more "
+        "data or fewer fields that are almost unique.",
+    )
+
+
+def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics | None) -> tuple[str, ...]:
+    if not test.normalized_entropy > 1:
+        return ()
+    constant = np.full(window.samples, np.average(window.labels(), weights=window.weights()), np.float64)
+    pairs = zip(_by_block(window, window.probabilities()), _by_block(window, constant), strict=True)
+    if not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
+        return ()
+    if beside is not None and beside.normalized_entropy > 1:
+        why = (
+            f"So does the baseline ({beside.normalized_entropy:.3f}): the test rows differ from the training rows, in "
+            "their share of positives perhaps. Try training rows that are closer in time, or to calibrate on recent "
+            "ones."
+        )
+    else:
+        why = "Try a lower learning rate (lr), a smaller network, or fewer epochs."
+    return (
+        f"The model predicts the test rows worse than their mean would: normalized entropy "
+        f"{test.normalized_entropy:.3f}. {why}",
+    )
+
+
+def _calibration(
+    labels: npt.NDArray[np.float32], probabilities: Float64s, weights: npt.NDArray[np.float32] | None, test: Metrics
+) -> tuple[str, ...]:
+    """Off by more than 10 %, and by more than two standard deviations of the number of positives."""
+    if not abs(test.calibration - 1) > OFF_BY:
+        return ()
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    deviation = math.sqrt(float(np.square(counts) @ (probabilities * (1 - probabilities))))
+    if abs(float(counts @ (probabilities - labels))) <= 2 * deviation:
+        return ()
+    way = "high" if test.calibration > 1 else "low"
+    return (
+        f"The predictions are {abs(test.calibration - 1):.0%} too {way} on the test rows: calibration "
+        f"{test.calibration:.3f}. Try a lower learning rate (lr), training rows that are closer in time, or to "
+        "calibrate on recent ones.",
+    )
+
+
+def _divergence(history: Sequence[HistoryPoint]) -> tuple[str, ...]:
+    """Whether the last fifth of the points has a log loss far above that of the mean, and above the points before."""
+    points = [point for point in history if point.normalized_entropy > 0]  # NaN where one class is missing
+    last = points[-max(1, len(points) // 5) :]
+    before = points[: -len(last)]
+    if not before:
+        return ()
+    loss, entropy = mean(one.log_loss for one in last), mean(one.log_loss / one.normalized_entropy for one in last)
+    if loss <= DIVERGED * entropy or loss <= mean(one.log_loss for one in before):
+        return ()
+    return (
+        f"Training diverges: the log loss of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
+        "predicting the mean, and has risen. Lower the learning rate (lr).",
+    )

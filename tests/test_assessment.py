@@ -1,0 +1,227 @@
+"""What is said of a run at its end: the baseline beside it, curves, and warnings where something is wrong."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import auc
+
+from cli_cases import click_log, many_features, summary_of
+from command import Run
+from run_folders import state_of
+from sparsegroup.data.batches import Batch
+from sparsegroup.reporting.run_record import HistoryPoint
+from sparsegroup.training import evaluate
+from sparsegroup.training.assessment import assess, lead_of_baseline
+from sparsegroup.training.curves import curves_of, gains_of, reliability_of
+from sparsegroup.training.evaluation import PredictionWindow
+from sparsegroup.training.run_manifest import RUN
+
+POINT = HistoryPoint(
+    100, 0.7, 0.5, 0.9, 1.0, 0.5, 10, 20, 1000, 1.0, 100.0
+)  # samples, AUC, log loss, normalized entropy, calibration
+
+
+def window_of(own: np.ndarray, baseline: np.ndarray | None, labels: np.ndarray, weights: np.ndarray | None = None):
+    """A window of logits."""
+    window = PredictionWindow(0.0)
+    rows = len(labels)
+    weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))
+    label = torch.from_numpy(labels.astype(np.float32))
+    window.add(
+        Batch(torch.empty(rows, 0), torch.empty(rows, 0), label, torch.arange(rows), weight), torch.from_numpy(own)
+    )
+    if baseline is not None:
+        window.add_baseline(torch.from_numpy(baseline))
+    return window
+
+
+def drawn(rows: int = 20_000, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+    """True logits, labels that they give, and the generator."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(-1.5, 1.0, rows)
+    return logits, (random.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float64), random
+
+
+def test_a_model_that_is_right_is_not_warned_of() -> None:
+    logits, labels, random = drawn()
+    found = assess(window_of(logits, logits + random.normal(0, 1, len(logits)), labels), [POINT])
+    assert found.warnings == ()
+    assert found.test is not None
+    assert found.baseline is not None
+    assert found.test.auc > found.baseline.auc + 0.05
+    assert found.curves is not None
+    assert found.baseline_curves is not None
+    assert assess(window_of(logits, None, labels), []).baseline is None
+    assert assess(None, [POINT]).test is None
+
+
+def test_a_model_that_loses_to_the_baseline_is_told_in_what() -> None:
+    logits, labels, random = drawn()
+    noisy = logits + random.normal(0, 0.7, len(logits))
+    (warning,) = assess(window_of(noisy, logits, labels), [POINT]).warnings
+    assert "loses to the baseline, a logistic regression, in AUC, 0." in warning
+    assert " and in log loss, 0." in warning
+    assert "Try another learning rate" in warning
+    # The same order with a worse scale: log loss alone.
+    (stretched,) = assess(window_of(0.6 * logits - 0.5, logits, labels), [POINT]).warnings
+    assert "AUC" not in stretched
+    assert "regression, in log loss, 0." in stretched
+
+
+def test_noise_alone_seldom_makes_a_model_lose() -> None:
+    losses = 0
+    for seed in range(60):
+        logits, labels, random = drawn(2_000, seed)
+        own, theirs = (logits + random.normal(0, 0.3, len(logits)) for _ in range(2))
+        lead = lead_of_baseline(window_of(own, theirs, labels))
+        assert lead is not None
+        losses += lead.auc_is_sure or lead.log_loss_is_sure
+    assert losses <= 8  # twice 2.5 % of 60, and then some
+
+
+def test_worse_than_the_mean_and_whether_the_log_is_to_blame() -> None:
+    logits, labels, _ = drawn()
+    wrong = -2 * logits - 4
+    alone = assess(window_of(wrong, logits, labels), [POINT]).warnings
+    assert any(
+        "worse than their mean would: normalized entropy" in one and "lower learning rate" in one for one in alone
+    )
+    both = assess(window_of(logits + 3, logits + 3, labels), [POINT]).warnings
+    assert any("So does the baseline" in one for one in both)
+
+
+@pytest.mark.parametrize(("shift", "word"), [(0.5, "high"), (-0.5, "low")])
+def test_predictions_that_are_off_by_a_tenth_are_told(shift: float, word: str) -> None:
+    logits, labels, _ = drawn()
+    (warning,) = assess(window_of(logits + shift, None, labels), [POINT]).warnings
+    assert f"% too {word} on the test rows: calibration" in warning
+    assert assess(window_of(logits + 0.05, None, labels), [POINT]).warnings == ()
+    few = slice(0, 60)  # of which some 11 are positive: off by more than a tenth, but nobody can tell
+    assert assess(window_of((logits + shift / 3)[few], None, labels[few]), [POINT]).warnings == ()
+
+
+def test_a_run_that_diverges_is_told_that_alone() -> None:
+    logits, labels, _ = drawn(1_000)
+    bad = replace(POINT, log_loss=4.0, normalized_entropy=8.0)
+    (warning,) = assess(window_of(-9 * logits, logits, labels), [POINT, bad]).warnings
+    assert warning.startswith("Training diverges: the log loss of the last windows is 4, 8 times")
+    assert assess(None, [*[POINT] * 8, bad, bad]).warnings == (warning,)
+    assert assess(None, [bad, *[POINT] * 8, replace(bad, normalized_entropy=float("nan"))]).warnings == ()
+    calm = replace(POINT, log_loss=0.8, normalized_entropy=1.6)  # bad, and better than before
+    assert assess(None, [bad, bad, calm]).warnings == ()
+
+
+@pytest.mark.parametrize("labels", [np.zeros(50), np.ones(50)])
+def test_one_class_has_no_lead_and_no_gains(labels: np.ndarray) -> None:
+    found = assess(window_of(np.zeros(50), np.ones(50), labels), [])
+    assert found.curves is not None
+    assert found.curves.gains == ()
+    assert lead_of_baseline(window_of(np.zeros(50), np.ones(50), labels)) is None
+
+
+def test_reliability_is_that_of_scikit_learn() -> None:
+    logits, labels, _ = drawn(10_000)
+    probabilities = 1 / (1 + np.exp(-logits))
+    bins = reliability_of(labels, probabilities, np.ones(len(labels)), 10)
+    actual, predicted = calibration_curve(labels, probabilities, n_bins=10, strategy="quantile")
+    np.testing.assert_allclose([one.predicted for one in bins], predicted, atol=1e-3)
+    np.testing.assert_allclose([one.actual for one in bins], actual, atol=2e-3)
+    assert sum(one.share for one in bins) == pytest.approx(1)
+
+
+def test_curves_count_a_weight_as_copies_and_equal_predictions_together() -> None:
+    random = np.random.default_rng(0)
+    probabilities = random.integers(1, 8, 500) / 9
+    labels = (random.random(500) < probabilities).astype(np.float64)
+    weights = random.integers(0, 4, 500)
+    weighted = curves_of(labels, probabilities, weights)
+    copied = curves_of(labels.repeat(weights), probabilities.repeat(weights))
+    for ours, theirs in zip(weighted.reliability, copied.reliability, strict=True):
+        assert vars(ours) == pytest.approx(vars(theirs))
+    for one, other in zip(weighted.gains, copied.gains, strict=True):
+        assert vars(one) == pytest.approx(vars(other))
+    predicted = [one.predicted for one in weighted.reliability]
+    assert len(predicted) == len(set(np.round(predicted, 9))) == 7
+    shuffled = random.permutation(500)
+    again = curves_of(labels[shuffled], probabilities[shuffled], weights[shuffled])
+    for one, other in zip(weighted.gains, again.gains, strict=True):
+        assert vars(one) == pytest.approx(vars(other))
+
+
+def test_gains_of_a_perfect_and_of_a_blind_order() -> None:
+    labels = np.arange(1_000) < 100
+    shares = (0.05, 0.1, 0.5, 1.0)
+    best = gains_of(labels.astype(float), 1.0 * labels, np.ones(1_000), shares)
+    assert [point.captured for point in best] == pytest.approx([0.5, 1, 1, 1])
+    blind = gains_of(labels.astype(float), np.full(1_000, 0.3), np.ones(1_000), shares)
+    assert [point.captured for point in blind] == pytest.approx(shares)
+    logits, truth, _ = drawn(5_000)
+    scores, fine = 1 / (1 + np.exp(-logits)), np.linspace(0.0005, 1, 2_000)
+    gains = gains_of(truth, scores, np.ones(5_000), tuple(fine))
+    area, rate = auc([0, *fine], [0, *(point.captured for point in gains)]), truth.mean()
+    assert area == pytest.approx(rate / 2 + (1 - rate) * evaluate(truth, scores).auc, abs=1e-4)
+
+
+def test_a_run_has_its_baseline_in_what_it_prints_and_leaves(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    done = run("train", log, "--out", "run", "--lr", 1e-2)
+    assert done.returncode == 0, done.stderr
+    summary = RUN.read(tmp_path / "run").summary
+    assert summary.baseline is not None
+    assert summary.baseline.auc > 0.95
+    assert summary.curves is not None
+    assert summary.baseline_curves is not None
+    assert f"(baseline {summary.baseline.auc:.4f})" in done.stdout
+    points = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < point["baseline_log_loss"] < 2 for point in points)
+    alone = run("train", log, "--out", "alone", "--lr", 1e-2, "--no-baseline")
+    assert alone.returncode == 0, alone.stderr
+    assert "(baseline" not in alone.stdout
+    bare = RUN.read(tmp_path / "alone").summary
+    assert (bare.baseline, bare.baseline_curves) == (None, None)
+    assert (bare.test, bare.curves) == (summary.test, summary.curves)
+    assert all(
+        json.loads(line)["baseline_auc"] is None
+        for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()
+    )
+
+
+def test_a_run_that_learns_nothing_is_warned_of(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    done = run("train", log, "--out", "run", "--lr", 1e-7)
+    assert done.returncode == 0, done.stderr
+    warnings = summary_of(tmp_path / "run")["warnings"]
+    assert any("loses to the baseline" in warning for warning in warnings)
+    for warning in warnings:
+        assert warning in done.stderr
+        assert warning in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_baseline_goes_on_over_resumed_and_continued_runs_with_the_same_bits(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    options = ("--batch-size", 100, "--checkpoint-steps", 7, "--keep-checkpoints", 9, "--set", "training.windows=4")
+    for name in ("whole", "cut"):
+        assert run("train", log, "--out", name, *options).returncode == 0
+    cut = tmp_path / "cut"
+    (cut / "summary.json").unlink()
+    for checkpoint in sorted((cut / "checkpoints").iterdir())[2:]:
+        shutil.rmtree(checkpoint)
+    assert run("train", "--resume", "cut").returncode == 0
+    assert state_of(cut) == state_of(tmp_path / "whole")
+    whole, resumed = (RUN.read(tmp_path / name).summary for name in ("whole", "cut"))
+    assert (whole.baseline, whole.baseline_curves) == (resumed.baseline, resumed.baseline_curves)
+
+    lines = log.read_text().splitlines(keepends=True)
+    for name, part in (("first", lines[:1201]), ("second", lines[:1] + lines[1201:])):
+        (tmp_path / f"{name}.csv").write_text("".join(part))
+    assert run("train", "first.csv", "--out", "day1", "--test-fraction", 0, *options).returncode == 0
+    day2 = ("--continue", "day1", "--out", "day2", "--test-fraction", 300 / 1_800)
+    done = run("train", "second.csv", *day2)
+    assert done.returncode == 0, done.stderr
+    assert RUN.read(tmp_path / "day2").summary.baseline == whole.baseline

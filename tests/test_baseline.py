@@ -1,0 +1,208 @@
+"""The baseline beside a run: FTRL-Proximal row by row, what becomes of bags and numbers, and its place in a trainer."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from sparsegroup import GroupFTRL
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.batches import Bags, Batch, rebatched
+from sparsegroup.training import Config, Trainer
+from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.evaluation import as_batch
+from sparsegroup.training.metrics import evaluate
+
+NAN = math.nan
+
+
+def batch_of_keys(rows: int, seed: int = 0) -> Batch:
+    """Two fields, a list, and weights; the first field says something."""
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randint(0, 12, (rows, 2), generator=generator) + torch.tensor([0, 1 << 56])
+    sizes = torch.randint(1, 4, (rows,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    # Distinct values within a row: the published loop knows no feature that comes twice.
+    bags = torch.cat([torch.randperm(9, generator=generator)[:size] for size in sizes.tolist()]) + (2 << 56)
+    labels = (torch.rand(rows, generator=generator) < 0.2 + 0.05 * (keys[:, 0] % 12)).float()
+    weights = torch.rand(rows, generator=generator) * 2
+    return Batch(keys, torch.empty(rows, 0), labels, torch.arange(rows), weights, (Bags(bags, offsets),))
+
+
+def numbers_batch(numbers: torch.Tensor, labels: torch.Tensor) -> Batch:
+    return Batch(torch.empty(len(labels), 0, dtype=torch.int64), numbers, labels, torch.arange(len(labels)))
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.2, 0.1)])
+def test_it_is_group_ftrl_row_by_row(l1: float, l2: float) -> None:
+    batch = batch_of_keys(300)
+    assert batch.weights is not None
+    baseline = LogisticBaseline(lr=0.2, beta=1.0, l1=l1, l2=l2)
+    logits = baseline.learn(batch)
+    # Column 0 is the bias, then each field's values.
+    x = torch.zeros(300, 1 + 12 + 12 + 9, dtype=torch.float64)
+    x[:, 0] = 1
+    for row in range(300):
+        x[row, 1 + batch.keys[row, 0]] = 1
+        x[row, 13 + batch.keys[row, 1] - (1 << 56)] = 1
+        bag = batch.bags[0][row : row + 1].keys
+        x[row, 25 + bag - (2 << 56)] = 1 / len(bag)
+    weight = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
+    # Each weight is a group of its own, so that one that no row has touched stays untouched.
+    optimizer = GroupFTRL([weight], lr=0.2, beta=1.0, initial_accumulator_value=0.0, l1=l1, l2=l2, groups="all")
+    expected = []
+    for row in range(300):
+        optimizer.zero_grad()
+        logit = x[row] @ weight
+        expected.append(float(logit.detach()))
+        loss = binary_cross_entropy_with_logits(logit, batch.labels[row].double(), reduction="sum")
+        (loss * batch.weights[row].double()).backward()
+        optimizer.step()
+    torch.testing.assert_close(logits.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-3, atol=1e-4)
+    assert float(logits.abs().max()) > 0.5
+
+
+def test_rows_are_predicted_before_they_are_learnt_from_however_they_are_cut() -> None:
+    batch = batch_of_keys(200)
+    whole, cut = LogisticBaseline(), LogisticBaseline()
+    logits = whole.learn(batch)
+    pieces = torch.cat([cut.learn(piece) for piece in rebatched(iter([batch]), 7)])
+    assert logits[0] == 0
+    assert torch.equal(logits, pieces)
+    flipped = replace(batch, labels=torch.cat([batch.labels[:-1], 1 - batch.labels[-1:]]))
+    assert torch.equal(LogisticBaseline().learn(flipped), logits)
+    before = whole.predict(batch)
+    assert torch.equal(whole.predict(batch), before)
+    assert not torch.equal(before, logits)
+
+
+def test_it_goes_on_from_its_state_with_the_same_bits() -> None:
+    first, second = batch_of_keys(150, 1), batch_of_keys(150, 2)
+    numbers = torch.randn(150, 2, generator=torch.Generator().manual_seed(0))
+    first, second = replace(first, numbers=numbers), replace(second, numbers=numbers.flip(0))
+    whole = LogisticBaseline()
+    whole.learn(first)
+    resumed = LogisticBaseline()
+    resumed.load_state_dict(whole.state_dict())
+    assert torch.equal(resumed.learn(second), whole.learn(second))
+    assert all(torch.equal(resumed.state_dict()[name], part) for name, part in whole.state_dict().items())
+    assert len(whole.state_dict()["places"]) < 300
+    fresh = LogisticBaseline()
+    fresh.load_state_dict(LogisticBaseline().state_dict())  # of one that has learnt nothing
+    assert torch.equal(fresh.learn(first), LogisticBaseline().learn(first))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("shift", [0.0, 50.0])
+def test_a_number_may_act_in_any_shape_and_have_any_unit(scale: float, shift: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(20_000, 1, generator=generator)
+    labels = ((values.abs() > 0.7).float()).flatten()  # not monotone
+    baseline = LogisticBaseline()
+    batch = numbers_batch((values + shift) * scale, labels)
+    baseline.learn(batch)
+    assert evaluate(labels.numpy(), torch.sigmoid(baseline.predict(batch).double()).numpy()).auc > 0.97
+
+
+@pytest.mark.parametrize("missing", [NAN, math.inf, -math.inf])
+def test_a_missing_number_has_a_weight_and_leaves_the_others_as_they_are(missing: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(5_000, 1, generator=generator)
+    labels = torch.zeros(5_000)
+    values[::5], labels[::5] = missing, 1.0
+    baseline = LogisticBaseline()
+    baseline.learn(numbers_batch(values, labels))
+    logits = baseline.predict(numbers_batch(torch.tensor([[missing], [0.5]]), torch.zeros(2)))
+    assert logits[0] > 2
+    assert logits[1] < -2
+    count, mean, squares = baseline.state_dict()["moments"][0].tolist()
+    present = values[values.isfinite()].double()
+    assert (count, mean) == (4_000, pytest.approx(float(present.mean())))
+    assert squares == pytest.approx(float((present - present.mean()).square().sum()))
+
+
+def test_no_rows_no_fields_and_other_hyperparameters() -> None:
+    empty = Batch(torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 0), torch.empty(0), torch.empty(0))
+    assert LogisticBaseline().learn(empty).shape == (0,)
+    alone = LogisticBaseline()  # the bias alone
+    alone.learn(numbers_batch(torch.empty(4_000, 0), torch.arange(4_000) % 4 == 0))
+    predicted = float(torch.sigmoid(alone.predict(numbers_batch(torch.empty(1, 0), torch.zeros(1)))))
+    assert predicted == pytest.approx(0.25, abs=0.05)
+    with pytest.raises(ValueError, match="beta must be"):
+        LogisticBaseline(beta=-1.0)
+
+
+@pytest.fixture(scope="module")
+def log() -> MemoryLog:
+    return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=4)
+
+
+def trainer_on(log: MemoryLog, baseline: LogisticBaseline | None) -> Trainer:
+    model, optimizer = Config.of(dim=4, lr=1e-2, l21=1e-3).build(log)
+    return Trainer(model.network, model.embedding, optimizer, window=2_000, baseline=baseline)
+
+
+def test_a_trainer_records_it_beside_the_model_and_trains_to_the_same(log: MemoryLog) -> None:
+    beside, alone = trainer_on(log, LogisticBaseline()), trainer_on(log, None)
+    history = beside.fit(log.batches(0, 9_000, 500))
+    bare = alone.fit(log.batches(0, 9_000, 500))
+    assert [replace(point, baseline_auc=None, baseline_log_loss=None) for point in history] == bare
+    baseline, window = LogisticBaseline(), []
+    for number, batch in enumerate(log.batches(0, 9_000, 500), start=1):
+        window.append((batch, baseline.learn(batch)))
+        if number in (4, 8, 12, 16, 18):
+            labels = np.concatenate([part.labels for part, _ in window])
+            expected = evaluate(labels, torch.sigmoid(torch.cat([logits for _, logits in window]).double()).numpy())
+            point = history[(number - 1) // 4]
+            assert (point.baseline_auc, point.baseline_log_loss) == (expected.auc, expected.log_loss)
+            window = []
+    found = beside.predictions(log.batches(9_000, 12_000, 4_096))
+    assert found.metrics() == alone.evaluate(log.batches(9_000, 12_000, 4_096))
+    metrics = found.baseline_metrics()
+    assert metrics is not None
+    assert metrics.auc > 0.57
+    assert alone.predictions(log.batches(9_000, 12_000, 4_096)).baseline_metrics() is None
+
+
+@pytest.mark.parametrize("cut", [1, 5, 8])
+def test_a_trainer_goes_on_with_it_in_the_middle_of_a_window(log: MemoryLog, cut: int) -> None:
+    whole, first, second = (trainer_on(log, LogisticBaseline()) for _ in range(3))
+    whole.fit(log.batches(0, 6_000, 500))
+    states = []
+
+    def keep() -> None:
+        if first.samples == 500 * cut:
+            states.append(first.state_dict())
+
+    first.fit(log.batches(0, 6_000, 500), after_batch=keep)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(states[0])
+    second.fit(log.batches(500 * cut, 6_000, 500))
+    assert [point.baseline_auc for point in second.history] == [point.baseline_auc for point in whole.history]
+    ours, theirs = (one.state_dict()["baseline"] for one in (second, whole))
+    assert all(torch.equal(part, theirs[name]) for name, part in ours.items())
+
+
+def test_the_state_of_a_trainer_without_one_leaves_it_out(log: MemoryLog) -> None:
+    state = trainer_on(log, None).state_dict()
+    state.pop("baseline")  # as version 0.1 wrote it
+    state["window"].pop("baseline")
+    later = trainer_on(log, LogisticBaseline())
+    later.load_state_dict(state)
+    assert later.lessons.baseline is None
+    assert later.fit(log.batches(0, 2_000, 500))[0].baseline_auc is None
+
+
+def test_a_stream_of_tensors_will_do() -> None:
+    keys = torch.arange(40) % 7
+    assert LogisticBaseline().learn(as_batch((keys, torch.ones(40)))).shape == (40,)
+
+
+def test_rows_of_other_columns_are_refused() -> None:
+    baseline = LogisticBaseline()
+    baseline.learn(numbers_batch(torch.zeros(3, 2), torch.ones(3)))
+    with pytest.raises(ValueError, match="the baseline has learnt from rows of 2 numbers, got 1"):
+        baseline.learn(numbers_batch(torch.zeros(3, 1), torch.ones(3)))
