@@ -94,6 +94,8 @@ def test_worse_than_the_mean_and_whether_the_log_is_to_blame() -> None:
     )
     both = assess(window_of(logits + 3, logits + 3, labels), [POINT]).warnings
     assert any("So does the baseline" in one for one in both)
+    far = assess(window_of(-6 * logits, logits + 3, labels), [POINT]).warnings
+    assert any("worse than their mean" in one and "lower learning rate" in one for one in far)
 
 
 @pytest.mark.parametrize(("shift", "word"), [(0.5, "high"), (-0.5, "low")])

@@ -90,7 +90,7 @@ Optimizer = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Base optimizer; with all λ = 0 it is just that.",
-        show_default="adam; with a size, where no learning rate is given either, adagrad",
+        show_default="adagrad; adam where a learning rate or λ is given",
     ),
 ]
 LearningRate = Annotated[
@@ -98,7 +98,7 @@ LearningRate = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Learning rate.",
-        show_default="as in torch.optim; with a size, where no optimizer is given either, 0.03",
+        show_default="as in torch.optim; with a size alone, or nothing, 0.03",
     ),
 ]
 
@@ -143,7 +143,10 @@ AdmitAfter = Annotated[
     ),
 ]
 
-BatchSize = Annotated[int | None, typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="512")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="by the log, 128 to 8192"),
+]
 Epochs = Annotated[
     int | None,
     typer.Option(rich_help_panel=_TRAINING, help="How often to train on the training rows, at most.", show_default="1"),
@@ -170,7 +173,7 @@ ShuffleBuffer = Annotated[
     typer.Option(
         rich_help_panel=_TRAINING,
         help="Rows of the blocks in which to shuffle the training rows; 0 for the order of time.",
-        show_default="0",
+        show_default="all rows up to 200,000, else 0",
     ),
 ]
 LaterEmbeddings = Annotated[

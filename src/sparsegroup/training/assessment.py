@@ -21,6 +21,9 @@ OFF_BY = 0.1
 DIVERGED = 1.5
 """The normalized entropy of the last windows from which on a run may be said to diverge."""
 
+FAR = 1.2
+"""Times the baseline's normalized entropy from which on the model is to blame, whatever the baseline's is."""
+
 Float64s = npt.NDArray[np.float64]
 
 
@@ -144,14 +147,18 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics |
     pairs = zip(_by_block(window, window.probabilities()), _by_block(window, constant), strict=True)
     if not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
         return ()
-    if beside is not None and beside.normalized_entropy > 1:
+    if (
+        beside is not None
+        and beside.normalized_entropy > 1
+        and test.normalized_entropy < FAR * beside.normalized_entropy
+    ):
         why = (
             f"So does the baseline ({beside.normalized_entropy:.3f}): the test rows differ from the training rows, in "
             "their share of positives perhaps. Try training rows that are closer in time, or to calibrate on recent "
             "ones."
         )
     else:
-        why = "Try a lower learning rate (lr), a smaller network, or fewer epochs."
+        why = "Try a lower learning rate (lr), standardized numbers (standardize), a smaller network, or fewer epochs."
     return (
         f"The model predicts the test rows worse than their mean would: normalized entropy "
         f"{test.normalized_entropy:.3f}. {why}",
