@@ -11,7 +11,7 @@ from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training import config as settings
 from sparsegroup.training.config import read_config, recorded_config
-from sparsegroup.training.defaults import RULES, LogFacts
+from sparsegroup.training.defaults import RULES
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
 from sparsegroup.yaml_settings import SettingsError
 
@@ -83,24 +83,13 @@ class TestWhatTheLogDecides:
         assert read_config(tmp_path / "config.yaml", {}).resolved_for(log).training.batch_size == 512
 
 
-def test_where_nothing_is_said_a_tenth_of_the_features_is_kept() -> None:
+def test_the_rules_say_what_numbers_and_logits_start_from() -> None:
     log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-    resolved = Config.of(dim=4).resolved_for(log)
-    assert (resolved.optimizer.target_rate, resolved.optimizer.name, resolved.optimizer.lr) == (0.1, "adagrad", 0.03)
-    assert (resolved.model.fallback, resolved.model.dim) == (True, 4)
+    resolved, unsaid = Config.of(number_buckets=4).resolved_for(log), Config.of(number_buckets=4)
+    assert (resolved.model.standardize, resolved.model.number_buckets, resolved.model.base_rate) == (True, 4, True)
+    assert resolved.optimizer == unsaid.optimizer
+    assert resolved.training == unsaid.training
     assert resolved.resolved_for(log) == resolved
-    chosen = Config.of(lr=0.01).resolved_for(log)
-    assert (chosen.optimizer.target_rate, chosen.optimizer.name, chosen.model.fallback) == (None, "adam", False)
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch_size", "is_shuffled"),
-    [(1, 128, True), (10_000, 128, True), (300_000, 256, False), (1_000_000, 1024, False), (50_000_000, 8192, False)],
-)
-def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_size: int, is_shuffled: bool) -> None:
-    facts = LogFacts(rows, fields=3, numbers=0, features=None, timed=True)
-    assert RULES["training.batch_size"](facts, {}) == batch_size
-    assert RULES["training.shuffle_buffer"](facts, {}) == (rows if is_shuffled else 0)
 
 
 class TestAskingForASize:

@@ -90,7 +90,7 @@ Optimizer = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Base optimizer; with all λ = 0 it is just that.",
-        show_default="adagrad; adam where a learning rate or λ is given",
+        show_default="adam; with a size, where no learning rate is given either, adagrad",
     ),
 ]
 LearningRate = Annotated[
@@ -98,7 +98,7 @@ LearningRate = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Learning rate.",
-        show_default="as in torch.optim; with a size alone, or nothing, 0.03",
+        show_default="as in torch.optim; with a size, where no optimizer is given either, 0.03",
     ),
 ]
 
@@ -145,7 +145,7 @@ AdmitAfter = Annotated[
 
 BatchSize = Annotated[
     int | None,
-    typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="by the log, 128 to 8192"),
+    typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="512"),
 ]
 Epochs = Annotated[
     int | None,
@@ -173,7 +173,7 @@ ShuffleBuffer = Annotated[
     typer.Option(
         rich_help_panel=_TRAINING,
         help="Rows of the blocks in which to shuffle the training rows; 0 for the order of time.",
-        show_default="all rows up to 200,000, else 0",
+        show_default="0",
     ),
 ]
 LaterEmbeddings = Annotated[

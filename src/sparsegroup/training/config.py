@@ -16,7 +16,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
-from sparsegroup.training.defaults import RULES, TARGET_RATE, LogFacts
+from sparsegroup.training.defaults import RULES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
@@ -237,10 +237,6 @@ class Config(StrictSettings):
         """
         facts, settings = LogFacts.of(log), self.as_dict()
         values = {key: rule(facts, settings) for key, rule in RULES.items() if not self._says(key)}
-        if not self.optimizer.model_fields_set:  # what goes with a size is decided with it
-            settings["optimizer"] = {"target_rate": TARGET_RATE}
-            if not self._says("model.fallback"):
-                del settings["model"]["fallback"]
         return checked(type(self), with_values(settings, values), "config") if values else self
 
     def for_log(self, log: Log) -> Self:

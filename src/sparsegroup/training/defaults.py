@@ -4,7 +4,6 @@ A setting that is given, in a file, by an option or in Python, is never changed.
 run's `config.yaml` and its checkpoints, so that a resumed or continued run keeps it, whatever they say later.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,30 +38,14 @@ class LogFacts:
 Settings = Mapping[str, Mapping[str, Any]]
 """Section → setting → value, as it is without the rules."""
 
-TARGET_RATE = 0.1
-"""The share of the features that is kept where nothing at all is said of the optimizer."""
-
-SHUFFLED = 200_000
-"""Training rows up to which they are shuffled. A longer log is taken in its order, which follows what drifts in it."""
-
-
-def _batch_size(log: LogFacts, settings: Settings) -> int:
-    """A thousandth of the rows, a power of two from 128 to 8,192."""
-    return 1 << min(max(round(math.log2(max(log.train_rows, 1) / 1_000)), 7), 13)
-
-
-def _shuffle_buffer(log: LogFacts, settings: Settings) -> int:
-    return log.train_rows if log.train_rows <= SHUFFLED else 0
-
-
 RULES: Mapping[str, Callable[[LogFacts, Settings], Any]] = {
     "model.standardize": lambda log, settings: True,
     "model.number_buckets": lambda log, settings: 32,
     "model.base_rate": lambda log, settings: True,
-    "training.batch_size": _batch_size,
+    "training.batch_size": lambda log, settings: 512,
     "training.epochs": lambda log, settings: 1,
     "training.validation": lambda log, settings: 0.0,
-    "training.shuffle_buffer": _shuffle_buffer,
+    "training.shuffle_buffer": lambda log, settings: 0,
     "optimizer.network_lr": lambda log, settings: None,
     "optimizer.schedule": lambda log, settings: "constant",
     "optimizer.warmup": lambda log, settings: 0.0,
