@@ -26,6 +26,7 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
         "columns.json",
         "config.yaml",
         "metrics.jsonl",
+        "names.parquet",
         "progress.png",
         "report.html",
         "summary.json",
