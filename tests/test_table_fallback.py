@@ -178,7 +178,8 @@ class TestServing:
     @pytest.mark.parametrize("dtype", ["float32", "int8"])
     def test_an_export_scores_as_the_run(self, tmp_path: Path, run: Run, dtype: str) -> None:
         log = noisy_log(tmp_path / "log.csv")
-        done = run("train", log, "--lr", 0.05, "--target-rate", 0.05, "--fallback", "--batch-size", 64)
+        options = ["--lr", 0.05, "--target-rate", 0.05, "--batch-size", 64, "--columns", "categorical"]
+        done = run("train", log, *options, "--fallback")
         assert done.returncode == 0, done.stderr
         done = run("export", "runs/log", "served", "--dtype", dtype, "--onnx", "--program", "--test", log)
         assert done.returncode == 0, done.stderr  # it has compared training, export, ONNX and program on the log
