@@ -91,7 +91,7 @@ class Training:
 
 
 def clicks(
-    make: Callable[..., Optimizer] = GroupAdam, *, seed: int = 0, lambdas: dict[str, float] = LAMBDAS, **shape: Any
+    make: Callable[..., Optimizer] = GroupAdam, *, seed: int = 0, lambdas: dict[str, Any] = LAMBDAS, **shape: Any
 ) -> Training:
     """A training of `Clicks`."""
     model = Clicks(seed=seed, **shape)

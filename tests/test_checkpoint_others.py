@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
-from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding
+from sparsegroup import MCP, GroupAdagrad, GroupAdam, HashEmbedding
 from sparsegroup.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 
@@ -117,6 +117,16 @@ def test_the_weights_alone_are_taken_for_another_optimizer(saved: Path) -> None:
         training.step()
     assert bits(other.model.state_dict()) == bits(fresh.model.state_dict())
     assert bits(other.optimizers[0].state_dict()) == bits(fresh.optimizers[0].state_dict())
+
+
+def test_a_penalty_is_the_same_by_name_and_as_an_object(tmp_path: Path) -> None:
+    was, same, other = (clicks(lambdas={"l21": 0.003, "penalty": one}) for one in (MCP(2.5), MCP(2.5), "hard"))
+    was.step()
+    folder = tmp_path / "checkpoint"
+    was.save(folder)
+    assert same.load(folder, settings="own").notes == []
+    (note,) = other.load(folder, settings="own").notes
+    assert note.startswith("penalty is {'name': 'mcp', 'gamma': 2.5} in the checkpoint and 'hard' here: ")
 
 
 def test_another_lambda_goes_on_from_where_the_first_one_has_led(saved: Path) -> None:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versions
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.penalties import Penalty
 from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
 
@@ -78,13 +79,18 @@ def check_optimizers(folder: Path, content: Any, own: Sequence[Optimizer], setti
     by_scheduler = ("lr", "momentum", "betas") if content["scheduler"] is not None else ()
     passed_over = {"params", *by_scheduler}
     notes = [
-        f"{name} is {value!r} in the checkpoint and {group.get(name)!r} here: {_taken(settings)}"
+        f"{name} is {value!r} in the checkpoint and {_plain(group[name])!r} here: {_taken(settings)}"
         for state, one in zip(saved, own, strict=True)
         for before, group in zip(state["param_groups"], one.param_groups, strict=False)
         for name, value in before.items()
-        if name not in passed_over and not isinstance(value, Tensor) and name in group and group[name] != value
+        if name not in passed_over and not isinstance(value, Tensor) and name in group and _plain(group[name]) != value
     ]
     return list(dict.fromkeys(notes))
+
+
+def _plain(value: Any) -> Any:
+    """A hyperparameter as an optimizer's state has it."""
+    return value.plain if isinstance(value, Penalty) else value
 
 
 def _taken(settings: str) -> str:
