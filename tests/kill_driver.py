@@ -186,6 +186,7 @@ def warm_up(folder: str) -> None:
     """Load what a run needs. No log is read: what reads it has threads, which a fork would leave behind."""
     torch.set_num_threads(1)
     set_num_threads(1)
+    real, run_dir.write_names = run_dir.write_names, lambda *arguments: None  # Parquet is written by threads, too
     for optimizer in ("adam", "adagrad"):
         out = os.path.join(folder, optimizer)
         options = [
@@ -206,6 +207,7 @@ def warm_up(folder: str) -> None:
         sys.argv = ["sparsegroup", "train", "--resume", out]
         with suppress(SystemExit):
             main()
+    run_dir.write_names = real
 
 
 if __name__ == "__main__":

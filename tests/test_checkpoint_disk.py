@@ -131,14 +131,15 @@ def test_the_command_says_which_file(
         disk.left = allowed
         code, error = run("log.csv", "--out", f"run-{allowed}", *small)
         assert code == 2
-        assert error.startswith(f"error: run-{allowed}")
-        assert error.endswith(": No space left on device\n")
-        assert error.count("\n") == 1
+        *told, why = error.splitlines()
+        assert why.startswith(f"error: run-{allowed}")
+        assert why.endswith(": No space left on device")
+        assert not any("error" in line for line in told)
         disk.left = float("inf")
         if (Path(f"run-{allowed}") / "config.yaml").exists():
-            assert run("--resume", f"run-{allowed}") == (0, "")
+            assert run("--resume", f"run-{allowed}")[0] == 0
         else:
-            assert run("log.csv", "--out", f"run-{allowed}", *small) == (0, "")
+            assert run("log.csv", "--out", f"run-{allowed}", *small)[0] == 0
 
 
 def test_a_save_that_failed_is_made_up_for_by_the_next_one(tmp_path: Path, disk: FullDisk) -> None:

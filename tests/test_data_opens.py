@@ -43,14 +43,9 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     options = {"model": "mlp", "dim": 2, "test": str(test)}
     train_run([str(log)], options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1)
     assert opens.heads == 2
-    head, columns, count, train, evaluate = (
-        (["log.csv"], ["test.csv"]),
-        ["log.csv"],
-        ["log.csv", "test.csv"],
-        ["log.csv"],
-        ["test.csv"],
-    )
-    assert opens.files == [*head[0], *columns, *head[1], *count, *train, *evaluate]
+    head, columns, count = (["log.csv"], ["test.csv"]), ["log.csv"], ["log.csv", "test.csv"]
+    base_rate, train, names, evaluate = ["log.csv"], ["log.csv"], ["log.csv"], ["test.csv"]
+    assert opens.files == [*head[0], *columns, *head[1], *count, *base_rate, *train, *names, *evaluate]
     opens.files.clear()
     predict_run(Path("run"), log, Path("scores.csv"), {}, 1)
     assert opens.files == ["log.csv"] * 3  # head, count, predict

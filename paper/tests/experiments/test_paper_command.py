@@ -90,7 +90,7 @@ def test_the_command_makes_a_report_and_makes_no_run_twice(settings: Path, run: 
             ["learning-rate", "--dataset", "tiny.yaml", "--data", "prepared"],
             "out: holds results on another log, or on another part of it (fields [",
         ),
-        (["learning-rate", "--dataset", "tiny.yaml", "--data", "empty"], "empty: no such log"),
+        (["learning-rate", "--dataset", "tiny.yaml", "--data", "empty"], "empty: holds no files"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(settings: Path, run: Run, arguments: list[str], message: str) -> None:

@@ -35,7 +35,7 @@ class LogisticBaseline:
         >>> import torch
         >>> from sparsegroup.training.evaluation import as_batch
         >>> baseline = LogisticBaseline()
-        >>> keys = torch.randint(50, (2_000, 3))
+        >>> keys = torch.randint(50, (2_000, 3)) + torch.tensor([0, 50, 100])  # no key in two fields
         >>> labels = (keys[:, 0] < 25).float()
         >>> _ = baseline.learn(as_batch((keys, labels)))
         >>> logits = baseline.predict(as_batch((keys, labels)))
