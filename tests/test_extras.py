@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),
-    "cli": ("data", "training", "reporting", "serving", "cli"),
+    "cli": ("data", "training", "reporting", "serving", "estimator", "cli"),
 }
 COMMANDS = ("train", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize")
 SLOW = {

@@ -28,6 +28,7 @@ FLOORS = (
     ("models", "data", "yaml_settings"),
     ("training", "reporting"),
     ("serving",),
+    ("estimator",),
     ("cli",),
     ("sparsegroup_paper",),
 )

@@ -8,6 +8,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.columns.frame_keys import HashedFrame, columns_of, hash_keys
+from sparsegroup.data.frame_log import FrameLog
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
@@ -28,6 +29,7 @@ __all__ = [
     "ClickLogError",
     "ColumnFinding",
     "ColumnKind",
+    "FrameLog",
     "HashedFrame",
     "Log",
     "LogOptionError",

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.data.batches import Bags, batch_of
-from sparsegroup.data.columns.column_finding import ColumnFinding
+from sparsegroup.data.batches import Bags, Batch, batch_of, concatenated
+from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
 from sparsegroup.data.columns.column_plan import planned_format
 from sparsegroup.data.columns.inference import infer_columns
 from sparsegroup.data.columns.log_sample import SAMPLE_ROWS
@@ -20,6 +20,9 @@ from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.encoding import encode_frame
 from sparsegroup.data.raw.raw_file import LINE, BadRow
+
+_ROWS = 65_536
+"""Rows that are texts at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,15 @@ class HashedFrame:
     numbers_of: tuple[str, ...]
 
 
-def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat) -> HashedFrame:
+def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) -> HashedFrame:
     """The keys and numbers of a frame's rows, those that a log of the same values has.
 
     Args:
         frame: `[n]` rows: of Polars, pandas, Arrow, or whatever has Arrow's PyCapsule interface. Typed columns are as
             their texts in a CSV. A label and columns that are not named are passed over.
-        columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or what `read_schema` gives.
+        columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or what `read_schema` gives. None: what
+            `columns_of` tells of these rows, of which none is a label then. Rows for a model are to be read by the
+            columns that it was trained on.
 
     Raises:
         ClickLogError: A column is missing, or a value cannot be read (with column and row, from 0).
@@ -59,18 +64,48 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat) -> HashedFrame
         >>> hashed = hash_keys(frame, {"user": "category", "price": "number"})
         >>> hashed.keys.shape, hashed.numbers.tolist()
         ((2, 1), [[9.5], [nan]])
+        >>> hash_keys(frame).fields
+        ('user',)
     """
-    log = columns if isinstance(columns, LogFormat) else planned_format(_features(columns), "")
-    log = replace(log.for_scoring().without_label(), weight=None)
-    texts = texts_of(frame, log.raw)
-    bad: list[BadRow] = []
-    rows, _, _ = encode_frame(texts.with_columns(pl.int_range(pl.len()).alias(LINE)), log, bad)
-    if bad:
-        row, reason, value = min(bad)
-        raise ClickLogError(f"row {row}: {reason}: {value!r}")
-    batch = batch_of(pa.Table.from_batches([rows]), log.fields, log.numbers, tuple(log.lists), False)
+    frame = polars_frame(frame)
+    kinds = kinds_of(columns_of(frame)) if columns is None else columns
+    log = kinds if isinstance(kinds, LogFormat) else feature_format(kinds)
+    batch = frame_batch(frame, log.for_scoring())
     bags = dict(zip(log.lists, batch.bags, strict=True))
     return HashedFrame(batch.keys.numpy(), batch.numbers.numpy(), bags, log.fields, log.numbers)
+
+
+def feature_format(kinds: Mapping[str, str]) -> LogFormat:
+    """The format of rows without a label, whose columns have these kinds.
+
+    Raises:
+        ClickLogError: As `planned_format`.
+    """
+    return planned_format(_features(kinds), "").without_label()
+
+
+def frame_batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
+    """The rows of a frame as one batch, with labels 0 and without weights.
+
+    Args:
+        frame: `[n]` rows.
+        log: Their format; without a time of its own, times are the rows' numbers from 0.
+
+    Raises:
+        ClickLogError: As `hash_keys`.
+    """
+    log = replace(log.without_label(), weight=None)
+    parts = []
+    for first in range(0, max(len(frame), 1), _ROWS):
+        texts = texts_of(frame.slice(first, _ROWS), log.raw)
+        lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
+        bad: list[BadRow] = []
+        rows, _, _ = encode_frame(texts.with_columns(lines), log, bad)
+        if bad:
+            row, reason, value = min(bad)
+            raise ClickLogError(f"row {row}: {reason}: {value!r}")
+        parts.append(batch_of(pa.Table.from_batches([rows]), log.fields, log.numbers, tuple(log.lists), False))
+    return concatenated(parts)
 
 
 def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFinding, ...]:

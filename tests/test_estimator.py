@@ -1,0 +1,212 @@
+"""The classifier beside the command line, on frames of any library, and as it learns."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import roc_auc_score
+
+from command import Run
+from estimator_cases import SMALL, rows, small, written
+from sparsegroup.data import ClickLogError
+from sparsegroup.estimator import Classifier
+from sparsegroup.training.config import SHORT
+from sparsegroup.yaml_settings import SettingsError
+
+FRAME, LABELS = rows()
+NEW, _ = rows(seed=1)
+
+
+def probabilities(model: Classifier, frame: Any = NEW) -> Any:
+    return model.predict_proba(frame)[:, 1]
+
+
+def scores_of(run: Run, model: Path, log: Path) -> Any:
+    done = run("predict", model, log, "--out", "scores.csv")
+    assert done.returncode == 0, done.stderr
+    return pl.read_csv("scores.csv")["probability"].to_numpy()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_it_is_the_model_that_the_command_line_trains(tmp_path: Path, run: Run, suffix: str) -> None:
+    log = written(tmp_path / f"log{suffix}", FRAME, LABELS)
+    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    model = Classifier().fit(FRAME, LABELS)
+    np.testing.assert_allclose(probabilities(model, FRAME), scores_of(run, tmp_path / "run", log), atol=1e-6)
+    assert np.ptp(probabilities(model, FRAME)) > 0.01
+
+
+def test_settings_are_those_of_the_command_line(tmp_path: Path, run: Run) -> None:
+    log = written(tmp_path / "log.csv", FRAME, LABELS)
+    given = ("--model", "deepfm", "--dim", 3, "--epochs", 2, "--target-rate", 0.3, "--seed", 5, "--batch-size", 40)
+    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run", *given)
+    assert done.returncode == 0, done.stderr
+    model = Classifier("deepfm", dim=3, epochs=2, target_rate=0.3, random_state=5, batch_size=40).fit(FRAME, LABELS)
+    np.testing.assert_allclose(probabilities(model, FRAME), scores_of(run, tmp_path / "run", log), atol=1e-6)
+    assert set(Classifier().get_params()) - {"columns", "random_state"} <= set(SHORT)
+
+
+def test_an_export_scores_files(tmp_path: Path, run: Run) -> None:
+    model = small(target_rate=0.4, l21=None).fit(FRAME, LABELS)
+    manifest = model.export(tmp_path / "served")
+    assert manifest.live_rows == model.model_.embedding.num_live
+    log = written(tmp_path / "new.parquet", *rows(seed=1))
+    np.testing.assert_allclose(scores_of(run, tmp_path / "served", log), probabilities(model), atol=1e-6)
+    NEW.write_csv(tmp_path / "unlabelled.csv")
+    found = scores_of(run, tmp_path / "served", tmp_path / "unlabelled.csv")
+    np.testing.assert_allclose(found, probabilities(model), atol=1e-6)
+    with pytest.raises(NotFittedError):
+        small().export(tmp_path / "other")
+
+
+def test_frames_of_all_libraries_are_the_same() -> None:
+    expected = probabilities(small().fit(FRAME, LABELS))
+    for make in (pl.DataFrame.to_pandas, pl.DataFrame.to_arrow):
+        model = small().fit(make(FRAME), LABELS.to_numpy())
+        assert model.feature_names_in_.tolist() == FRAME.columns
+        np.testing.assert_array_equal(probabilities(model, make(NEW)), expected)
+        np.testing.assert_array_equal(probabilities(model, NEW), expected)
+        with pytest.raises(ValueError, match=r"(?s)seen at fit time, yet now missing:.*- color"):
+            model.predict(make(NEW.drop("color")))
+        with pytest.raises(ValueError, match="must be in the same order"):
+            model.predict(make(NEW.select(reversed(NEW.columns))))
+
+
+def test_kinds_are_told_or_given() -> None:
+    model = small().fit(FRAME, LABELS)
+    assert model.columns_ == {"color": "category", "price": "number", "size": "category, number",
+                              "seen": "timestamp iso", "mobile": "boolean", "tags": "list |"}  # fmt: skip
+    model = small(columns={"size": "number", "seen": "ignore"}).fit(FRAME, LABELS)
+    assert (model.columns_["size"], model.columns_["seen"]) == ("number", "ignore")
+    later = NEW.with_columns(pl.col("seen").dt.offset_by("3h"))
+    np.testing.assert_array_equal(probabilities(model), probabilities(model, later))
+    with pytest.raises(ValueError, match="X has no column 'cost'; it has color"):
+        small(columns={"cost": "number"}).fit(FRAME, LABELS)
+    with pytest.raises(ValueError, match="no column is left to train on, of color"):
+        small(columns={"color": "ignore"}).fit(FRAME.select("color"), LABELS)
+    with pytest.raises(ClickLogError, match="row 2: 'price' cannot be read"):
+        model.predict(NEW.head(3).with_columns(price=pl.Series(["1", "2", "three"])))
+
+
+def test_arrays_have_numbered_columns_and_any_values() -> None:
+    array = np.column_stack([FRAME["color"].to_numpy(), FRAME["price"].to_numpy()]).astype(object)
+    model = small().fit(array, LABELS)
+    assert model.columns_ == {"x0": "category", "x1": "number"}
+    assert not hasattr(model, "feature_names_in_")
+    named = small().fit(FRAME.select("color", "price"), LABELS)
+    np.testing.assert_array_equal(probabilities(model, array), probabilities(named, FRAME.select("color", "price")))
+    with pytest.warns(UserWarning, match="fitted without feature names"):
+        np.testing.assert_array_equal(probabilities(model, NEW[:, :2]), probabilities(model, NEW[:, :2].to_numpy()))
+    pandas = FRAME.select("color", "price").to_pandas().set_axis([4, 5], axis=1)
+    np.testing.assert_array_equal(probabilities(small().fit(pandas, LABELS), pandas), probabilities(model, array))
+
+
+def test_what_training_has_not_seen_has_no_part_of_its_own() -> None:
+    model = small().fit(FRAME, LABELS)
+    strange, other = (NEW.with_columns(color=pl.lit(name)) for name in ("unseen", "never seen"))
+    np.testing.assert_array_equal(probabilities(model, strange), probabilities(model, other))
+    empty = NEW.with_columns(pl.lit(None, dtype=of).alias(name) for name, of in NEW.schema.items())
+    assert np.isfinite(probabilities(model, empty)).all()
+
+
+def test_ten_rows_are_enough() -> None:
+    frame, labels = FRAME.head(10), LABELS.head(10)
+    assert Classifier().fit(frame, labels).predict(frame).shape == (10,)
+    assert small(epochs=3, validation=0.2).fit(frame, labels).predict(frame).shape == (10,)
+
+
+def test_labels_are_any_two() -> None:
+    numbers, words = small().fit(FRAME, LABELS), small().fit(FRAME, np.where(LABELS == 1, "yes", "no"))
+    assert words.classes_.tolist() == ["no", "yes"]
+    np.testing.assert_array_equal(probabilities(numbers), probabilities(words))
+    assert (words.predict(NEW) == np.where(numbers.predict(NEW) == 1, "yes", "no")).all()
+    np.testing.assert_array_equal(numbers.predict(NEW), probabilities(numbers) > 0.5)
+    for labels, what in ((np.arange(600) % 3, "The type of the target is multiclass"), (np.zeros(600), "one class")):
+        with pytest.raises(ValueError, match=what):
+            small().fit(FRAME, labels)
+    with pytest.raises(ValueError, match="X has 600 rows and y 599"):
+        small().fit(FRAME, LABELS[1:])
+
+
+def test_it_learns() -> None:
+    model = small(epochs=4).fit(*rows(2_000))
+    assert roc_auc_score(rows(2_000, seed=1)[1], probabilities(model, rows(2_000, seed=1)[0])) > 0.7
+    assert [point.epoch for point in model.history_][-1] == 4
+
+
+def test_weights_count() -> None:
+    frame, labels = pl.concat([FRAME, FRAME]), np.repeat([0, 1], len(FRAME))  # all that decides is the weights
+    model = small(shuffle_buffer=2_000, base_rate=False, epochs=3)
+    none, same = model.fit(frame, labels), clone(model).fit(frame, labels, sample_weight=np.ones(len(frame)))
+    np.testing.assert_array_equal(probabilities(none), probabilities(same))
+    for weights, expected in (([9.0, 1.0], 0), ([1.0, 9.0], 1)):
+        weighted = clone(model).fit(frame, labels, sample_weight=np.repeat(weights, len(FRAME)))
+        assert (weighted.predict(NEW) == expected).mean() > 0.95
+
+
+@pytest.mark.parametrize("state", [0, 7, np.random.RandomState(3), None])
+def test_the_callers_random_numbers_stay_as_they_are(state: Any) -> None:
+    before = torch.get_rng_state()
+    model = small(random_state=state, dropout=0.2).fit(FRAME, LABELS).partial_fit(FRAME, LABELS)
+    assert before.equal(torch.get_rng_state())
+    again = clone(model).fit(FRAME, LABELS).partial_fit(FRAME, LABELS)
+    assert np.array_equal(probabilities(model), probabilities(again)) == isinstance(state, int)
+
+
+PLAIN = {"base_rate": False, "standardize": False, "number_buckets": 0, "shuffle_buffer": 0, "epochs": 1}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_parts_come_to_the_same_as_the_whole(optimizer: Any) -> None:
+    frame, labels = FRAME.drop("price"), LABELS
+    model = small(**PLAIN, columns={"size": "category"}, validation=0.0, dropout=0.3, optimizer=optimizer)
+    whole = clone(model).fit(frame, labels)
+    for first in range(0, 600, 200):
+        model.partial_fit(frame[first : first + 200], labels[first : first + 200], classes=[0, 1])
+        model = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(probabilities(model, frame), probabilities(whole, frame))
+    assert [point.samples for point in model.history_][-1] == 600
+    refitted = model.fit(frame, labels)
+    np.testing.assert_array_equal(probabilities(refitted, frame), probabilities(whole, frame))
+
+
+def test_the_size_that_is_asked_for_is_there_after_each_part() -> None:
+    frame, labels = rows(3_000)
+    model = small(target_rate=0.25, l21=None)
+    for first in range(0, 3_000, 600):
+        model.partial_fit(frame[first : first + 600], labels[first : first + 600], classes=[0, 1])
+        assert abs(model.feature_rate_ - 0.25) < 0.02
+    assert abs(clone(model).fit(frame, labels).feature_rate_ - 0.25) < 0.02
+
+
+def test_rates_are_constant_after_a_schedule_has_ended() -> None:
+    model = small(schedule="linear").fit(FRAME, LABELS)
+    before = probabilities(model)
+    model.partial_fit(FRAME, LABELS)
+    assert abs(probabilities(model) - before).max() > 1e-3
+    assert {group["lr"] for group in model.optimizer_.param_groups} == {SMALL["lr"]}
+
+
+def test_what_parts_must_say() -> None:
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        small().partial_fit(FRAME, LABELS)
+    model = small().partial_fit(FRAME, np.zeros(len(FRAME)), classes=[0, 1])
+    with pytest.raises(ValueError, match=r"classes \[0, 2\] are not those of the first call: \[0, 1\]"):
+        model.partial_fit(FRAME, LABELS, classes=[0, 2])
+    with pytest.raises(ValueError, match=r"y contains 3; the classes are \[0, 1\]"):
+        model.partial_fit(FRAME, LABELS * 3)
+    with pytest.raises(NotFittedError):
+        small().feature_rate_  # noqa: B018
+
+
+@pytest.mark.parametrize(("name", "value"), [("model", "dnc"), ("lr", -1.0), ("target_rate", 2.0), ("dim", 0)])
+def test_settings_that_do_not_hold_are_told_of(name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=name):
+        small(**{name: value}).fit(FRAME, LABELS)

@@ -1,0 +1,75 @@
+"""The classifier in scikit-learn's pipelines, searches and folds, copied and kept."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+from estimator_cases import rows, small
+from sparsegroup.estimator import Classifier
+
+joblib = pytest.importorskip("joblib")
+POLARS, LABELS = rows()
+FRAME = POLARS.to_pandas()
+
+
+def test_it_is_searched_and_validated_in_folds() -> None:
+    scores = cross_val_score(small(epochs=3), FRAME, LABELS.to_pandas(), cv=3, scoring="roc_auc")
+    assert (scores > 0.6).all()
+    search = GridSearchCV(small(), {"lr": [1e-6, 0.05], "epochs": [3]}, cv=2, scoring="neg_log_loss")
+    search.fit(FRAME, LABELS.to_pandas())
+    assert search.best_params_ == {"lr": 0.05, "epochs": 3}
+    assert search.predict_proba(FRAME).shape == (len(FRAME), 2)
+
+
+def without_tags(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.drop(columns="tags")
+
+
+def test_it_ends_a_pipeline() -> None:
+    pipeline = make_pipeline(FunctionTransformer(without_tags), small()).fit(FRAME, LABELS.to_pandas())
+    alone = small().fit(without_tags(FRAME), LABELS.to_pandas())
+    np.testing.assert_array_equal(pipeline.predict_proba(FRAME), alone.predict_proba(without_tags(FRAME)))
+    scaled = ColumnTransformer([("price", StandardScaler(), ["price"])], remainder="passthrough")
+    frame = pipeline.set_params(functiontransformer=scaled.set_output(transform="pandas")).fit(
+        FRAME, LABELS.to_pandas()
+    )
+    assert frame[-1].columns_["remainder__color"] == "category"
+
+
+def test_it_is_calibrated() -> None:
+    model = CalibratedClassifierCV(small(), cv=2).fit(FRAME, LABELS.to_pandas())
+    assert model.predict_proba(FRAME).shape == (len(FRAME), 2)
+
+
+def _joblib(model: Classifier, folder: Path) -> Any:
+    joblib.dump(model, folder / "model")
+    return joblib.load(folder / "model")
+
+
+WAYS = {
+    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
+    "deepcopy": lambda model, folder: copy.deepcopy(model),
+    "joblib": _joblib,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_predicts_and_learns_the_same(way: str, tmp_path: Path) -> None:
+    model = small(target_rate=0.3, l21=None, dropout=0.2).fit(FRAME, LABELS)
+    other = WAYS[way](model, tmp_path)
+    np.testing.assert_array_equal(other.predict_proba(FRAME), model.predict_proba(FRAME))
+    before = model.predict_proba(FRAME)
+    for one in (model, other):
+        one.partial_fit(FRAME, LABELS)
+    np.testing.assert_array_equal(other.predict_proba(FRAME), model.predict_proba(FRAME))
+    assert abs(before - model.predict_proba(FRAME)).max() > 1e-4
