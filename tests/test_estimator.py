@@ -1,10 +1,12 @@
 """The classifier beside the command line, on frames of any library, and as it learns."""
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 import torch
@@ -108,6 +110,20 @@ def test_arrays_have_numbered_columns_and_any_values() -> None:
     np.testing.assert_array_equal(probabilities(small().fit(pandas, LABELS), pandas), probabilities(model, array))
 
 
+def test_an_arrays_values_are_those_of_a_frame() -> None:
+    values = [10**17 + place % 9 for place in range(600)]
+    parts = [None if place % 7 == 0 else pd.NA if place % 7 == 1 else f"c{place % 5}" for place in range(600)]
+    numbers = [math.nan if place % 7 == 0 else place % 31 + (place % 2) / 2 for place in range(600)]
+    array = np.array(list(zip(values, parts, numbers, strict=True)), dtype=object)
+    texts = [None if one is pd.NA else one for one in parts]
+    frame = pl.DataFrame({"id": values, "part": texts, "number": numbers})
+    labels = [place % 9 < 4 for place in range(600)]
+    models = small().fit(array, labels), small().fit(frame, labels)
+    assert list(models[0].columns_.values()) == list(models[1].columns_.values()) == ["category", "category", "number"]
+    np.testing.assert_array_equal(probabilities(models[0], array), probabilities(models[1], frame))
+    assert roc_auc_score(labels, probabilities(models[0], array)) > 0.9  # ids that differ in the last of 18 digits
+
+
 def test_what_training_has_not_seen_has_no_part_of_its_own() -> None:
     model = small().fit(FRAME, LABELS)
     strange, other = (NEW.with_columns(color=pl.lit(name)) for name in ("unseen", "never seen"))
@@ -133,6 +149,16 @@ def test_labels_are_any_two() -> None:
             small().fit(FRAME, labels)
     with pytest.raises(ValueError, match="X has 600 rows and y 599"):
         small().fit(FRAME, LABELS[1:])
+
+
+def test_what_was_fitted_stays_where_a_later_fit_fails() -> None:
+    model = small().fit(FRAME, LABELS)
+    before = probabilities(model)
+    model.set_params(optimizer="momentum", lr=1e30)
+    with pytest.raises(FloatingPointError, match="training has diverged"):
+        model.fit(FRAME.select("color", "price"), LABELS)
+    np.testing.assert_array_equal(probabilities(model), before)
+    assert model.n_features_in_ == 6
 
 
 def test_it_learns() -> None:

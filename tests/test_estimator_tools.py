@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +18,6 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from estimator_cases import rows, small
 from sparsegroup.estimator import Classifier
 
-joblib = pytest.importorskip("joblib")
 POLARS, LABELS = rows()
 FRAME = POLARS.to_pandas()
 

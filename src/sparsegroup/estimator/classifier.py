@@ -1,6 +1,7 @@
 """A click model with scikit-learn's interface."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -170,14 +171,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: Labels of other than two classes, other lengths, no column to train on; SettingsError of
                 settings that do not hold, ClickLogError of values that cannot be read as the columns' kind.
-            FloatingPointError: The training has diverged.
+            FloatingPointError: The training has diverged. Whatever fails, what was fitted before stays.
         """
-        labels = checked_labels(self, y)
-        frame = feature_frame(self, X)
-        classes = two_classes(labels)
-        log = self._begin(frame, y, labels, classes, sample_weight)
-        plan = self.config_.training.plan(log.train_rows)
-        self._train(log, self.config_, plan)
+        with self._as_before_if_it_fails():
+            labels = checked_labels(self, y)
+            frame = feature_frame(self, X)
+            log = self._begin(frame, y, labels, two_classes(labels), sample_weight)
+            self._train(log, self.config_, self.config_.training.plan(log.train_rows))
         return self
 
     def partial_fit(
@@ -274,10 +274,19 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # How both ways of fitting train
 
+    @contextmanager
+    def _as_before_if_it_fails(self) -> Iterator[None]:
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
     def _begin(
         self, frame: pl.DataFrame, y: Any, labels: npt.NDArray[Any], classes: npt.NDArray[Any], weight: Any
     ) -> FrameLog:
-        """Make the model for these rows; nothing has changed if that fails."""
+        """Make the model for these rows."""
         kinds = self._kinds(frame)
         log = self._log(frame, codes_of(labels, classes), {**kinds, **label_column(y, classes, kinds)}, weight)
         if not log.fields and not log.numbers:

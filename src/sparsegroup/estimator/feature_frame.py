@@ -1,6 +1,7 @@
 """What an estimator is given as X, as a frame of named columns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,19 @@ def _frame_of(rows: npt.NDArray[Any], names: Sequence[str]) -> pl.DataFrame:
 
 
 def _series(name: str, values: npt.NDArray[Any]) -> pl.Series:
-    if values.dtype.kind in "OSU":
-        present = [value for value in values if value is not None and value == value]
-        if all(isinstance(value, int | float | np.number | np.bool_) for value in present):
-            return pl.Series(name, np.array([np.nan if value is None else value for value in values], np.float64))
-        return pl.Series(name, [None if value is None or value != value else str(value) for value in values])
-    return pl.Series(name, np.ascontiguousarray(values))
+    if values.dtype.kind not in "OSU":
+        return pl.Series(name, np.ascontiguousarray(values))
+    present = [value for value in values if not _is_missing(value)]
+    if all(isinstance(value, Integral) for value in present):
+        read: Callable[[Any], Any] = int
+    else:
+        read = float if all(isinstance(value, Real | np.bool_) for value in present) else str
+    return pl.Series(name, [None if _is_missing(value) else read(value) for value in values])
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, or pandas' NaT or NA, which cannot be compared."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return type(value).__name__ == "NAType"
