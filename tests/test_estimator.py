@@ -15,7 +15,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
 
 from command import Run
-from estimator_cases import SMALL, rows, small, written
+from estimator_cases import rows, small, written
 from sparsegroup.data import ClickLogError
 from sparsegroup.estimator import Classifier
 from sparsegroup.training.config import SHORT
@@ -52,7 +52,11 @@ def test_settings_are_those_of_the_command_line(tmp_path: Path, run: Run) -> Non
     assert done.returncode == 0, done.stderr
     model = Classifier("deepfm", dim=3, epochs=2, target_rate=0.3, random_state=5, batch_size=40).fit(FRAME, LABELS)
     np.testing.assert_allclose(probabilities(model, FRAME), scores_of(run, tmp_path / "run", log), atol=1e-6)
-    assert set(Classifier().get_params()) - {"columns", "random_state"} <= set(SHORT)
+
+
+def test_each_setting_of_a_model_and_its_training_is_a_parameter() -> None:
+    settings = {name for name, key in SHORT.items() if key.split(".")[0] in ("model", "optimizer", "training")}
+    assert set(Classifier().get_params()) == {"columns", "random_state"} | settings - {"seed", "windows", "baseline"}
 
 
 def test_an_export_scores_files(tmp_path: Path, run: Run) -> None:
@@ -217,7 +221,9 @@ def test_rates_are_constant_after_a_schedule_has_ended() -> None:
     before = probabilities(model)
     model.partial_fit(FRAME, LABELS)
     assert abs(probabilities(model) - before).max() > 1e-3
-    assert {group["lr"] for group in model.optimizer_.param_groups} == {SMALL["lr"]}
+    constant = small(schedule="constant").fit(FRAME, LABELS)
+    rates, expected = ([group["lr"] for group in one.optimizer_.param_groups] for one in (model, constant))
+    assert rates == expected
 
 
 def test_what_parts_must_say() -> None:
