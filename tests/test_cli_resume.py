@@ -10,6 +10,7 @@ import pytest
 from cli_cases import COMMAND, click_log
 from command import Run
 from run_folders import state_of
+from sparsegroup.training.config import read_config
 from sparsegroup.training.session import lock_run
 
 
@@ -26,7 +27,7 @@ def test_going_on_wants_a_log_and_takes_a_prepared_one_after_a_raw_one(tmp_path:
 def test_a_run_that_diverges_says_so(tmp_path: Path, run: Run) -> None:
     done = run("train", click_log(tmp_path / "log.csv"), "--lr", 1e30)
     assert done.returncode == 2
-    assert ("\nerror: training has diverged after 512 samples: the loss of the next batch is nan. ") in done.stderr
+    assert ("\nerror: training has diverged after 128 samples: the loss of the next batch is nan. ") in done.stderr
     assert done.stderr.endswith("Lower the learning rate\n")
 
 
@@ -64,16 +65,8 @@ def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
     for day, part in enumerate((rows[:1024], rows[1024:])):
         (tmp_path / f"day{day}.csv").write_text("\n".join([header, *part]) + "\n")
     # opnn has dropout: the random numbers go on, too.
-    options = [
-        "--test-fraction",
-        0,
-        "--lr",
-        0.05,
-        "--l21",
-        1e-4,
-        "--set",
-        "model.base_rate=false",
-    ]  # which differs by day
+    options = ["--test-fraction", 0, "--lr", 0.05, "--l21", 1e-4, "--batch-size", 512, "--shuffle-buffer", 0]
+    options += ["--set", "model.base_rate=false"]  # which differs by day
     assert run("train", "both.csv", "--model", "opnn", *options).returncode == 0
     assert run("train", "day0.csv", "--model", "opnn", *options).returncode == 0
     done = run("train", "day1.csv", "--continue", "runs/day0")
@@ -94,9 +87,11 @@ def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
 
 def test_other_settings_are_gone_on_with_and_said(tmp_path: Path, run: Run) -> None:
     click_log(tmp_path / "log.csv", 1_000)
-    assert run("train", "log.csv", "--out", "runs/log").returncode == 0
+    before = ("--optimizer", "adam", "--lr", 1e-4, "--l21", 1e-3)
+    assert run("train", "log.csv", "--out", "runs/log", *before).returncode == 0
     other = run("train", "log.csv", "--continue", "runs/log", "--out", "a", "--optimizer", "adagrad")
     assert "the optimizer was adam and is adagrad: the weights are kept; u and the moments start afresh" in other.stderr
+    assert read_config(tmp_path / "a" / "config.yaml", {}).optimizer.lr is None  # Adam's is not Adagrad's
     stricter = run("train", "log.csv", "--continue", "runs/log", "--out", "b", "--l21", 0.1)
     assert "l21 is 0.001 in the checkpoint and 0.1 here: that is taken; u and the moments are kept" in stricter.stderr
 
@@ -133,7 +128,7 @@ def test_what_does_not_fit_a_run_is_not_gone_on_with(
 )
 def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
     click_log(tmp_path / "log.csv", 1_000)
-    assert run("train", "log.csv", "--out", "runs/log").returncode == 0
+    assert run("train", "log.csv", "--out", "runs/log", "--batch-size", 512).returncode == 0
     path = tmp_path / "runs" / "log" / name
     path.write_bytes(path.read_bytes()[:40])
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
@@ -183,7 +178,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, run: Run) -> 
 
 def test_resume_wants_the_settings_it_was_begun_with_and_no_others(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
-    assert run("train", log, "--out", "runs/log").returncode == 0
+    assert run("train", log, "--out", "runs/log", "--batch-size", 512).returncode == 0
     (tmp_path / "runs" / "log" / "summary.json").unlink()
     given = run("train", "--resume", "runs/log", "--l21", 0, "--checkpoint-minutes", 0)
     assert given.returncode == 2

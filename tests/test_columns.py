@@ -37,6 +37,24 @@ def test_ids_among_whole_numbers_are_told_from_amounts_by_how_often_neighbours_c
     assert (ids.kind, spent.kind) == ("category", "category, number")
 
 
+def test_a_clock_that_has_not_come_round_is_left_out() -> None:
+    days = np.arange(60_000) // 1_000
+    draw = np.random.default_rng(0)
+    columns = {
+        "month": days // 20,
+        "day": days % 20,
+        "weekday": days % 7,
+        "tick": np.arange(60_000) // 600 % 5,
+        "kind": draw.permutation(days),
+        "shop_id": days // 20,
+    }
+    found = {one.name: one for one in findings(**{name: [str(one) for one in of] for name, of in columns.items()})}
+    kinds = {name: one.kind for name, one in found.items()}
+    assert kinds.pop("month") == kinds.pop("day") == "ignore"
+    assert set(kinds.values()) == {"category"}
+    assert found["month"].why == "a clock: 3 values in 3 stretches of 20,000 rows, so that later rows have others"
+
+
 def test_nearly_unique_categories_are_warned_of() -> None:
     values = [f"k{i if i % 10 else 0}" for i in range(ROWS)]
     (found,) = findings(token=values)

@@ -11,7 +11,7 @@ from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
 from sparsegroup.training import config as settings
 from sparsegroup.training.config import read_config, recorded_config
-from sparsegroup.training.defaults import RULES
+from sparsegroup.training.defaults import RULES, LogFacts
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
 from sparsegroup.yaml_settings import SettingsError
 
@@ -85,11 +85,45 @@ class TestWhatTheLogDecides:
 
 def test_the_rules_say_what_numbers_and_logits_start_from() -> None:
     log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-    resolved, unsaid = Config.of(number_buckets=4).resolved_for(log), Config.of(number_buckets=4)
+    resolved = Config.of(number_buckets=4, model="auto").resolved_for(log)
     assert (resolved.model.standardize, resolved.model.number_buckets, resolved.model.base_rate) == (True, 4, True)
-    assert resolved.optimizer == unsaid.optimizer
-    assert resolved.training == unsaid.training
+    assert resolved.model.name == "dcn"
     assert resolved.resolved_for(log) == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dim": 4}, {"target_rate": 0.1, "least_features": 256, "name": "adagrad", "lr": 0.1, "network_lr": 0.03}),
+        ({"lr": 0.02}, {"target_rate": 0.1, "least_features": 256, "name": "adagrad", "lr": 0.02, "network_lr": None}),
+        ({"optimizer": "adam"}, {"target_rate": 0.1, "least_features": 256, "name": "adam", "lr": None}),
+        ({"l2": 1e-3, "penalty": "lasso"}, {"target_rate": 0.1, "l2": 1e-3, "l21": 0.0}),
+        ({"target_rate": 0.5}, {"target_rate": 0.5, "least_features": 0, "name": "adagrad", "lr": 0.1}),
+        ({"l21": 0.0}, {"target_rate": None, "least_features": 0, "name": "adam", "lr": None, "network_lr": None}),
+        ({"l1": 1e-4, "lr": 0.1}, {"target_rate": None, "l21": 1e-3, "name": "adam", "lr": 0.1}),
+    ],
+)
+def test_where_no_size_is_said_a_tenth_of_the_features_is_kept(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+    resolved = Config.of(**given).resolved_for(log)
+    assert {name: getattr(resolved.optimizer, name) for name in expected} == expected
+    assert resolved.model.fallback == (expected["target_rate"] is not None)
+    assert resolved.resolved_for(log) == resolved
+
+
+def test_a_setting_that_keeps_features_needs_a_rate() -> None:
+    with pytest.raises(SettingsError, match="least_features need target_rate"):
+        Config.of(least_features=10, l21=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "is_shuffled"),
+    [(1, 128, True), (10_000, 128, True), (300_000, 256, True), (1_000_000, 1024, False), (50_000_000, 8192, False)],
+)
+def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_size: int, is_shuffled: bool) -> None:
+    facts = LogFacts(rows, fields=3, numbers=0, features=None, timed=True)
+    assert RULES["training.batch_size"](facts, {}) == batch_size
+    assert RULES["training.shuffle_buffer"](facts, {}) == (rows if is_shuffled else 100_000)
 
 
 class TestAskingForASize:
@@ -99,7 +133,8 @@ class TestAskingForASize:
     def test_takes_the_recommended_recipe(self, size: dict[str, Any]) -> None:
         config = Config.of(**size)
         optimizer = config.optimizer
-        assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == ("adagrad", 0.03, "hard", 0.0)
+        assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == ("adagrad", 0.1, "hard", 0.0)
+        assert optimizer.network_lr == 0.03
         assert config.model.fallback
 
     @pytest.mark.parametrize(
@@ -107,7 +142,7 @@ class TestAskingForASize:
         [
             ({"optimizer": "adam"}, "adam", None),
             ({"optimizer": "adagrad"}, "adagrad", None),
-            ({"lr": 0.01}, "adam", 0.01),
+            ({"lr": 0.01}, "adagrad", 0.01),
             ({"optimizer": "ftrl", "lr": 0.01}, "ftrl", 0.01),
         ],
     )
@@ -123,9 +158,9 @@ class TestAskingForASize:
     def test_what_a_file_leaves_open_is_left_to_the_options(self, tmp_path: Path) -> None:
         file = tmp_path / "settings.yaml"
         file.write_text("optimizer: {target_rate: 0.2}\n")
-        assert read_config(file, {}).optimizer.lr == 0.03
+        assert read_config(file, {}).optimizer.lr == 0.1
         given = read_config(file, {"optimizer.lr": 0.01, "optimizer.target_rate": 0.1}).optimizer
-        assert (given.name, given.lr, given.target_rate) == ("adam", 0.01, 0.1)
+        assert (given.name, given.lr, given.target_rate) == ("adagrad", 0.01, 0.1)
         file.write_text("optimizer: {target_rat: 0.2}\n")
         with pytest.raises(SettingsError, match=r"settings\.yaml: no setting 'optimizer\.target_rat'"):
             read_config(file, {"optimizer.lr": 0.01})

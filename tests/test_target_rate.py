@@ -302,6 +302,18 @@ class TestBadInput:
             target.step()
         assert table.num_live == 20
 
+    @pytest.mark.parametrize(("seen", "live"), [(40, 40), (200, 60), (1_000, 100)])
+    def test_the_least_that_is_kept(self, seen: int, live: int) -> None:
+        table = HashEmbedding(2)
+        optimizer = GroupAdam(table.parameters(), penalty="hard")
+        target = TargetRate(optimizer, 0.1, steps=20, least=60)
+        for _ in range(20):
+            optimizer.zero_grad()
+            table(torch.arange(seen)).square().sum().backward()
+            optimizer.step()
+            target.step()
+        assert table.num_live == live
+
     def test_a_size_below_one_row_is_said(self) -> None:
         table = HashEmbedding(4)
         optimizer = GroupAdam(table.parameters(), lr=1e-2, penalty="hard")

@@ -11,7 +11,7 @@ from sparsegroup.names import (
     ColumnsName,
     CriteoNumbers,
     DatasetName,
-    ModelName,
+    ModelChoice,
     OnBadRow,
     OptimizerName,
     ScheduleName,
@@ -81,8 +81,10 @@ MaxBad = Annotated[str | None, log_option("Share of bad rows above which to stop
 Rows = Annotated[int | None, log_option("Size of the synthetic log.", "200000")]
 
 Network = Annotated[
-    ModelName | None,
-    typer.Option(rich_help_panel=_MODEL, help="Network over the embeddings.", show_default="dcn"),
+    ModelChoice | None,
+    typer.Option(
+        rich_help_panel=_MODEL, help="Network over the embeddings; auto is the one that wins most.", show_default="auto"
+    ),
 ]
 
 Optimizer = Annotated[
@@ -90,7 +92,7 @@ Optimizer = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Base optimizer; with all λ = 0 it is just that.",
-        show_default="adam; with a size, where no learning rate is given either, adagrad",
+        show_default="adagrad; with --l21 or --l1, adam",
     ),
 ]
 LearningRate = Annotated[
@@ -98,7 +100,7 @@ LearningRate = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Learning rate.",
-        show_default="as in torch.optim; with a size, where no optimizer is given either, 0.03",
+        show_default="0.1 where no optimizer is given; else as in torch.optim",
     ),
 ]
 
@@ -107,7 +109,7 @@ NetworkLearningRate = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Learning rate of all but the embeddings.",
-        show_default="that of the embeddings",
+        show_default="that of the embeddings; 0.03 where neither that nor an optimizer is given",
     ),
 ]
 Schedule = Annotated[
@@ -145,7 +147,9 @@ AdmitAfter = Annotated[
 
 BatchSize = Annotated[
     int | None,
-    typer.Option(rich_help_panel=_TRAINING, help="Samples per step.", show_default="512"),
+    typer.Option(
+        rich_help_panel=_TRAINING, help="Samples per step.", show_default="by the log: rows/1000, in 128 … 8192"
+    ),
 ]
 Epochs = Annotated[
     int | None,
@@ -173,7 +177,7 @@ ShuffleBuffer = Annotated[
     typer.Option(
         rich_help_panel=_TRAINING,
         help="Rows of the blocks in which to shuffle the training rows; 0 for the order of time.",
-        show_default="0",
+        show_default="by the log: all up to 300,000, else 100,000",
     ),
 ]
 LaterEmbeddings = Annotated[

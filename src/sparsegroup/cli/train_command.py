@@ -102,8 +102,8 @@ def train_command(
         float | None,
         typer.Option(
             rich_help_panel="Optimizer",
-            help="λ21, of the embeddings: raise it to keep fewer features.",
-            show_default="0.001",
+            help="A constant λ21 of the embeddings instead of a size: raise it to keep fewer features.",
+            show_default=False,
         ),
     ] = None,
     l2: Annotated[
@@ -124,7 +124,7 @@ def train_command(
         typer.Option(
             rich_help_panel="Size",
             help="Share of the features to keep, such as .03: λ21 is set along the way.",
-            show_default=False,
+            show_default="0.1, and 256 features at least",
         ),
     ] = None,
     target_bytes: Annotated[

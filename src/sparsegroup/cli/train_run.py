@@ -163,10 +163,14 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     if log is None:
         raise UsageError("--continue wants the log to go on with")
     content = before.as_dict()
+    if values.get("model.name") == "auto":
+        values = {key: value for key, value in values.items() if key != "model.name"}
     if is_prepared(log):  # the other log's format says nothing of a prepared one
         content["data"] = {}
     if {"data.schema", "data.dataset"} & values.keys():  # they say all of the format
         content["data"]["columns"] = None
+    if values.get("optimizer.name", before.optimizer.name) != before.optimizer.name:  # whose rates these were
+        values = {"optimizer.lr": None, "optimizer.network_lr": None, **values}
     content = with_values(content, {"data.test": None, **values})
     config = checked(Config, content, "the command line")
     for key in _FIXED:
@@ -189,6 +193,8 @@ def _introduce(session: Session, folder: Path) -> None:
         parts.append(f"{len(data.numbers)} numbers")
     if data.features is not None:
         parts.append(f"{data.features:,} features")
+    if buffer := session.config.training.shuffle_buffer:
+        parts.append("shuffled" if buffer >= plan.rows else f"shuffled in blocks of {buffer:,} rows")
     if plan.epochs > 1:
         parts.append(f"{plan.epochs} epochs")
     if earlier := session.trainer.samples - session.position:

@@ -93,6 +93,10 @@ class SizeTarget(ABC):
             censuses: The groups.
         """
 
+    def _asked_rate(self, field: int | None) -> float:
+        """The share that whoever asked expects at least: less than `_final_rate` where more is kept than was asked."""
+        return 1.0
+
     @abstractmethod
     def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
         """What a live group of each parameter costs, of the unit in which shares are counted."""
@@ -168,7 +172,7 @@ class SizeTarget(ABC):
         wanted = part.final * part.cost
         if wanted < min(costs):
             why = "less than one group: nothing will be left"
-        elif part.l21 == SMALLEST and live < _NEARLY * wanted:
+        elif part.l21 == SMALLEST and live < _NEARLY * min(wanted, self._asked_rate(part.field) * part.cost):
             why = f"more than the groups that have had a gradient: {live / part.cost:.2g} of all will be left"
         else:
             return

@@ -28,6 +28,7 @@ class TargetRate(SizeTarget):
             `TargetRate`s.
         fields: Field → rate, for fields of a `HashEmbedding`'s keys (by the number in their top `field_bits` bits) that
             are to be held at rates of their own. `rate` is then that of all other fields together.
+        least: Groups that are kept even where `rate` is less; all, where there are fewer.
         sample: Groups of each parameter to look at; by default 65,536, and down to 8,192 in short trainings.
         seed: For drawing the sample.
 
@@ -63,10 +64,13 @@ class TargetRate(SizeTarget):
         sample: int | None = None,
         seed: int = 0,
         fields: Mapping[int, float] | None = None,
+        least: int = 0,
     ) -> None:
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {rate}")
-        self.target = float(rate)
+        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+            raise ValueError(f"least must be an int >= 0, got {least!r}")
+        self.target, self.least = float(rate), least
         self.field_targets = _field_targets(fields)
         super().__init__(
             optimizer,
@@ -86,8 +90,13 @@ class TargetRate(SizeTarget):
         """See `SizeTarget`."""
         return f"a feature rate of {self.field_targets[field]:g}"
 
-    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
+    def _asked_rate(self, field: int | None) -> float:
         return self.target if field is None else self.field_targets[field]
+
+    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
+        seen = sum(census.seen for census in censuses)
+        least = self.least / seen if seen and field is None else 0.0
+        return max(self._asked_rate(field), least)
 
     def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
         return [1.0] * len(censuses)

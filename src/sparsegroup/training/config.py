@@ -16,7 +16,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_table
 from sparsegroup.training.compiled_network import WORTH_COMPILING
-from sparsegroup.training.defaults import RULES, LogFacts
+from sparsegroup.training.defaults import RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
@@ -237,7 +237,13 @@ class Config(StrictSettings):
         """
         facts, settings = LogFacts.of(log), self.as_dict()
         values = {key: rule(facts, settings) for key, rule in RULES.items() if not self._says(key)}
-        return checked(type(self), with_values(settings, values), "config") if values else self
+        given = self.optimizer.model_fields_set
+        is_sized = bool(given & SIZES)
+        if not is_sized:  # what goes with a size is decided with it
+            settings["optimizer"] = {**{name: settings["optimizer"][name] for name in given}, **SIZE}
+            if not self._says("model.fallback"):
+                del settings["model"]["fallback"]
+        return checked(type(self), with_values(settings, values), "config") if values or not is_sized else self
 
     def for_log(self, log: Log) -> Self:
         """This config with what was told of the columns of `log`, so that others are read as that one was."""

@@ -4,6 +4,7 @@ A setting that is given, in a file, by an option or in Python, is never changed.
 run's `config.yaml` and its checkpoints, so that a resumed or continued run keeps it, whatever they say later.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +39,34 @@ class LogFacts:
 Settings = Mapping[str, Mapping[str, Any]]
 """Section → setting → value, as it is without the rules."""
 
+SIZES = frozenset({"l1", "l21", "target_rate", "target_bytes"})
+"""Settings of the optimizer that say how large the model becomes. Where none is given:"""
+
+SIZE: Mapping[str, Any] = {"target_rate": 0.1, "least_features": 256}
+
+SHUFFLED, BLOCK = 300_000, 100_000
+"""Training rows up to which all are shuffled, and rows of the blocks in which those of longer logs are: these follow
+what drifts in the log, while no stretch of like rows makes up a batch. See docs/training.md for what was measured."""
+
+
+def _batch_size(log: LogFacts, settings: Settings) -> int:
+    """A thousandth of the rows, as a power of two from 128 to 8,192."""
+    return 1 << min(max(round(math.log2(max(log.train_rows, 1) / 1_000)), 7), 13)
+
+
+def _shuffle_buffer(log: LogFacts, settings: Settings) -> int:
+    return log.train_rows if log.train_rows <= SHUFFLED else BLOCK
+
+
 RULES: Mapping[str, Callable[[LogFacts, Settings], Any]] = {
+    "model.name": lambda log, settings: "dcn",
     "model.standardize": lambda log, settings: True,
     "model.number_buckets": lambda log, settings: 32,
     "model.base_rate": lambda log, settings: True,
-    "training.batch_size": lambda log, settings: 512,
+    "training.batch_size": _batch_size,
     "training.epochs": lambda log, settings: 1,
     "training.validation": lambda log, settings: 0.0,
-    "training.shuffle_buffer": lambda log, settings: 0,
+    "training.shuffle_buffer": _shuffle_buffer,
     "optimizer.network_lr": lambda log, settings: None,
     "optimizer.schedule": lambda log, settings: "constant",
     "optimizer.warmup": lambda log, settings: 0.0,

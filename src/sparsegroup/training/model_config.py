@@ -29,7 +29,8 @@ class ModelConfig(StrictSettings):
     """The network over the embeddings.
 
     Attributes:
-        name: The name of the network, see `sparsegroup.models`.
+        name: The name of the network, see `sparsegroup.models`. "auto", in files, is as if none were given: the one
+            that `sparsegroup.training.defaults` takes.
         dim: Embedding dimension; None is the network's default. It is 1 for "lr"; for "fm", "deepfm" and "xdeepfm" it
             counts a weight and the factors.
         hidden: Sizes of the hidden layers; None is the network's default.
@@ -67,6 +68,13 @@ class ModelConfig(StrictSettings):
     standardize: bool = False
     base_rate: bool = False
     attention: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or content.get("name") != "auto":
+            return content
+        return {name: value for name, value in content.items() if name != "name"}
 
     @model_validator(mode="after")
     def _suits_the_network(self) -> Self:

@@ -65,10 +65,10 @@ SizeSetting = Annotated[int | str, BeforeValidator(_size)]
 
 DEFAULT_L21 = 1e-3
 
-RECOMMENDED_WITH_A_SIZE: Mapping[str, Any] = {"name": "adagrad", "lr": 0.03}
-"""What trains towards a size where neither is chosen; see "How big should it be?" in the documentation."""
+RECOMMENDED_WITH_A_SIZE: Mapping[str, Any] = {"name": "adagrad", "lr": 0.1, "network_lr": 0.03}
+"""What trains towards a size where none is chosen; see "How big should it be?" in the documentation."""
 
-NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "field_rates": {}}
+NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "field_rates": {}, "least_features": 0}
 """The settings of a constant λ21 that have to do with size."""
 
 
@@ -89,9 +89,11 @@ class OptimizerConfig(StrictSettings):
             its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
         target_rate: The share of the features seen that is to be left: λ21 is set along the way, see `TargetRate`.
         target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, the
-            penalty is "hard" unless another is, and where neither name nor lr is given, they are "adagrad" and 0.03.
+            penalty is "hard" unless another is, and where no name is given, it is "adagrad", with a learning rate of
+            0.1 and 0.03 for the network where none is given either.
         field_rates: Field's name → the share of its own features that is to be left; `target_rate` is then that of all
             other fields together.
+        least_features: Features that `target_rate` keeps in any case; all, where there are fewer.
         options: Further arguments of the optimizer, such as `betas`, as its rule declares them.
     """
 
@@ -108,6 +110,7 @@ class OptimizerConfig(StrictSettings):
     target_rate: float | None = Field(default=None, gt=0, le=1)
     target_bytes: SizeSetting | None = None
     field_rates: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    least_features: int = Field(default=0, ge=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -129,6 +132,8 @@ class OptimizerConfig(StrictSettings):
             raise ValueError(
                 "field_rates need target_rate beside them: the share of all other fields' features to keep"
             )
+        if content.get("least_features") and content.get("target_rate") is None:
+            raise ValueError("least_features need target_rate beside them: the share of the features to keep")
         targets = targets_in(content)
         if not targets:
             return content
@@ -137,8 +142,11 @@ class OptimizerConfig(StrictSettings):
         l21 = content.get("l21", DEFAULT_L21)
         if l21 not in (0, DEFAULT_L21):
             raise ValueError(f"{targets[0]} sets l21 along the way: give one of them, not both (l21 is {l21})")
-        chosen = any(content.get(name) is not None for name in RECOMMENDED_WITH_A_SIZE)
-        return {"penalty": "hard", **({} if chosen else RECOMMENDED_WITH_A_SIZE), **content, "l21": 0.0}
+        given = {name: value for name, value in content.items() if value is not None}
+        if "name" not in given:
+            rates = () if "lr" in given else ("lr", "network_lr")
+            given = {name: RECOMMENDED_WITH_A_SIZE[name] for name in ("name", *rates)} | given
+        return {"penalty": "hard", **given, "l21": 0.0}
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
@@ -199,7 +207,15 @@ class OptimizerConfig(StrictSettings):
         """
         if self.target_rate is not None:
             rates = self.rates_by_number(log) or None
-            return TargetRate(optimizer, self.target_rate, steps=steps, ramp=ramp, interval=interval, fields=rates)
+            return TargetRate(
+                optimizer,
+                self.target_rate,
+                steps=steps,
+                ramp=ramp,
+                interval=interval,
+                fields=rates,
+                least=self.least_features,
+            )
         if self.target_bytes is None:
             return None
         return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)

@@ -56,6 +56,21 @@ class ColumnProfile:
         """Number of different values."""
         return len(self.counts)
 
+    @cached_property
+    def stretches(self) -> int:
+        """In how many pieces the rows fall, each of rows with the same value."""
+        return int((self.present != self.present.shift(1)).fill_null(True).sum())
+
+    @property
+    def stretch(self) -> float:
+        """Rows in a row with the same value, on average."""
+        return self.rows / self.stretches
+
+    @property
+    def returns(self) -> float:
+        """In how many stretches of rows a value comes, on average."""
+        return self.stretches / self.distinct
+
     @property
     def missing(self) -> float:
         """Share of the rows without a value."""

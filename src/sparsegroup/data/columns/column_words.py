@@ -22,4 +22,7 @@ TIMES = frozenset({
     "requested", "when", "epoch", "unixtime",
 })
 """They are times, if they are large enough."""
+
+CYCLES = frozenset({"hour", "hr", "minute", "weekday", "dow", "wday"})
+"""They come again soon."""
 # fmt: on

@@ -9,7 +9,7 @@ import polars as pl
 from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
 from sparsegroup.data.columns.column_profile import ColumnProfile
 from sparsegroup.data.columns.column_values import BOOLEANS
-from sparsegroup.data.columns.column_words import AMOUNTS, THINGS
+from sparsegroup.data.columns.column_words import AMOUNTS, CYCLES, THINGS
 from sparsegroup.data.columns.list_inference import list_kind
 from sparsegroup.data.columns.time_inference import own_time, time_kind
 
@@ -22,6 +22,9 @@ FEW, OFTEN = 100, 10
 _FEW_FLOATS = 20
 _REPEATS = 2
 """So many times a number must come on average to be a category beside."""
+
+_LONG = 500
+"""Rows in which a clock stands still, a month, a day, while it has come to the same place fewer than `OFTEN` times."""
 
 _NEARLY_UNIQUE = 0.8
 _LARGEST_AMOUNT = 2.0**53
@@ -122,6 +125,9 @@ def _kind_of_whole_numbers(profile: ColumnProfile) -> tuple[str, str, str]:
         return "ignore", "counts the rows: no value comes twice", ""
     if profile.is_named(THINGS) and not profile.is_named(AMOUNTS):
         return _unless_unique(profile, as_written, f"{often}; its name says that they stand for things")
+    if profile.stretch >= _LONG and profile.returns < OFTEN and not profile.is_named(CYCLES):
+        came = f"{distinct:,} values in {profile.stretches:,} stretches of {profile.stretch:,.0f} rows"
+        return "ignore", f"a clock: {came}, so that later rows have others", ""
     if distinct <= FEW and repeats >= OFTEN:
         return as_written, often, ""
     if rows < ENOUGH:
