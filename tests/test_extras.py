@@ -14,8 +14,9 @@ MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": 
 ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),
     "cli": ("data", "training", "reporting", "serving", "estimator", "cli"),
+    "tune": ("tuning",),
 }
-COMMANDS = ("train", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize")
+COMMANDS = ("train", "predict", "prepare", "export", "apply", "inspect", "demo", "tune", "synthesize")
 SLOW = {
     "torch",
     "tensorboard",

@@ -27,7 +27,7 @@ FLOORS = (
     ("checkpoint",),
     ("models", "data", "yaml_settings"),
     ("training", "reporting"),
-    ("serving",),
+    ("serving", "tuning"),
     ("estimator",),
     ("cli",),
     ("sparsegroup_paper",),

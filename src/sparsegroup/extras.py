@@ -10,7 +10,7 @@ from typing import Literal
 
 from sparsegroup.user_error import UserError
 
-Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard"]
+Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
 
 _CHECKPOINT = ("safetensors", "xxhash")
 _CLI = (
@@ -31,6 +31,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),
+    "tune": ("optuna",),
 }
 """What each extra adds to the core, as it is imported."""
 

@@ -15,6 +15,7 @@ from sparsegroup.cli import (
     prepare_command,
     synthesize_command,
     train_command,
+    tune_command,
 )
 from sparsegroup.cli.app import app, main
 
@@ -31,4 +32,5 @@ __all__ = [
     "prepare_command",
     "synthesize_command",
     "train_command",
+    "tune_command",
 ]

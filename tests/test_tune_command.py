@@ -1,0 +1,175 @@
+"""`sparsegroup tune` through the real command line: the space, a study, its end in a run, and what is refused."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import yaml
+
+from cli_cases import many_features
+from command import Run
+from sparsegroup.cli.train_words import train_command_line
+from sparsegroup.data import open_log
+from sparsegroup.training import Config
+from sparsegroup.training.config import read_config
+
+QUICK = ("--model", "lr", "--optimizer", "adagrad", "--batch-size", 64)
+
+
+def test_no_trials_show_the_space_and_leave_nothing(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    done = run("tune", log, "--trials", 0, "--model", "dcn")
+    assert done.returncode == 0, done.stderr
+    for shown in ("optimizer.lr", "log-uniform", "adagrad", "begins with", "model.hidden", "128×64"):
+        assert shown in done.stdout
+    assert "model.name" not in done.stdout  # it is given
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+    content = json.loads(run("tune", log, "--trials", 0, "--json", "--set", "model.dim=8").stdout)
+    keys = [one["key"] for one in content["space"]]
+    assert "model.name" in keys
+    assert "model.dim" not in keys
+    assert content["config"]["model"]["dim"] == 8
+
+
+def test_a_study_ends_in_a_command_and_a_yaml_of_the_same_run(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    done = run("tune", log, *QUICK, "--target-rate", 0.1, "--lr", 1e-5, "--trials", 4, "--out", "study", "--json")
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content["default"]["number"] == 0
+    assert content["default"]["settings"] == {}
+    assert content["best"]["log_loss"] <= content["default"]["log_loss"]
+    assert (content["trials"], content["states"]["complete"]) == (4, 4)
+    assert done.stderr.count("\ntrial ") == 4
+    assert sorted(path.name for path in (tmp_path / "study").iterdir()) == [
+        "best.yaml",
+        "study.json",
+        "trials.csv",
+        "trials.journal",
+    ]
+    command = shlex.split(content["command"])
+    assert command[:3] == ["sparsegroup", "train", str(log)]
+    assert run(*command[1:], "--out", "by-command").returncode == 0
+    assert run("train", content["config"], "--out", "by-file").returncode == 0
+    by_command, by_file = ((tmp_path / name / "config.yaml").read_text() for name in ("by-command", "by-file"))
+    assert by_command == by_file
+    settings = yaml.safe_load(by_file)
+    assert settings["optimizer"]["lr"] == 1e-5
+    assert settings["optimizer"]["target_rate"] == 0.1
+    for key, value in content["best"]["settings"].items():
+        section, name = key.split(".")
+        assert settings[section][name] == value
+
+
+def test_the_default_folder_is_named_by_the_time_and_goes_on(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    first = run("tune", log, *QUICK, "--trials", 1)
+    assert first.returncode == 0, first.stderr
+    assert "best: trial 0" in first.stdout
+    assert "sparsegroup train" in first.stdout
+    assert "goes on with more --trials" in first.stderr
+    latest = tmp_path / "studies" / "log" / "latest"
+    assert latest.is_symlink()
+    done = run("tune", "--resume", "studies/log", "--trials", 3, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\ntrial ") == 2
+    assert json.loads(done.stdout)["trials"] == 3
+
+
+def test_time_that_is_too_short_says_how_to_go_on(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    done = run("tune", log, *QUICK, "--minutes", 1e-6, "--out", "study")
+    assert done.returncode == 2
+    assert "no trial has come to its end in 1e-06 min" in done.stderr
+    assert "`sparsegroup tune --resume study` goes on" in done.stderr
+    assert run("tune", "--resume", "study", "--trials", 1).returncode == 0
+
+
+def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    assert run("tune", log, *QUICK, "--trials", 1, "--out", "study").returncode == 0
+    nowhere = tmp_path / "none.csv"
+    for arguments, message in (
+        ((log, "--minutes", 0), "--minutes must be above 0, got 0; --trials 0 shows what is searched"),
+        ((log, "--held-out", 1), "--held-out must be a share between 0 and 1"),
+        ((log, "--tune-rows", 10**6), "--tune-rows is 1,000,000, but"),
+        ((log, "--out", "study"), "study holds a study; give another --out, or `sparsegroup tune --resume study`"),
+        ((log, "--out", tmp_path), f"{tmp_path} is not empty; give another --out"),
+        ((log, "--resume", "study"), "--resume takes everything from the study, and no log"),
+        (("--resume", "study", "--lr", 0.1), "--resume takes everything from the study, and no lr"),
+        (("--resume", tmp_path), "no study of `tune` (study.json is missing)"),
+        ((nowhere,), "none.csv"),
+        ((log, "--set", "optimizer.rl=1"), "did you mean"),
+        ((log, "--model", "lr", "--dim", 8), "dim"),
+    ):
+        done = run("tune", *arguments)
+        assert done.returncode == 2, arguments
+        assert message in done.stderr, done.stderr
+        assert done.stderr.count("error: ") == 1
+    assert not (tmp_path / "studies").exists()
+    log.write_text(log.read_text() + "1,9999,c1,n5,s5\n")
+    done = run("tune", "--resume", "study", "--trials", 2)
+    assert done.returncode == 2
+    assert "is not what it was when the study began" in done.stderr
+
+
+def test_an_unknown_option_is_a_usage_error(tmp_path: Path, run: Run) -> None:
+    assert run("tune", "--learning-rate", 1).returncode == 2
+
+
+def test_without_optuna_the_error_says_what_to_install(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("optuna", "sparsegroup.tuning", "sparsegroup.cli.tune_"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    done = run("tune", "--rows", 1_000)
+    assert done.returncode == 2
+    assert "sparsegroup.tuning needs optuna, not installed here: pip install 'sparsegroup[tune]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model": "dcnv2", "hidden": (128, 64), "dropout": 0.25, "network_options": {"rank": 8}},
+        {"target_rate": 0.05, "optimizer": "amsgrad", "lr": 0.00123, "network_lr": 1e-5, "l2": 1e-6},
+        {"target_bytes": "1MB", "fallback": False, "penalty": {"name": "mcp", "gamma": 2.5}},
+        {"target_rate": 0.2, "field_rates": {"color": 1.0}, "exclude": ("noise", "a b")},
+        {"optimizer": "ftrl", "lr": 0.1, "batch_size": 100, "baseline": False, "number_buckets": 0},
+    ],
+)
+def test_the_command_says_what_the_config_says(tmp_path: Path, run: Run, settings: dict[str, object]) -> None:
+    path = str(many_features(tmp_path / "log.csv"))
+    log = open_log(path)
+    config = Config.of(log=path, **settings).resolved_for(log)
+    assert _meant(train_command_line([path], config, log), log, run) == config
+    file = tmp_path / "own.yaml"
+    file.write_text(f"data: {{log: {path}}}\nmodel: {{name: mlp}}\noptimizer: {{name: adagrad, lr: 0.5}}\n")
+    assert _meant(train_command_line([str(file)], config, log), log, run) == config
+
+
+def _meant(command: str, log: object, run: Run) -> Config:
+    """The config of the run that a command makes, read as `train` reads it."""
+    taken: list[Config] = []
+
+    def read(*arguments: object) -> Config:
+        taken.append(read_config(*arguments))  # type: ignore[arg-type]
+        raise SystemExit(0)
+
+    with patch("sparsegroup.cli.train_run.read_config", read):
+        assert run(*shlex.split(command)[1:]).returncode == 0
+    return taken[0].resolved_for(log)  # type: ignore[arg-type]
+
+
+def test_a_command_leaves_out_what_train_decides(tmp_path: Path) -> None:
+    path = str(many_features(tmp_path / "log.csv"))
+    log = open_log(path)
+    assert train_command_line([path], Config.of(log=path).resolved_for(log), log) == f"sparsegroup train {path}"
+    config = Config.of(log=path, dropout=0.3).resolved_for(log)
+    assert train_command_line([path], config, log) == f"sparsegroup train {path} --set model.dropout=0.3"

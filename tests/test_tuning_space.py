@@ -1,0 +1,171 @@
+"""What `tune` searches: bounds, conditions, what is given, where it begins."""
+
+import json
+
+import optuna
+import pytest
+import torch
+
+from sparsegroup.data import Log, SyntheticConfig, synthetic_log
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log_part import LogPart
+from sparsegroup.training import NETWORKS, Config
+from sparsegroup.training.input_columns import Columns
+from sparsegroup.tuning import SearchSpace
+from sparsegroup.tuning.search_parameter import Choice, Condition, Span
+from sparsegroup.tuning.search_space import SEARCHED
+from sparsegroup.yaml_settings import SettingsError
+
+LOG = synthetic_log(SyntheticConfig(rows=400), seed=0)
+
+
+def space_of(log=LOG, **given):
+    config = Config.of(**given).resolved_for(log)
+    keys = {"model": "model.name", "optimizer": "optimizer.name"}
+    sections = {"lr": "optimizer", "target_rate": "optimizer", "hidden": "model", "dim": "model"}
+    return SearchSpace.beside(config, {keys.get(name, f"{sections.get(name)}.{name}") for name in given}, log)
+
+
+class Numbered(Log):
+    """A field and two numbers."""
+
+    name, fields, numbers, train_rows = "numbered", ("field",), ("a", "b"), 90
+
+    def __len__(self):
+        return 100
+
+    def batches(self, start, stop, size):
+        for first in range(start, stop, size):
+            rows = torch.arange(first, min(first + size, stop))
+            yield Batch(rows[:, None] % 7, torch.stack([rows, -rows], 1).float(), (rows % 3 == 0).float(), rows)
+
+
+def draws(space, number=60):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    return [space.draw(study.ask()) for _ in range(number)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def test_what_is_drawn_lies_within_the_bounds_of_the_table():
+    space = space_of()
+    of_network = {one.key: one for one in space.parameters}
+    for settings in draws(space):
+        assert settings.keys() == set(space.keys)
+        assert settings["model.name"] in of_network["model.name"].values
+        rate = next(one for one in space.parameters if one.key == "optimizer.lr" and one.has_say(settings))
+        assert rate.low <= settings["optimizer.lr"] <= rate.high
+        assert float(f"{settings['optimizer.lr']:.3g}") == settings["optimizer.lr"]
+        assert 0.029 <= settings["optimizer.network_lr"] / settings["optimizer.lr"] <= 3.02
+        assert settings["model.number_buckets" if "model.number_buckets" in settings else "optimizer.l2"] >= 0
+
+
+def test_a_parameter_without_a_say_is_left_to_the_network():
+    found = draws(space_of())
+    without_layers = [one for one in found if one["model.name"] in ("lr", "fm")]
+    assert without_layers
+    assert all(one["model.hidden"] is None and one["model.dropout"] is None for one in without_layers)
+    assert all(one["model.dim"] is None for one in found if one["model.name"] == "lr")
+    assert all(4 <= one["model.dim"] <= 32 for one in found if one["model.name"] != "lr")
+
+
+def test_every_draw_is_a_config_that_can_be_built():
+    space = space_of(Numbered())
+    for settings in draws(space):
+        model, optimizer = space.config(settings).build_for(Columns.of(Numbered()))
+        assert optimizer.param_groups[0]["lr"] == settings["optimizer.lr"]
+        assert isinstance(model.network, torch.nn.Module)
+
+
+def test_a_condition_names_a_parameter_that_stands_before_it():
+    before: set[str] = set()
+    for one in SEARCHED:
+        assert one.only is None or one.only.key in before
+        before.add(one.key)
+    assert len({one.name for one in SEARCHED}) == len(SEARCHED)
+
+
+def test_what_is_given_is_not_searched():
+    space = space_of(model="dcn", lr=0.1)
+    assert {"model.name", "optimizer.lr"}.isdisjoint(space.keys)
+    assert {"model.dim", "model.hidden", "optimizer.network_lr"} <= set(space.keys)
+    for settings in draws(space, 20):
+        config = space.config(settings)
+        assert (config.model.name, config.optimizer.lr) == ("dcn", 0.1)
+    assert space_of(optimizer="adam").keys.count("optimizer.lr") == 1
+    assert [one.only for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"] == [None]
+
+
+def test_networks_that_do_not_go_with_what_is_given_are_not_drawn():
+    of_name = next(one for one in space_of(hidden=(16,)).parameters if one.key == "model.name")
+    assert set(of_name.values).isdisjoint(("lr", "fm"))
+    assert {"dcn", "mlp"} <= set(of_name.values)
+    of_name = next(one for one in space_of(dim=8).parameters if one.key == "model.name")
+    assert "lr" not in of_name.values
+
+
+def test_a_network_without_layers_has_no_shape_to_search():
+    assert {"model.dim", "model.hidden", "model.dropout"}.isdisjoint(space_of(model="lr").keys)
+
+
+def test_buckets_are_searched_only_where_the_log_has_numbers():
+    assert "model.number_buckets" not in space_of().keys
+    assert "model.number_buckets" in space_of(Numbered()).keys
+
+
+def test_all_have_the_size_that_is_asked_for():
+    for settings in draws(space_of(target_rate=0.07), 20):
+        optimizer = space_of(target_rate=0.07).config(settings).optimizer
+        assert (optimizer.target_rate, optimizer.l21, optimizer.penalty.plain) == (0.07, 0.0, "hard")
+
+
+def test_nothing_to_search_is_said():
+    keys = {one.key for one in SEARCHED}
+    with pytest.raises(SettingsError, match="nothing is left to search"):
+        SearchSpace.beside(Config().resolved_for(LOG), keys, LOG)
+
+
+def test_the_search_begins_with_the_settings_of_train():
+    base = Config.of(model="mlp", lr=0.5, batch_size=100, optimizer="adagrad").resolved_for(LOG)
+    space = SearchSpace.beside(base, (), LOG)
+    study = optuna.create_study()
+    study.enqueue_trial(space.beginning)
+    drawn = space.config(space.draw(study.ask()))
+    assert drawn.model.name == "mlp"
+    assert drawn.model.vector_dim == NETWORKS["mlp"].default_dim
+    assert drawn.optimizer.arguments == base.optimizer.arguments
+    assert drawn.training == base.training
+    assert space.config({}) == base
+
+
+def test_the_default_is_among_the_values():
+    assert Choice(key="a.b", values=(1, 2)).beginning_at(5).values == (5, 1, 2)
+    assert Choice(key="a.b", times_default=(0.5, 1, 2)).beginning_at(1).values == (1, 2)
+    wider = Span(key="a.b", low=1.0, high=2.0).beginning_at(8.0)
+    assert (wider.low, wider.high) == (1.0, 8.0)
+
+
+def test_the_space_is_json():
+    plain = json.loads(json.dumps(space_of().as_plain()))
+    rates = [one for one in plain if one["key"] == "optimizer.lr"]
+    assert len(rates) == 3
+    assert all(one["kind"] == "span" and one["only"]["key"] == "optimizer.name" for one in rates)
+    assert str(Condition("a", ("b", "c"))) == "a is b, c"
+
+
+def test_a_part_of_a_log_has_its_last_rows_in_the_place_of_a_test_set():
+    part = LogPart(LOG, first=200, train_rows=100, test_rows=20)
+    assert (len(part), part.train_rows, part.fields) == (120, 100, LOG.fields)
+    whole = torch.cat([batch.keys for batch in LOG.batches(200, 320, 7)])
+    assert torch.equal(torch.cat([batch.keys for batch in part.batches(0, 120, 11)]), whole)
+    assert sum(len(batch) for batch in part.batches(100, 500, 11)) == 20  # no row behind it
+
+
+@pytest.mark.parametrize(("first", "train", "test"), [(-1, 10, 10), (0, 0, 10), (0, 10, 0), (0, 300, 61)])
+def test_a_part_has_training_rows_alone(first, train, test):
+    assert LOG.train_rows == 360
+    with pytest.raises(ValueError, match="are not all training rows"):
+        LogPart(LOG, first, train, test)

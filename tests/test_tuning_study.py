@@ -1,0 +1,316 @@
+"""Studies: the first trial, halving, the best one, time, and going on where one was cut off."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+
+import optuna
+import pytest
+
+from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.training import Config, PassResult
+from sparsegroup.training.log_pass import train_as
+from sparsegroup.tuning import Study, TuningError, rungs
+from sparsegroup.tuning.rungs import rungs_of
+from sparsegroup.tuning.trial_record import RungScore, TrialRecord, best_of
+from sparsegroup.yaml_settings import SettingsError
+
+LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "compile": "never"}
+KEYS = {"model.name": "lr", "optimizer.name": "adagrad", "training.batch_size": 64, "training.shuffle_buffer": 0}
+
+
+class KilledError(BaseException):
+    """A process that dies."""
+
+
+class Seconds:
+    """A clock that goes on by one at each look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def begin(folder, log=LOG, given=KEYS, **settings):
+    return Study.begin(folder, Config.of(**{**GIVEN, **settings}), log, given=given)
+
+
+def known(study):
+    """Its trials, without what a clock has said."""
+    return [replace(trial, rungs=tuple(replace(rung, seconds=0.0) for rung in trial.rungs)) for trial in study.trials()]
+
+
+def dying(at):
+    """Reporting that lets the process die at the first batch of a rung, counted from 0."""
+    begun = []
+
+    @contextmanager
+    def reporting(name, samples):
+        begun.append(name)
+        yield (lambda rows, loss: None) if len(begun) <= at else die
+
+    def die(rows, loss):
+        raise KilledError
+
+    return reporting
+
+
+@pytest.fixture
+def three_rungs(monkeypatch):
+    monkeypatch.setattr(rungs, "LEAST_OF_A_RUNG", 1)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Settings that are trained → the log loss that is told, by a function that tests may set."""
+    told = {"log_loss": lambda config, rows: 1 / rows, "configs": []}
+
+    def instead(config, model, optimizer, log, **others):
+        told["configs"].append((config, log))
+        return PassResult([], Metrics(0.5, told["log_loss"](config, log.train_rows), 1.0, 1.0), 1.0, 1)
+
+    monkeypatch.setattr(rungs, "train_as", instead)
+    return told
+
+
+def test_the_first_trial_has_the_settings_of_train(tmp_path, told):
+    study = begin(tmp_path / "study", lr=0.1)
+    study.run(trials=3, seconds=60)
+    expected = Config.of(**GIVEN, lr=0.1).resolved_for(LOG)
+    assert told["configs"][0][0] == study.config(study.trials()[0]) == expected
+    assert all(config.optimizer.lr != 0.1 for config, _ in told["configs"][1:])
+    assert all(config.model.name == "lr" for config, _ in told["configs"])
+
+
+@pytest.mark.usefixtures("three_rungs")
+def test_trials_are_trained_and_measured_on_training_rows_alone(tmp_path, told):
+    study = begin(tmp_path / "study")
+    study.run(trials=1, seconds=60)
+    assert [(log.first, log.train_rows, len(log)) for _, log in told["configs"]] == [
+        (640, 80, 260),
+        (480, 240, 420),
+        (0, 720, 900),
+    ]
+    assert LOG.train_rows == 900
+    assert [rung.rows for rung in study.best.rungs] == [80, 240, 720]
+
+
+@pytest.mark.usefixtures("three_rungs")
+def test_a_third_goes_on_to_the_next_rung(tmp_path, told):
+    told["log_loss"] = lambda config, rows: config.optimizer.arguments["lr"]
+    study = begin(tmp_path / "study")
+    study.run(trials=30, seconds=60)
+    reached = [sum(len(trial.rungs) > rung for trial in study.trials()) for rung in range(3)]
+    assert reached[0] == 30
+    assert 7 <= reached[1] <= 16
+    assert 2 <= reached[2] <= 8
+    assert {trial.state for trial in study.trials()} == {"complete", "stopped early"}
+    lowest = min(trial.last.log_loss for trial in study.trials())
+    assert study.best.last.log_loss == lowest  # the best of all is never stopped
+
+
+def test_rungs_of_few_rows_are_left_out():
+    log = synthetic_log(SyntheticConfig(rows=30_000), seed=0)
+    assert rungs_of(LOG, None, 0.2).steps == (9,)
+    assert rungs_of(log, None, 0.2).steps == (3, 9)
+    assert rungs_of(log, 10_000, 0.2).part == 10_000
+
+
+def test_a_good_learning_rate_is_found(tmp_path):
+    log = synthetic_log(SyntheticConfig(rows=3_000), seed=0)
+    study = begin(tmp_path / "study", log, lr=1e-6, l21=0.0)
+    study.run(trials=12, seconds=600)
+    first, best = study.trials()[0], study.best
+    assert first.state == "complete"
+    assert best.last.log_loss < first.last.log_loss - 0.003
+    assert study.config(best).optimizer.lr > 1e-3
+    text = (tmp_path / "study" / "best.yaml").read_text()
+    assert text == study.config(best).as_yaml()
+    lines = (tmp_path / "study" / "trials.csv").read_text().splitlines()
+    assert len(lines) == 13
+    assert lines[0].startswith("trial,state,rows,log_loss,auc")
+    assert lines[1].split(",")[lines[0].split(",").index("optimizer.lr")] == "1e-06"
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.usefixtures("three_rungs")
+def test_a_study_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, at):
+    whole = begin(tmp_path / "whole")
+    whole.run(trials=6, seconds=600)
+    study = begin(tmp_path / "cut")
+    with pytest.raises(KilledError):
+        study.run(trials=6, seconds=600, reporting=dying(at))
+    assert study.trials()[-1].state == "cut off"
+    study.close()
+    with (tmp_path / "cut" / "trials.journal").open("a") as journal:
+        journal.write('{"op_code": 4, "wor')  # a line that was not written to its end
+    study = Study.resume(tmp_path / "cut", LOG)
+    study.run(trials=6, seconds=600)
+    assert known(study) == known(whole)
+    assert study.best.number == whole.best.number
+
+
+@pytest.mark.usefixtures("three_rungs")
+def test_a_trial_goes_on_from_its_last_rung(tmp_path):
+    study = begin(tmp_path / "study")
+    with pytest.raises(KilledError):
+        study.run(trials=1, seconds=600, reporting=dying(2))
+    study.close()
+    names = []
+
+    @contextmanager
+    def reporting(name, samples):
+        names.append(name)
+        yield lambda rows, loss: None
+
+    Study.resume(tmp_path / "study", LOG).run(trials=1, seconds=600, reporting=reporting)
+    assert names == ["trial 0, 720 rows"]
+
+
+def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeypatch, caplog):
+    def instead(config, *others, **more):
+        if config.optimizer.lr is None:  # the first trial's
+            raise KilledError
+        return train_as(config, *others, **more)
+
+    monkeypatch.setattr(rungs, "train_as", instead)
+    study = begin(tmp_path / "study")
+    for _ in range(3):
+        with pytest.raises(KilledError):
+            study.run(trials=2, seconds=600)
+    study.run(trials=2, seconds=600)
+    assert [trial.state for trial in study.trials()] == ["failed", "complete"]
+    assert "has ended its process 3 times" in caplog.text
+
+
+def test_time_ends_a_trial_within_a_batch(tmp_path):
+    study, clock = begin(tmp_path / "study"), Seconds()
+    ended = []
+    study.run(trials=9, seconds=5, clock=clock, on_trial=ended.append)
+    assert [trial.state for trial in ended] == ["cut off"]  # of 12 batches
+    assert clock.now <= 8
+    assert study.best is None
+    study.run(trials=9, seconds=35, clock=clock)
+    states = [trial.state for trial in study.trials()]
+    assert states[:2] == ["complete", "complete"]
+    assert states[-1] == "cut off"
+    assert clock.now <= 46
+    study.run(trials=len(states), seconds=1e9, clock=clock)
+    assert known(study) == _uninterrupted(tmp_path / "whole", len(states))
+
+
+def _uninterrupted(folder, trials):
+    study = begin(folder)
+    study.run(trials=trials, seconds=600)
+    return known(study)
+
+
+def test_a_study_that_has_its_trials_has_no_more(tmp_path, told):
+    study = begin(tmp_path / "study")
+    study.run(trials=3, seconds=60)
+    study.run(trials=3, seconds=60)
+    assert len(study.trials()) == len(told["configs"]) == 3
+
+
+@pytest.mark.parametrize("with_nan", [True, False])
+def test_a_trial_that_diverges_is_noted_and_the_study_goes_on(tmp_path, told, with_nan):
+    def log_loss(config, rows):
+        if config.optimizer.lr is None:
+            return 0.5
+        if with_nan:
+            return float("nan")
+        raise FloatingPointError("the loss is nan")
+
+    told["log_loss"] = log_loss
+    study = begin(tmp_path / "study")
+    study.run(trials=3, seconds=60)
+    assert [trial.state for trial in study.trials()] == ["complete", "diverged", "diverged"]
+    assert study.best.number == 0
+
+
+def test_settings_that_cannot_be_trained_are_the_first_trials_error_alone(tmp_path, told, caplog):
+    def log_loss(config, rows):
+        if config.optimizer.lr is None:
+            return 0.5
+        raise SettingsError("cannot be")
+
+    told["log_loss"] = log_loss
+    study = begin(tmp_path / "study")
+    study.run(trials=2, seconds=60)
+    assert [trial.state for trial in study.trials()] == ["complete", "failed"]
+    assert "cannot be" in caplog.text
+    with pytest.raises(SettingsError, match="cannot be"):
+        begin(tmp_path / "other", lr=0.1).run(trials=2, seconds=60)
+
+
+def test_another_log_is_refused(tmp_path):
+    begin(tmp_path / "study").close()
+    other = synthetic_log(SyntheticConfig(rows=1_100), seed=0)
+    with pytest.raises(TuningError, match="is not what it was when the study began"):
+        Study.resume(tmp_path / "study", other)
+
+
+def test_another_space_is_refused(tmp_path, monkeypatch):
+    begin(tmp_path / "study").close()
+    monkeypatch.setattr("sparsegroup.tuning.search_space.SEARCHED", ())
+    with pytest.raises(SettingsError, match="nothing is left to search"):
+        Study.resume(tmp_path / "study", LOG)
+    monkeypatch.undo()
+    from sparsegroup.tuning import search_space
+
+    wider = tuple(replace(one, high=99.0) if one.key == "optimizer.lr" else one for one in search_space.SEARCHED)
+    monkeypatch.setattr(search_space, "SEARCHED", wider)
+    with pytest.raises(TuningError, match="searches another space than this version"):
+        Study.resume(tmp_path / "study", LOG)
+
+
+def test_a_study_is_one_processs_own(tmp_path):
+    study = begin(tmp_path / "study")
+    with pytest.raises(TuningError, match="another process"):
+        Study.resume(tmp_path / "study", LOG)
+    study.close()
+    Study.resume(tmp_path / "study", LOG).close()
+    with pytest.raises(TuningError, match="no study"):
+        Study.resume(tmp_path, LOG)
+    with pytest.raises(TuningError, match="not empty"):
+        begin(tmp_path / "study")
+
+
+def test_a_damaged_manifest_is_said(tmp_path):
+    begin(tmp_path / "study").close()
+    file = tmp_path / "study" / "study.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "seed": 7}))
+    with pytest.raises(TuningError, match="damaged"):
+        Study.resume(tmp_path / "study", LOG)
+
+
+@pytest.mark.parametrize(
+    ("rows", "held_out", "message"),
+    [(901, 0.2, "has 900 to train on"), (90, 0.2, "too few"), (200, 0.99, "too few"), (200, 1.0, "share between")],
+)
+def test_rows_that_are_too_few_or_too_many_are_said(rows, held_out, message):
+    with pytest.raises(TuningError, match=message):
+        rungs_of(LOG, rows, held_out)
+
+
+def test_the_earliest_of_equals_is_the_best():
+    rung = RungScore(9, 0.5, 0.6, 1.0, 0.1, 1.0)
+    trials = [
+        TrialRecord(0, "stopped early", {}, (replace(rung, log_loss=0.1),)),
+        TrialRecord(1, "complete", {}, (rung,)),
+        TrialRecord(2, "complete", {}, (rung,)),
+    ]
+    assert best_of(trials) == trials[1]
+    assert best_of(trials[:1]) is None
+
+
+def test_optuna_logs_what_it_did_before(tmp_path, told, capfd):
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    begin(tmp_path / "study").run(trials=2, seconds=60)
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    assert capfd.readouterr() == ("", "")
