@@ -127,8 +127,8 @@ def tune_command(
 ) -> None:
     """Search for settings on a part of the training rows, by successive halving; ends in a `train` command and a YAML.
 
-    A setting that is given, by an option, --set or a YAML file, is not searched. The first trial has the settings that
-    `train` would have.
+    A setting that is given, by an option, --set or a YAML file, is not searched. The defaults are where the search begins:
+    the first trial has the settings that `train` would have.
     """
     options = {name: value for name, value in locals().items() if value is not None}
     from sparsegroup.cli.tune_run import TuningLimits, resume_study, show_space, tune_run

@@ -16,7 +16,6 @@ from sparsegroup.cli.tune_tables import outcome_table, space_table, trial_line
 from sparsegroup.data.log import Log
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest
-from sparsegroup.tuning.rungs import rungs_of
 from sparsegroup.tuning.search_space import SearchSpace
 from sparsegroup.tuning.study import BEST, TRIALS, Study
 from sparsegroup.tuning.study_manifest import STUDY
@@ -68,7 +67,6 @@ def tune_run(
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty; give another --out")
     data = open_config_log(config, limits.threads)
-    rungs_of(data, tune_rows, held_out)  # before a folder is made
 
     def begin(folder: Path) -> Study:
         return Study.begin(
@@ -107,6 +105,7 @@ def _asked(
 
 def _carry_on(study: Study, log: Log, limits: TuningLimits) -> None:
     rungs, folder = study.rungs, study.folder
+    train_command_line(study.manifest.arguments, study.space.base, log)  # what it cannot read is said before the trials
     _logger.info(
         f"{log.name}: up to {limits.trials} trials of {len(study.space.keys)} settings in {limits.minutes:g} min, on "
         f"{rungs.part - rungs.held_out:,} training rows, measured on the {rungs.held_out:,} after these; writing to "
