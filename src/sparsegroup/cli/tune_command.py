@@ -37,7 +37,6 @@ from sparsegroup.cli.options import (
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
-_SEARCHED = "searched"
 _MINUTES, _TRIALS = 30.0, 50
 
 
@@ -90,7 +89,7 @@ def tune_command(
     rows: Rows = None,
     model: Network = None,
     dim: Annotated[
-        int | None, typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default=_SEARCHED)
+        int | None, typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="the network's")
     ] = None,
     optimizer: Optimizer = None,
     lr: LearningRate = None,
@@ -127,8 +126,8 @@ def tune_command(
 ) -> None:
     """Search for settings on a part of the training rows, by successive halving; ends in a `train` command and a YAML.
 
-    A setting that is given, by an option, --set or a YAML file, is not searched. The defaults are where the search begins:
-    the first trial has the settings that `train` would have.
+    A setting that is given, by an option, --set or a YAML file, is not searched. The search begins with the
+    defaults: the first trial has the settings that `train` would have.
     """
     options = {name: value for name, value in locals().items() if value is not None}
     from sparsegroup.cli.tune_run import TuningLimits, resume_study, show_space, tune_run
