@@ -40,6 +40,11 @@ def begin(folder, log=LOG, given=KEYS, **settings):
     return Study.begin(folder, Config.of(**{**GIVEN, **settings}), log, given=given)
 
 
+def is_first(config):
+    """Whether these are the settings that the first trial has."""
+    return config == Config.of(**GIVEN).resolved_for(LOG)
+
+
 def known(study):
     """Its trials, without what a clock has said."""
     return [replace(trial, rungs=tuple(replace(rung, seconds=0.0) for rung in trial.rungs)) for trial in study.trials()]
@@ -174,7 +179,7 @@ def test_a_trial_goes_on_from_its_last_rung(tmp_path):
 
 def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeypatch, caplog):
     def instead(config, *others, **more):
-        if config.optimizer.lr is None:  # the first trial's
+        if is_first(config):
             raise KilledError
         return train_as(config, *others, **more)
 
@@ -220,7 +225,7 @@ def test_a_study_that_has_its_trials_has_no_more(tmp_path, told):
 @pytest.mark.parametrize("with_nan", [True, False])
 def test_a_trial_that_diverges_is_noted_and_the_study_goes_on(tmp_path, told, with_nan):
     def log_loss(config, rows):
-        if config.optimizer.lr is None:
+        if is_first(config):
             return 0.5
         if with_nan:
             return float("nan")
@@ -235,7 +240,7 @@ def test_a_trial_that_diverges_is_noted_and_the_study_goes_on(tmp_path, told, wi
 
 def test_settings_that_cannot_be_trained_are_the_first_trials_error_alone(tmp_path, told, caplog):
     def log_loss(config, rows):
-        if config.optimizer.lr is None:
+        if is_first(config):
             return 0.5
         raise SettingsError("cannot be")
 

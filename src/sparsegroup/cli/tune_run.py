@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def tune_run(
         point_latest(folder)
     else:
         study = begin(out)
-    _carry_on(study, data, limits)
+    with closing(study):
+        _carry_on(study, data, limits)
 
 
 def resume_study(path: Path, limits: TuningLimits) -> None:
@@ -87,7 +88,8 @@ def resume_study(path: Path, limits: TuningLimits) -> None:
     folder = find_run(path)
     config = STUDY.read(folder).base(folder)
     data = open_config_log(config, limits.threads)
-    _carry_on(Study.resume(folder, data), data, limits)
+    with closing(Study.resume(folder, data)) as study:
+        _carry_on(study, data, limits)
 
 
 def _asked(

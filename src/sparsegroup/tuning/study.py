@@ -65,6 +65,7 @@ class Study:
         ...     study = Study.begin(folder, Config.of(model="lr"), log, given={"model.name": "lr"})
         ...     study.run(trials=2, seconds=60)
         ...     [trial.number for trial in study.trials()], study.config(study.best).model.name
+        ...     study.close()
         ([0, 1], 'lr')
     """
 
