@@ -132,7 +132,7 @@ def _carry_on(study: Study, log: Log, limits: TuningLimits) -> None:
     if trials[-1].state == "cut off":
         _logger.info(f"the time is up; {again}")
     elif len(trials) >= limits.trials:
-        _logger.info(f"the study has its {limits.trials} trials; {again} with more --trials")
+        _logger.info(f"the study has {len(trials)} trials; {again} with more --trials")
     command = train_command_line(study.manifest.arguments, study.config(best), log)
     content = {
         "folder": str(folder),
