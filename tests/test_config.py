@@ -123,7 +123,7 @@ def test_a_setting_that_keeps_features_needs_a_rate() -> None:
 def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_size: int, is_shuffled: bool) -> None:
     facts = LogFacts(rows, fields=3, numbers=0, features=None, timed=True)
     assert RULES["training.batch_size"](facts, {}) == batch_size
-    assert RULES["training.shuffle_buffer"](facts, {}) == (rows if is_shuffled else 100_000)
+    assert RULES["training.shuffle_buffer"](facts, {}) == (rows if is_shuffled else 10_000)
 
 
 class TestAskingForASize:

@@ -177,7 +177,7 @@ ShuffleBuffer = Annotated[
     typer.Option(
         rich_help_panel=_TRAINING,
         help="Rows of the blocks in which to shuffle the training rows; 0 for the order of time.",
-        show_default="by the log: all up to 300,000, else 100,000",
+        show_default="by the log: all up to 300,000, else 10,000",
     ),
 ]
 LaterEmbeddings = Annotated[

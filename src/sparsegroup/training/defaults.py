@@ -44,7 +44,7 @@ SIZES = frozenset({"l1", "l21", "target_rate", "target_bytes"})
 
 SIZE: Mapping[str, Any] = {"target_rate": 0.1, "least_features": 256}
 
-SHUFFLED, BLOCK = 300_000, 100_000
+SHUFFLED, BLOCK = 300_000, 10_000
 """Training rows up to which all are shuffled, and rows of the blocks in which those of longer logs are: these follow
 what drifts in the log, while no stretch of like rows makes up a batch. See docs/training.md for what was measured."""
 
