@@ -23,6 +23,7 @@ from panel.contest import OURS, contest
 from panel.logs import PanelLog, kinds_in_words, shared_logs
 from panel.ours import own_run
 from panel.panel_page import page_of
+from panel.panel_plot import plot_contest
 from sparsegroup.data.synthetic.typed_click_file import write_clicks
 from sparsegroup.data.synthetic.typed_clicks import LABEL_COLUMN
 
@@ -101,13 +102,14 @@ def _line(name: str, figures: dict[str, Any]) -> list[str]:
 
 
 def _write(folder: Path, results: dict[str, Any]) -> None:
-    """The page and its figures, with those of other logs that are there."""
+    """The page, its picture and its figures, with those of other logs that are there."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / "results.json"
     known = json.loads(figures.read_text()) if figures.exists() else {}
     merged = {**known, **results}
     figures.write_text(json.dumps(merged, indent=1) + "\n")
     (folder / "index.md").write_text(page_of(merged))
+    plot_contest(merged, folder / "contest.png")
 
 
 if __name__ == "__main__":

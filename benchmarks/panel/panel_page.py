@@ -20,6 +20,8 @@ columns that never repeat are left out. Ours is the mean over seeds.
 The goal is met where ours is at most {MARGIN} worse than the best baseline, in AUC and in log loss, at a calibration of
 {CALIBRATION[0]}–{CALIBRATION[1]} with at most {FEATURE_RATE:.0%} of the features. ± is the standard error of a
 difference, over test rows (paired) and seeds: what is missed by less than twice that is said to be within noise.
+
+![AUC and log loss of all methods beside the best baseline of each log](contest.png)
 """
 
 
