@@ -15,7 +15,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import keys_of
 from sparsegroup.models import MLP
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.click_model import ClickModel, new_table
+from sparsegroup.training.click_model import ClickModel, new_embedding
 from sparsegroup.training.log_pass import train_as, trainer_for
 from sparsegroup.yaml_settings import SettingsError
 
@@ -29,7 +29,9 @@ def log() -> MemoryLog:
 
 def made(**settings: object) -> tuple[ClickModel, Trainer]:
     torch.manual_seed(1)
-    model = ClickModel(new_table(4, fallback=bool(settings.pop("fallback", False))), MLP(fields=3, dim=4, hidden=(8,)))
+    model = ClickModel(
+        new_embedding(4, fallback=bool(settings.pop("fallback", False))), MLP(fields=3, dim=4, hidden=(8,))
+    )
     optimizer = GroupAdam(param_groups(model, **settings), lr=1e-2)
     return model, Trainer(model.network, model.embedding, optimizer)
 
@@ -149,7 +151,7 @@ class TestLaterEmbeddings:
 
         def parts(packs: bool) -> tuple[HashEmbedding, MLP, Trainer]:
             torch.manual_seed(1)
-            table, network = new_table(4, pack_dead=packs), MLP(fields=3, dim=4, hidden=(8,))
+            table, network = new_embedding(4, pack_dead=packs), MLP(fields=3, dim=4, hidden=(8,))
             optimizers = [GroupAdam(table.parameters(), lr=1e-2, l21=3e-3), torch.optim.SGD(network.parameters(), 0.1)]
             return table, network, Trainer(network, table, optimizers)
 

@@ -118,7 +118,7 @@ def test_the_largest_are_those_of_all_sorted_however_they_come(count: int) -> No
 @pytest.mark.parametrize("make", [GroupAdagrad, GroupAdam])
 def test_zero_rows_are_below_the_threshold(make: Any, penalty: str, l1: float) -> None:
     table, optimizer, _, _ = trained(make, lr=0.05, l1=l1, l21=0.4, penalty=penalty)
-    found = read_rows(table.table, 5, threshold_of(optimizer))
+    found = read_rows([table.table], 5, threshold_of(optimizer))
     content = table.table.snapshot().arrays()
     zero = ~(content["weight"] != 0).any(axis=1)
     measures = np.linalg.norm(soft(content["u"][zero], l1), axis=1) / (math.sqrt(DIM) * 0.4)
@@ -144,7 +144,7 @@ def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str)
     assert live.tolist() == (measures > 1).tolist()
     threshold = threshold_of(optimizer)
     assert threshold is not None
-    found = read_rows(table.table, 5, threshold)
+    found = read_rows([table.table], 5, threshold)
     assert found.measured_live.total == live.sum()
     assert found.near_live == (measures[live] <= 1.1).sum()
     assert 1 / found.measured_live.low == pytest.approx(measures[live].max(), rel=1e-6)
@@ -170,7 +170,7 @@ def test_sigma_of_adam_is_that_of_its_next_step_without_a_gradient() -> None:
 
 def test_live_rows_of_the_lasso_are_never_below_the_threshold() -> None:
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l1=0.05, l21=0.4)
-    found = read_rows(table.table, 5, threshold_of(optimizer))
+    found = read_rows([table.table], 5, threshold_of(optimizer))
     assert found.live == found.measured_live.total > 20
     assert found.measured_live.high <= 1 + 1e-9
 
@@ -180,7 +180,7 @@ def test_without_l21_the_largest_element_is_compared_with_l1() -> None:
     threshold = threshold_of(optimizer)
     assert threshold is not None
     assert threshold.measure == "max |z| / λ1"
-    found = read_rows(table.table, 5, threshold)
+    found = read_rows([table.table], 5, threshold)
     content = table.table.snapshot().arrays()
     zero = ~(content["weight"] != 0).any(axis=1)
     assert found.measured_zero.high == pytest.approx(np.abs(content["u"][zero]).max() / 0.5)
@@ -195,20 +195,20 @@ def test_nothing_is_said_where_it_is_not_known() -> None:
     assert Threshold.of(Regularizer(l2=1.0), None) is None
     assert Threshold.of(Regularizer(l21=1.0, norm=MetricNorm()), None) is None
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
-    unknown = read_rows(table.table, 5, threshold_of(optimizer, None))
+    unknown = read_rows([table.table], 5, threshold_of(optimizer, None))
     assert unknown.measured_zero.total == unknown.zero > 0
     assert unknown.measured_live.total == 0
     bare = HashEmbedding(DIM, dtype=torch.float64)
     bare.assign(torch.arange(9), torch.eye(9, DIM, dtype=torch.float64))
-    found = read_rows(bare.table, 5, threshold_of(optimizer))
+    found = read_rows([bare.table], 5, threshold_of(optimizer))
     assert (found.live, found.zero, found.measured_zero.total) == (4, 5, 0)
 
 
 def test_rows_that_were_never_updated_have_no_measure() -> None:
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
-    before = read_rows(table.table, 5, threshold_of(optimizer))
+    before = read_rows([table.table], 5, threshold_of(optimizer))
     table.assign(torch.tensor([1000, 1001]), torch.tensor([[0.0] * DIM, [1.0] * DIM], dtype=torch.float64))
-    after = read_rows(table.table, 5, threshold_of(optimizer))
+    after = read_rows([table.table], 5, threshold_of(optimizer))
     assert (after.zero, after.live) == (before.zero + 1, before.live + 1)
     assert after.measured_zero.total == before.measured_zero.total
     assert after.measured_live.total == before.measured_live.total

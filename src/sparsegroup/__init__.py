@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsegroup.table import (
         AfterSightings,
         FieldCount,
+        FieldTables,
         HashEmbedding,
         HashEmbeddingBag,
         LeastOftenUsed,
@@ -41,6 +42,7 @@ __all__ = [
     "MCP",
     "AfterSightings",
     "FieldCount",
+    "FieldTables",
     "GroupAMSGrad",
     "GroupAdaHessian",
     "GroupAdagrad",

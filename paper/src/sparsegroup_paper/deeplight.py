@@ -27,7 +27,7 @@ def deeplight(learner: Learner, sparsity: float, stop: int) -> None:
         sparsity: S, the share of the weights of all features seen that are zero at the end, in [0, 1).
         stop: Training rows.
     """
-    table = learner.model.embedding
+    table = learner.model.table
     steps = math.ceil(stop / learner.config.training.batch_size)
     omega = steps * math.log(DAMPING) / math.log(1 - REACHED)
     done = 0

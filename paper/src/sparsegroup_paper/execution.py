@@ -95,7 +95,7 @@ class Worker:
         return end - size, end
 
     def _measure(self, run: Run, learner: Learner, stop: int, end: int, begin: float) -> Outcome:
-        table = learner.model.embedding
+        table = learner.model.table
         predictions = learner.predict(stop, end)
         if not np.isfinite(predictions.probabilities).all():
             raise FloatingPointError("predictions are not finite")
@@ -117,6 +117,6 @@ class Worker:
 
     def _survivors(self, learner: Learner, counts: Counts) -> tuple[Survivors, ...]:
         assert self.truth is not None
-        live = [keys.numpy() for keys, _ in learner.model.embedding.items()]
+        live = [keys.numpy() for keys, _ in learner.model.table.items()]
         is_live = np.isin(counts.keys, np.concatenate(live)) if live else np.zeros(len(counts), bool)
         return survivors(counts, self.truth(counts.keys), is_live)

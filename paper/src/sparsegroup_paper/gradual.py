@@ -23,7 +23,7 @@ def gradual(learner: Learner, keep: float, stop: int) -> None:
         keep: r, the share of the features seen in training whose vectors stay, in (0, 1].
         stop: Training rows.
     """
-    table = learner.model.embedding
+    table = learner.model.table
     steps = math.ceil(stop / learner.config.training.batch_size)
     ramp, interval = math.ceil(RAMP * steps), max(1, steps // TIMES)
     done = 0

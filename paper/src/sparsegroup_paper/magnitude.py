@@ -44,7 +44,7 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
 
 def _prune(learner: Learner, method: Pruned) -> None:
     """Keep N vectors: the share of the features seen so far, which at the end are all of the training rows'."""
-    table = learner.model.embedding
+    table = learner.model.table
     count = min(round(method.keep * table.num_seen), table.num_live)
     if method.by == "x":
         prune_rows(table, count)
@@ -55,7 +55,7 @@ def _prune(learner: Learner, method: Pruned) -> None:
 @torch.no_grad()
 def _prune_by_saliency(learner: Learner, count: int) -> None:
     """Keep the vectors with the largest ‖u - σx‖; ties fall to the lower key."""
-    table = learner.model.embedding
+    table = learner.model.table
     parts = [keys for keys, _ in table.items()]
     if not parts:
         return

@@ -33,7 +33,7 @@ from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore
-from sparsegroup.table import HashEmbedding
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
@@ -266,7 +266,7 @@ def _listed(optimizer: Optimizers) -> list[Optimizer]:
 
 
 def _tables(model: nn.Module) -> dict[str, Table]:
-    return {name: module.table for name, module in model.named_modules() if isinstance(module, HashEmbedding)}
+    return {name: table.table for name, table in tables_in(model).items()}
 
 
 @contextmanager

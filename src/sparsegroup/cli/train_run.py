@@ -39,6 +39,7 @@ _logger = logging.getLogger(__name__)
 _FIXED = (
     "model.name",
     "model.dim",
+    "model.dims",
     "model.hidden",
     "model.dropout",
     "model.fallback",

@@ -67,12 +67,12 @@ def export_delta(
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
     parts = draft_of(trained, base.manifest.dtype)
     _check_kinship(base.manifest, parts.draft, since)
-    change = difference(base.embeddings, parts.embeddings)
+    change = difference(base.embeddings, parts.tables[TABLE])
     check_free(out, overwrite)
     with whole_folder(out.absolute(), replace=overwrite) as folder:
         whole = folder / EMBEDDINGS
-        parts.embeddings.save(whole)
-        save_network(parts.network, folder / NETWORK)
+        parts.tables[TABLE].save(whole)
+        save_network(parts.model, folder / NETWORK)
         content = ExportContent(tables={TABLE: facts_of(whole)}, network=facts_of(folder / NETWORK))
         whole.unlink()
         change.upserts.save(folder / UPSERTS)
@@ -118,19 +118,27 @@ def apply_deltas(
     for delta in deltas:
         result = apply(result, Path(delta))
     draft = replace(result.manifest, kind="export", parent=None, changes=None)
-    parts = ExportDraft(draft, result.embeddings, result.load_network(), result.vocabularies)
+    parts = ExportDraft(draft, result.tables, result.model(), result.vocabularies)
     wanted.check(draft.columns_and_config()[0])
     return write_export(parts, Path(out), wanted, overwrite=overwrite)
 
 
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
+    if len(base.tables) > 1 or len(new.tables) > 1:
+        raise ExportError(
+            f"{since}: a delta is of one table, and with model.dims there are several; export the model as a whole"
+        )
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
         ("another network", _network_of(new), _network_of(base)),
-        ("another dimension", new.tables[TABLE].dim, base.tables[TABLE].dim),
+        ("another dimension", _dims_of(new), _dims_of(base)),
     ):
         if ours != theirs:
             raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
+
+
+def _dims_of(manifest: ExportManifest) -> dict[str, int]:
+    return {name: table.dim for name, table in manifest.tables.items()}
 
 
 def _network_of(manifest: ExportManifest) -> ModelConfig:

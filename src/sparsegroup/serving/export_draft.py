@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor
 
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.data.keys import fields_of
 from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows
+from sparsegroup.serving.export_folder import file_of
 from sparsegroup.serving.export_manifest import (
     EMBEDDINGS,
     TABLE,
@@ -21,6 +23,8 @@ from sparsegroup.serving.export_manifest import (
     FieldRows,
     SizesBefore,
 )
+from sparsegroup.serving.frozen_copy import tables_of
+from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.training.lookup_model import LookupModel
 
@@ -34,17 +38,22 @@ class ExportDraft:
 
     Attributes:
         draft: The manifest, but for what follows from the files.
-        embeddings: The live rows.
-        network: The network over them.
+        tables: Name → the live rows of a table.
+        model: What serves them.
         vocabularies: Files of key, field and value.
         trained: The model as it was trained, if it is at hand.
     """
 
     draft: ExportManifest
-    embeddings: Embeddings
-    network: nn.Module
+    tables: Mapping[str, Embeddings]
+    model: FrozenModel
     vocabularies: Sequence[Path]
     trained: LookupModel | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all tables."""
+        return torch.cat([rows.keys for rows in self.tables.values()])
 
 
 def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
@@ -53,39 +62,46 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
     Raises:
         ExportError: Vectors that the format does not have.
     """
-    embeddings = live_rows(trained.model.embedding, dtype)
+    tables = tables_of(trained.model)
+    rows = {name: live_rows(table, dtype) for name, table in tables.items()}
     earlier = trained.manifest
     counts = trained.field_counts()
-    table = trained.model.embedding
-    features_seen = table.num_seen if earlier is None else earlier.features_seen
-    live = _live_by_field(embeddings, trained.columns.fields)
+    seen = {
+        name: table.num_seen if earlier is None else earlier.tables[name].features_seen
+        for name, table in tables.items()
+    }
+    live = _live_by_field(torch.cat([one.keys for one in rows.values()]), trained.columns.fields)
     draft = ExportManifest(
         kind="export",
         source=str(trained.path),
         dtype=dtype,
         tables={
-            TABLE: ExportedTable(
-                file=EMBEDDINGS,
-                dim=embeddings.dim,
-                live_rows=len(embeddings),
-                features_seen=features_seen,
-                zero_rows=table.num_live - len(embeddings),
+            name: ExportedTable(
+                file=EMBEDDINGS if name == TABLE else file_of(name),
+                dim=table.dim,
+                live_rows=len(rows[name]),
+                features_seen=seen[name],
+                zero_rows=table.num_live - len(rows[name]),
             )
+            for name, table in tables.items()
         },
         columns=json.loads(json.dumps(asdict(trained.columns))),
         config=trained.config.as_dict(),
         fields={name: FieldRows(live=live[name], seen=counts[name].seen) for name in trained.columns.fields},
         before=(
-            SizesBefore(dense=features_seen * embeddings.dim * 4, table=table.memory().total)
+            SizesBefore(
+                dense=sum(seen[name] * table.dim * 4 for name, table in tables.items()),
+                table=sum(table.memory().total for table in tables.values()),
+            )
             if earlier is None
             else earlier.before
         ),
-        content=ExportContent(tables={TABLE: NO_FILE}, network=NO_FILE),
+        content=ExportContent(tables=dict.fromkeys(tables, NO_FILE), network=NO_FILE),
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
-    return ExportDraft(draft, embeddings, trained.model.network, vocabularies, trained.model)
+    return ExportDraft(draft, rows, FrozenModel.of(trained.model, rows), vocabularies, trained.model)
 
 
-def _live_by_field(embeddings: Embeddings, fields: tuple[str, ...]) -> Mapping[str, int]:
-    counts = np.bincount(fields_of(embeddings.keys.numpy()), minlength=len(fields))
+def _live_by_field(keys: Tensor, fields: tuple[str, ...]) -> Mapping[str, int]:
+    counts = np.bincount(fields_of(keys.numpy()), minlength=len(fields))
     return {name: int(counts[number]) for number, name in enumerate(fields)}

@@ -25,7 +25,7 @@ _PREFIX, _SUFFIX = EMBEDDINGS.split(".")
 
 
 def file_of(table: str) -> str:
-    """Name of the file with the rows of a module's table."""
+    """Name of the file with the rows of a module's table, or of one of a trained model that has several."""
     return f"{_PREFIX}-{quote(table, safe='')}.{_SUFFIX}"  # a module's name may hold a slash
 
 

@@ -26,7 +26,7 @@ PROGRAM = "model.pt2"
 UPSERTS = "upserts.safetensors"
 TOMBSTONES = "tombstones.safetensors"
 TABLE = "embedding"
-"""Name of a trained model's only table."""
+"""Name of a trained model's only table; several begin with it and a dot."""
 
 Number = Annotated[
     float,
@@ -157,8 +157,8 @@ class ExportManifest(Manifest):
     network and the content's checksums; that of a delta is the id of the export it leads to. A delta's parent is the
     export or delta that it is to be applied to.
 
-    A trained model's has one table, columns and settings; that of another module has a signature instead, unless it was
-    not traced.
+    A trained model's has columns and settings, and one table, or several with `model.dims`; that of another module has
+    a signature instead, unless it was not traced.
 
     Attributes:
         kind: "export" is whole, "delta" the way to one.
@@ -257,8 +257,11 @@ class ExportManifest(Manifest):
         return replace(self, id=self.expected_id())
 
     def _of_trained(self) -> Plain:
-        """As it was before there were several tables, so that ids stay what they were."""
+        """With one table it is as it was before there were several, so that ids stay what they were."""
         content = self.content.model_dump()
+        if TABLE not in self.tables:
+            model = (self.config or {})["model"]
+            return {**self._of_module(), "columns": dict(self.columns or {}), "model": model}
         return {
             "dtype": self.dtype,
             "dim": self.tables[TABLE].dim,

@@ -22,6 +22,7 @@ from sparsegroup.serving.export_manifest import (
     ExportManifest,
     read_manifest,
 )
+from sparsegroup.serving.frozen_copy import tables_of
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.training.run_dir import VOCABULARY
@@ -47,7 +48,13 @@ class Export:
 
     @property
     def embeddings(self) -> Embeddings:
-        """The live rows of a trained model's only table."""
+        """The live rows of a trained model with one table.
+
+        Raises:
+            ExportError: It has several.
+        """
+        if TABLE not in self.tables:
+            raise ExportError(f"{self.folder}: has the tables {', '.join(self.tables)}, not one; take `tables`")
         return self.tables[TABLE]
 
     def load_network(self) -> nn.Module:
@@ -56,23 +63,32 @@ class Export:
         Raises:
             ExportError: The weights do not fit the settings.
         """
-        columns, config = self.manifest.columns_and_config()
-        with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
-            network = config.model.network(columns)
-        try:
-            network.load_state_dict(self.network)
-        except RuntimeError as error:
-            raise ExportError(f"{self.folder / NETWORK}: does not fit the settings ({error})") from error
-        return network.eval()
+        return self.model().network
 
     def model(self) -> FrozenModel:
-        """The model that it serves."""
-        return FrozenModel(self.embeddings, self.load_network())
+        """The model that it serves.
+
+        Raises:
+            ExportError: As `load_network`.
+        """
+        columns, config = self.manifest.columns_and_config()
+        with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
+            built, _ = config.build_for(columns)
+        found = {name: table.dim for name, table in tables_of(built).items()}
+        if found != (given := {name: rows.dim for name, rows in self.tables.items()}):
+            raise ExportError(f"{self.folder}: damaged (its tables are {given}, those of its settings {found})")
+        model = FrozenModel.of(built, self.tables)
+        try:
+            model.load_other_weights(self.network)
+        except ExportError as error:
+            raise ExportError(f"{self.folder / NETWORK}: does not fit the settings ({error})") from error
+        return model
 
     def serving_model(self) -> ServingModel:
         """The model that the files `model.onnx` and `model.pt2` are made of."""
         columns, _ = self.manifest.columns_and_config()
-        return ServingModel(self.embeddings, self.load_network(), columns)
+        model = self.model()
+        return ServingModel(model.embedding, model.network, columns)
 
 
 def read_export(folder: str | Path) -> Export:
@@ -91,7 +107,7 @@ def read_export(folder: str | Path) -> Export:
 
 
 def read_trained(folder: str | Path) -> Export:
-    """As `read_export`, of a trained model: it has the columns of a log, settings, and one table.
+    """As `read_export`, of a trained model: it has the columns of a log and settings.
 
     Raises:
         ExportError: As `read_export`; it is of another module.

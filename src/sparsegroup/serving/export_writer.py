@@ -19,17 +19,16 @@ from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_folder import check_free
 from sparsegroup.serving.export_manifest import (
-    EMBEDDINGS,
     EXPORT,
     NETWORK,
     ONNX,
     PROGRAM,
-    TABLE,
     ExportContent,
     ExportManifest,
     TestResult,
 )
 from sparsegroup.serving.export_request import ExportRequest
+from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.program import load_program, save_program
 from sparsegroup.serving.serving_model import ServingModel
@@ -69,9 +68,9 @@ def export_trained(
     return write_export(draft_of(trained, dtype), Path(out), wanted, overwrite=overwrite)
 
 
-def save_network(network: nn.Module, path: Path) -> None:
-    """Write the network's `state_dict`; the same weights give the same bytes."""
-    write_tensors(path, {name: tensor.contiguous() for name, tensor in network.state_dict().items()})
+def save_network(model: FrozenModel, path: Path) -> None:
+    """Write all weights but the tables' rows; the same weights give the same bytes."""
+    write_tensors(path, {name: tensor.contiguous() for name, tensor in model.other_weights.items()})
 
 
 def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwrite: bool = False) -> ExportManifest:
@@ -82,12 +81,14 @@ def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwr
     """
     check_free(out, overwrite)
     with whole_folder(out.absolute(), replace=overwrite) as folder:
-        parts.embeddings.save(folder / EMBEDDINGS)
-        save_network(parts.network, folder / NETWORK)
+        files = {name: folder / table.file for name, table in parts.draft.tables.items()}
+        for name, rows in parts.tables.items():
+            rows.save(files[name])
+        save_network(parts.model, folder / NETWORK)
         if parts.vocabularies:
-            save_vocabulary(parts.vocabularies, parts.embeddings.keys, folder / VOCABULARY)
-        rows = {TABLE: facts_of(folder / EMBEDDINGS)}
-        content = ExportContent(tables=rows, network=facts_of(folder / NETWORK))
+            save_vocabulary(parts.vocabularies, parts.keys, folder / VOCABULARY)
+        facts = {name: facts_of(path) for name, path in files.items()}
+        content = ExportContent(tables=facts, network=facts_of(folder / NETWORK))
         draft = replace(parts.draft, content=content).with_id()
         test = make_and_test(replace(parts, draft=draft), folder, wanted)
         return EXPORT.write(folder, replace(draft, files=facts_of_files(folder), test=test))
@@ -100,7 +101,7 @@ def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> Te
         ExportError: They differ.
     """
     columns, _ = parts.draft.columns_and_config()
-    model = ServingModel(parts.embeddings, parts.network, columns)
+    model = ServingModel(parts.model.embedding, parts.model.network, columns)
     scorers: dict[str, Scorer] = {}
     if parts.trained is not None:
         scorers["training"] = _trained_scorer(parts.trained)
@@ -113,7 +114,7 @@ def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> Te
     if wanted.program and traced is not None:
         save_program(traced, folder / PROGRAM)
         scorers["program"] = _torch_scorer(model, load_program(folder / PROGRAM))
-    rows = RandomRows(parts.embeddings.keys, columns) if wanted.test is None else wanted.test
+    rows = RandomRows(parts.keys, columns) if wanted.test is None else wanted.test
     scores = compare(rows, scorers)
     check_agreement(scores, exact=parts.draft.dtype == "float32")
     return None if wanted.test is None else as_test(wanted.test, scores)

@@ -10,7 +10,9 @@ from torch.export import Dim, ExportedProgram
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.serving.embeddings import Embeddings
 from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.program import trace
+from sparsegroup.table import FieldTables
 from sparsegroup.training.input_columns import Columns
 
 
@@ -18,7 +20,7 @@ class ServingModel(nn.Module):
     """Raw keys → probability, in operators that torch.export and ONNX know.
 
     Args:
-        embeddings: The live rows.
+        embeddings: See `FrozenModel`.
         network: A network of `sparsegroup.models`, of which this takes a copy.
         columns: What it expects.
 
@@ -27,7 +29,9 @@ class ServingModel(nn.Module):
             `<field>.offsets` of lists.
     """
 
-    def __init__(self, embeddings: Embeddings, network: nn.Module, columns: Columns) -> None:
+    def __init__(
+        self, embeddings: Embeddings | FrozenTable | FieldTables, network: nn.Module, columns: Columns
+    ) -> None:
         super().__init__()
         self.columns = columns
         self.model = FrozenModel(embeddings, network)

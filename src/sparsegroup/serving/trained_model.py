@@ -11,6 +11,7 @@ from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.table import FieldCount
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.config import recorded_config
@@ -32,13 +33,13 @@ class TrainedModel:
         config: Settings it was trained with.
         columns: What it expects of its logs.
         model: The model, in evaluation mode: an export's as it is served, else as it was trained, with the optimizer's
-            state in its table's rows.
+            state in its tables' rows.
         vocabulary: Parquet file of key, field and value, where one was kept.
         names: The same of some features, those of the largest vectors; None of an export.
         baseline: What learnt beside the model, where there was one; None of an export.
         samples: Trained on, in all; None where that is not known.
-        steps: The step count of the table's optimizer; None where there is none.
-        manifest: The manifest of an export: its table knows the live rows alone, the manifest what training has seen.
+        steps: The step count of the tables' optimizer; None where there is none.
+        manifest: The manifest of an export: its tables know the live rows alone, the manifest what training has seen.
     """
 
     path: Path
@@ -52,6 +53,11 @@ class TrainedModel:
     manifest: ExportManifest | None = None
     names: Path | None = None
     baseline: LogisticBaseline | None = None
+
+    def vector_bytes(self) -> dict[str, int]:
+        """Field → bytes of one of its vectors, float32."""
+        sizes = self.config.model.sizes(self.columns)
+        return {name: 4 * sizes[number] for number, name in enumerate(self.columns.fields)}
 
     def field_counts(self) -> dict[str, FieldCount]:
         """Field → its rows, and the features of it that training has seen."""
@@ -99,7 +105,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
     load_checkpoint(checkpoint, model, optimizer, rng=False)
     if sweep:
         optimizer.sweep(drop_untrained=True)
-    entry = optimizer.state.get(model.embedding.weight)
+    entries = [optimizer.state.get(table.weight) for table in tables_in(model).values()]
     return TrainedModel(
         path,
         kind,
@@ -108,7 +114,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         model.eval(),
         vocabulary if vocabulary.is_file() else None,
         samples=samples,
-        steps=int(entry["step"]) if entry else 0,
+        steps=max(int(entry["step"]) if entry else 0 for entry in entries),
         baseline=_baseline(extra),
         names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )

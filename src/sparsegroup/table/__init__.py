@@ -10,6 +10,7 @@ from sparsegroup.table.eviction import (
     UnseenFor,
     ZeroRows,
 )
+from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.row_block import RowBlock
 from sparsegroup.table.table_report import FieldCount, TableMemory
@@ -20,6 +21,7 @@ __all__ = [
     "EveryKey",
     "EvictionPolicy",
     "FieldCount",
+    "FieldTables",
     "HashEmbedding",
     "HashEmbeddingBag",
     "LeastOftenUsed",

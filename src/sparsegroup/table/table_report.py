@@ -1,7 +1,8 @@
 """What a table tells of its index and rows."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,21 @@ class TableMemory:
     def total(self) -> int:
         """All that is allocated."""
         return self.index + self.rows + self.dropped + self.packed
+
+    @classmethod
+    def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":
+        """Those of several tables added up."""
+        total, parts = cls(0, 0, 0, {}), Counter[str]()
+        for one in memories:
+            parts.update(one.parts)
+            total = cls(
+                total.index + one.index,
+                total.rows + one.rows,
+                total.dropped + one.dropped,
+                {},
+                total.packed + one.packed,
+            )
+        return replace(total, parts=dict(parts))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """An embedding table and a network over it: the whole click model, to be trained."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -8,7 +9,8 @@ from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
 from sparsegroup.names import ModelName
 from sparsegroup.optim.target_rate import bytes_of
-from sparsegroup.table import AfterSightings, HashEmbedding, UnseenFor
+from sparsegroup.table import AfterSightings, FieldTables, HashEmbedding, UnseenFor
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
 from sparsegroup.training.age import Age, age_of
 from sparsegroup.training.lookup_model import LookupModel
@@ -29,65 +31,84 @@ INITIAL_STD = 0.01
 
 
 class ClickModel(LookupModel):
-    """A table and a network over it.
+    """A table, or one for each size of a field's vectors, and a network over them.
 
     A feature has no row before training has seen it: in evaluation its vector is zero.
 
     Args:
-        embedding: The table.
+        embedding: The table, or the tables.
         network: The network, of its dimension.
     """
 
-    embedding: HashEmbedding
+    embedding: HashEmbedding | FieldTables
 
-    def __init__(self, embedding: HashEmbedding, network: nn.Module) -> None:
+    def __init__(self, embedding: HashEmbedding | FieldTables, network: nn.Module) -> None:
         super().__init__(embedding, network)
 
     @property
-    def rows(self) -> Table:
-        """What can be read of its rows."""
-        return self.embedding.table
+    def table(self) -> HashEmbedding:
+        """The only table.
+
+        Raises:
+            ValueError: There are several.
+        """
+        if isinstance(self.embedding, FieldTables):
+            raise ValueError(
+                "this takes a model with one table; with `model.dims` there is one for each size of vectors: "
+                f"{', '.join(self.embedding.tables)}"
+            )
+        return self.embedding
 
     @property
-    def vector_bytes(self) -> int:
-        """Bytes of a vector in memory."""
-        return self.embedding.table.dim * self.embedding.table.config.dtype.itemsize
+    def rows(self) -> dict[str, Table]:
+        """What can be read of the rows of each table, by its name."""
+        return {name: table.table for name, table in tables_in(self).items()}
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the live rows' vectors."""
+        return sum(table.num_live * table.dim * table.weight_dtype.itemsize for table in self.rows.values())
 
 
-def new_table(
+def new_embedding(
     dim: int,
     seed: int = 0,
     *,
+    sizes: Mapping[int, int] | None = None,
     fallback: bool = False,
     admit_after: int = 1,
     admit_sketch: int | str | None = None,
     evict_unseen: int | str = 0,
     max_bytes: int | str | None = None,
     pack_dead: bool = False,
-) -> HashEmbedding:
-    """An empty table for the keys of a click log, whose rows start small.
+) -> HashEmbedding | FieldTables:
+    """An empty embedding for the keys of a click log, whose rows start small.
 
     Args:
         dim, seed, fallback, max_bytes, pack_dead: See `HashEmbedding`.
+        sizes: Field's number → size of its vectors, at most `dim`, see `FieldTables`; None, or where all are `dim`, is
+            one table.
         admit_after: Sightings after which a feature gets a row.
-        admit_sketch: Bytes of the sketch that counts them; None: they are counted exactly.
+        admit_sketch: Bytes of the sketch that counts them, in each table; None: they are counted exactly.
         evict_unseen: The age at which dead features that have not come lose their row, see `age_of`; 0 for never.
 
     Raises:
         ValueError: See `HashEmbedding`, `AfterSightings`.
     """
     sketch_bytes = None if admit_sketch is None else bytes_of(admit_sketch)
-    return HashEmbedding(
-        dim,
-        std=INITIAL_STD,
-        seed=seed,
-        field_bits=FIELD_BITS,
-        fallback=fallback,
-        admission=None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
-        eviction=_unseen_for(age_of(evict_unseen)),
-        max_bytes=max_bytes,
-        pack_dead=pack_dead,
-    )
+    options: dict[str, Any] = {
+        "std": INITIAL_STD,
+        "seed": seed,
+        "field_bits": FIELD_BITS,
+        "fallback": fallback,
+        "admission": None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
+        "eviction": _unseen_for(age_of(evict_unseen)),
+        "max_bytes": max_bytes,
+        "pack_dead": pack_dead,
+    }
+    if sizes is None or set(sizes.values()) <= {dim}:
+        return HashEmbedding(dim, **options)
+    return FieldTables(dim, sizes, **options)
 
 
 def _unseen_for(age: Age) -> UnseenFor | None:

@@ -55,7 +55,7 @@ def compare(
     plain = first.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
     base, base_model = _train(log, plain, base_name, reporting)
     groups = [_train(log, config, name, reporting)[0] for name, config in configs.items()]
-    prune_rows(base_model.embedding, min(groups[-1].live_rows, base.live_rows))
+    prune_rows(base_model.table, min(groups[-1].live_rows, base.live_rows))
     pruned = _method_score(f"{base_name}, pruned", log, base_model, score(base_model, log))
     return [base, pruned, *groups]
 
@@ -74,7 +74,7 @@ def _train(
 
 
 def _method_score(name: str, log: Log, model: ClickModel, metrics: Metrics) -> MethodScore:
-    table = model.embedding
+    table = model.table
     rows = table.num_live
     informative = None
     if (truth := log.truth) is not None:
@@ -85,6 +85,6 @@ def _method_score(name: str, log: Log, model: ClickModel, metrics: Metrics) -> M
         metrics,
         table.feature_rate,
         rows,
-        rows * (model.vector_bytes + KEY_BYTES),
+        model.live_bytes + rows * KEY_BYTES,
         informative,
     )

@@ -14,7 +14,7 @@ from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
-from sparsegroup.training.click_model import ClickModel, new_table
+from sparsegroup.training.click_model import ClickModel, new_embedding
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.training.defaults import RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
@@ -276,6 +276,7 @@ class Config(StrictSettings):
     def check_log(self, log: Log) -> None:
         """Raise SettingsError where the settings ask for what a log has not: a field of that name, or times."""
         self.optimizer.rates_by_number(log)
+        self.model.check_fields(log)
         if age_of(self.model.evict_unseen).seconds is not None and not log.timed:
             raise SettingsError(
                 f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own time, and {log.name} has no "
@@ -292,9 +293,12 @@ class Config(StrictSettings):
         torch.manual_seed(self.training.seed)
         options = self.model
         try:
-            table = new_table(
-                options.vector_dim,
+            sizes = options.sizes(columns)
+            network = options.network(columns)
+            embedding = new_embedding(
+                options.network_dim,
                 self.training.seed,
+                sizes=sizes,
                 fallback=options.fallback,
                 admit_after=options.admit_after,
                 admit_sketch=options.admit_sketch,
@@ -302,7 +306,7 @@ class Config(StrictSettings):
                 max_bytes=options.max_table_bytes,
                 pack_dead=options.pack_dead,
             )
-            model = ClickModel(table, options.network(columns))
+            model = ClickModel(embedding, network)
         except ValueError as error:  # of numbers that depend on each other
             raise SettingsError(f"model: {error}") from error
         return model, self.optimizer.make(model)

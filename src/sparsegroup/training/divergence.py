@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from sparsegroup.optim.stored import store_of
+
 
 def backward(loss: Tensor, *, second_order: bool) -> None:
     """The gradients of a loss; for second derivatives with their graph.
@@ -24,10 +26,11 @@ def backward(loss: Tensor, *, second_order: bool) -> None:
         loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
 
 
-def check_weights(network: nn.Module, samples: int) -> None:
-    """Raise FloatingPointError where a weight of a network, trained on so many samples, is not finite."""
+def check_weights(model: nn.Module, samples: int) -> None:
+    """Raise FloatingPointError where a weight beside the tables' rows, trained on so many samples, is not finite."""
     with divergence_told(samples):
-        if not all(parameter.isfinite().all() for parameter in network.parameters()):
+        weights = [parameter for parameter in model.parameters() if store_of(parameter) is None]
+        if not all(weight.isfinite().all() for weight in weights):
             raise FloatingPointError("weights of the network are not finite")
 
 

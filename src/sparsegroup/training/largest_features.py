@@ -1,6 +1,6 @@
 """Which features a model gives the largest vectors, by the text that the log has for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,16 +52,17 @@ class Largest:
         self.keys, self.values = keys[order], values[order]
 
 
-def largest_rows(table: Table, count: int) -> Largest:
-    """The keys of the largest ‖x‖ > 0 of a table, in one pass over it."""
+def largest_rows(tables: Iterable[Table], count: int) -> Largest:
+    """The keys of the largest ‖x‖ > 0 of some tables, in one pass over each."""
     largest = Largest(count)
-    for keys, (weights, *_) in table.scan_rows([WEIGHT], _BATCH):
-        norms = np.sqrt(np.square(weights.astype(np.float64)).sum(axis=1))
-        largest.add(keys[norms > 0], norms[norms > 0])
+    for table in tables:
+        for keys, (weights, *_) in table.scan_rows([WEIGHT], _BATCH):
+            norms = np.sqrt(np.square(weights.astype(np.float64)).sum(axis=1))
+            largest.add(keys[norms > 0], norms[norms > 0])
     return largest
 
 
-def named_features(log: Log, table: Table) -> list[LargestFeature]:
+def named_features(log: Log, tables: Iterable[Table]) -> list[LargestFeature]:
     """The features of the largest vectors, those with a known text and the first ten, the largest first.
 
     The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have.
@@ -69,7 +70,7 @@ def named_features(log: Log, table: Table) -> list[LargestFeature]:
     Raises:
         ClickLogError: The log cannot be read.
     """
-    largest = largest_rows(table, NAMED)
+    largest = largest_rows(tables, NAMED)
     values = log.values_of(largest.keys, MOST_ROWS)
     fields = fields_of(largest.keys).tolist()
     found, room = [], MOST_BYTES

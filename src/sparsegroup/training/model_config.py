@@ -1,11 +1,13 @@
 """The network of a run and its table, as people write them down."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
+from sparsegroup.data.log import Log
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
 from sparsegroup.names import ModelName
 from sparsegroup.training.age import age_of
@@ -13,7 +15,7 @@ from sparsegroup.training.click_model import NETWORKS
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.optimizer_config import SizeSetting
-from sparsegroup.yaml_settings import StrictSettings
+from sparsegroup.yaml_settings import SettingsError, StrictSettings
 
 
 def _age(given: object) -> object:
@@ -33,6 +35,8 @@ class ModelConfig(StrictSettings):
             that `sparsegroup.training.defaults` takes.
         dim: Embedding dimension; None is the network's default. It is 1 for "lr"; for "fm", "deepfm" and "xdeepfm" it
             counts a weight and the factors.
+        dims: Field → embedding dimension of its own, for fields that should have another than `dim`: there is a table
+            for each dimension, and what is below the largest becomes as long by a learned matrix, see `FieldTables`.
         hidden: Sizes of the hidden layers; None is the network's default.
         dropout: After each hidden layer, in [0, 1); None is the network's default.
         options: Further arguments of the network, such as `rank` and `stacked` of "dcnv2".
@@ -55,6 +59,7 @@ class ModelConfig(StrictSettings):
 
     name: ModelName = "dcn"
     dim: int | None = Field(default=None, ge=1, le=1 << 20)
+    dims: dict[str, Annotated[int, Field(ge=1, le=1 << 20)]] = Field(default_factory=dict)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
     options: dict[str, Any] = Field(default_factory=dict)
@@ -79,12 +84,48 @@ class ModelConfig(StrictSettings):
     @model_validator(mode="after")
     def _suits_the_network(self) -> Self:
         check_network_options(NETWORKS[self.name], self._given(), self.options)
+        if self.dims and self.name == "lr":
+            raise ValueError("dims: lr has one weight per feature; leave them out, or take another model")
+        if self.max_table_bytes is not None and any(size != self.vector_dim for size in self.dims.values()):
+            raise ValueError(
+                "max_table_bytes is the limit of one table, and with dims there are several: leave one of them out"
+            )
         return self
 
     @property
     def vector_dim(self) -> int:
         """Length of an embedding: `dim`, or the network's default."""
         return NETWORKS[self.name].default_dim if self.dim is None else self.dim
+
+    @property
+    def network_dim(self) -> int:
+        """Length of the vectors that the network is given: the largest of `vector_dim` and `dims`."""
+        return max([self.vector_dim, *self.dims.values()])
+
+    def sizes(self, columns: Columns) -> dict[int, int]:
+        """Field's number in the columns of a log → length of its embeddings.
+
+        Raises:
+            ValueError: `dims` names a field that is not there.
+        """
+        self._check_dims(columns.fields)
+        return {number: self.dims.get(name, self.vector_dim) for number, name in enumerate(columns.fields)}
+
+    def check_fields(self, log: Log) -> None:
+        """Raise SettingsError where `dims` names a field that a log has not."""
+        try:
+            self._check_dims(log.fields)
+        except ValueError as error:
+            raise SettingsError(f"{log.name}: model.{error}") from error
+
+    def _check_dims(self, fields: Sequence[str]) -> None:
+        for name in self.dims:
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, 1, 0.6)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise ValueError(
+                    f"dims: there is no field {name!r}; {hint}the fields are {', '.join(fields) or 'none'}"
+                )
 
     def network(self, columns: Columns) -> nn.Module:
         """A freshly initialized network over the columns of a log. Draws from torch's generator.
@@ -96,12 +137,12 @@ class ModelConfig(StrictSettings):
         fields, numbers = len(columns.fields), len(columns.numbers)
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
         more = numbers if encoded and self.number_buckets else 0
-        network: nn.Module = NETWORKS[self.name](fields + more, self.vector_dim, numbers, **given)
+        network: nn.Module = NETWORKS[self.name](fields + more, self.network_dim, numbers, **given)
         if encoded:
-            encoder = NumberEncoder(numbers, self.vector_dim, self.number_buckets, self.standardize)
+            encoder = NumberEncoder(numbers, self.network_dim, self.number_buckets, self.standardize)
             network = WithNumbers(encoder, network)
         if self.attention:
-            network = WithPooling(ListPooling(self.vector_dim, self.queries(columns)), network)
+            network = WithPooling(ListPooling(self.network_dim, self.queries(columns)), network)
         return network
 
     def queries(self, columns: Columns) -> dict[int, int]:
@@ -135,5 +176,6 @@ SINCE_THE_FIRST: Mapping[str, Any] = {
     "standardize": False,
     "base_rate": False,
     "attention": {},
+    "dims": {},
 }
 """Settings of what a model computes that earlier versions did not have, and what these did."""

@@ -95,7 +95,7 @@ def save_run(
     for path in checkpoints.paths():
         remove_folder(path)
     checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, Columns.of(log), summary.samples))
-    finish_run(folder, config, log, named_features(log, model.rows), history, summary)
+    finish_run(folder, config, log, named_features(log, model.rows.values()), history, summary)
 
 
 def checkpoint_extra(config: Config, columns: Columns, samples: int, **more: Any) -> dict[str, Any]:

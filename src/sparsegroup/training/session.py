@@ -281,7 +281,7 @@ class Session:
             self.checkpoints.tidy()
         tested = len(log) > log.train_rows
         stream = log.batches(log.train_rows, len(log), EVALUATED)
-        named = named_features(log, self.model.rows)
+        named = named_features(log, self.model.rows.values())
         assessment = assess(self.trainer.predictions(stream) if tested else None, self.trainer.history)
         summary = summarize(
             log,
@@ -315,7 +315,7 @@ class Session:
             CheckpointError, OSError: It cannot be written. Those that there are stay.
             FloatingPointError: The network's weights are not finite.
         """
-        check_weights(self.model.network, self.trainer.samples)
+        check_weights(self.model, self.trainer.samples)
         extra: dict[str, Any] = checkpoint_extra(
             self.config,
             Columns.of(self.log),

@@ -65,7 +65,7 @@ def size_path(
         with reporting("all features" if asked is None else f"rate {asked:g}") as reporter:
             on_batch, on_progress = reporter or (None, None)
             result = train_as(one, model, optimizer, log, on_batch=on_batch, on_progress=on_progress)
-        size = result.live_rows * (model.vector_bytes + KEY_BYTES)
+        size = model.live_bytes + result.live_rows * KEY_BYTES
         l21 = float(optimizer.param_groups[0]["l21"])
         points.append(PathPoint(asked, result.feature_rate, result.live_rows, size, result.test, l21))
     return points

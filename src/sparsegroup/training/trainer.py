@@ -16,7 +16,8 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.names import AfterFirstEpoch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
-from sparsegroup.table import EveryKey, HashEmbedding
+from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.row_restart import restart_rows
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
@@ -72,7 +73,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        table: HashEmbedding,
+        table: HashEmbedding | FieldTables,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
@@ -97,7 +98,7 @@ class Trainer:
         self._measured: Future[HistoryPoint] | None = None
         self.lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
-        self._model = LookupModel(table, model)
+        self._model, self._tables = LookupModel(table, model), list(tables_in(table).values())
         self._dense = CompiledNetwork(
             model, compile and not self._second_order
         )  # what is compiled has no second derivatives
@@ -190,8 +191,10 @@ class Trainer:
         if is_later and after_first_epoch == "reset" and not self.progress.position:
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-                optimizer.state.pop(self.table.weight, None)
-            restart_rows(self.table.table)
+                for table in self._tables:
+                    optimizer.state.pop(table.weight, None)
+            for table in self._tables:
+                restart_rows(table.table)
             if self.target is not None:
                 self.target.restart()
 
@@ -223,7 +226,8 @@ class Trainer:
             self.table.eval()
 
         # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
-        looks_ahead = after_batch is None or isinstance(self.table.table.config.admission, EveryKey)
+        admissions = [table.table.config.admission for table in self._tables]
+        looks_ahead = after_batch is None or all(isinstance(admission, EveryKey) for admission in admissions)
         batches = map(as_batch, stream)
         batch = next(batches, None)
         self._tell_time(batch)
@@ -319,7 +323,8 @@ class Trainer:
 
     def _tell_time(self, batch: Batch | None) -> None:
         """It is the time of `batch` now, for a table that goes by the log's: that of the row in its middle."""
-        if batch is not None and len(batch) and self.table.table.config.unit == "seconds":
+        by_seconds = any(table.table.config.unit == "seconds" for table in self._tables)
+        if batch is not None and len(batch) and by_seconds:
             self.table.set_time(int(batch.times.median()))
 
     def _step(

@@ -12,11 +12,13 @@ import polars as pl
 
 from sparsegroup.data.keys import fields_of
 from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
 from sparsegroup.serving.inspection.row_scan import RowStatistics, read_rows
 from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
 from sparsegroup.serving.trained_model import Kind, TrainedModel
-from sparsegroup.table import FieldCount
+from sparsegroup.table import FieldCount, FieldTables
+from sparsegroup.table.table import Table
 from sparsegroup.table.table_report import TableMemory
 from sparsegroup.training.largest_features import Largest
 
@@ -47,7 +49,7 @@ class Sizes:
 
     Attributes:
         table: Bytes of the table in memory.
-        network: Bytes of the network's parameters.
+        network: Bytes of the network's parameters, with what makes vectors of several sizes one.
         network_parameters: So many numbers.
         live_vectors: Bytes of the vectors of live rows alone.
         dense_table: Bytes of a table with a vector for each feature seen.
@@ -128,6 +130,7 @@ class Inspection:
         kind: What it lies in.
         model: Name of the network.
         dim: Length of a vector.
+        dims: Field → that of its vectors, of fields that have another.
         samples: Trained on; None where that is not recorded.
         optimizer: What it was trained with.
         sizes: In bytes.
@@ -144,6 +147,7 @@ class Inspection:
     kind: Kind
     model: str
     dim: int
+    dims: Mapping[str, int]
     samples: int | None
     optimizer: OptimizerSummary
     sizes: Sizes
@@ -179,19 +183,25 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     """
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
-    settings, rows = trained.config.optimizer, trained.model.rows
+    settings = trained.config.optimizer
+    rows: list[Table | FrozenTable] = [*trained.model.rows.values()]
     arguments = settings.arguments
     threshold = Threshold.of(Regularizer.of(arguments), sigma_of(settings.rule, arguments, trained.steps))
     found = read_rows(rows, top, threshold)
     fields = trained.field_counts()
     features_seen = sum(field.seen for field in fields.values())
-    vector = trained.model.vector_bytes
-    network = list(trained.model.network.parameters())
+    vectors, options = trained.vector_bytes(), trained.config.model
+    embedding = trained.model.embedding
+    network = [
+        *trained.model.network.parameters(),
+        *(embedding.up.parameters() if isinstance(embedding, FieldTables) else ()),
+    ]
     return Inspection(
         path=str(trained.path),
         kind=trained.kind,
-        model=trained.config.model.name,
-        dim=rows.dim,
+        model=options.name,
+        dim=options.vector_dim,
+        dims={name: size for name, size in options.dims.items() if size != options.vector_dim},
         samples=trained.samples,
         optimizer=OptimizerSummary(
             settings.name,
@@ -203,11 +213,11 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             str(settings.penalty),
         ),
         sizes=Sizes(
-            rows.memory(),
+            TableMemory.total_of(one.memory() for one in rows),
             sum(parameter.numel() * parameter.element_size() for parameter in network),
             sum(parameter.numel() for parameter in network),
-            found.live * vector,
-            features_seen * vector,
+            sum(counts.live * vectors[name] for name, counts in fields.items()),
+            sum(counts.seen * vectors[name] for name, counts in fields.items()),
             _files(trained.path),
         ),
         features_seen=features_seen,
@@ -216,11 +226,11 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
         norms=as_shown(found.norms),
         norm_quantiles={share: found.norms.quantile(share) for share in QUANTILES},
         top=_features(found.largest, trained),
-        regularized=_regularized(found, rows.dim, threshold),
+        regularized=_regularized(found, threshold),
     )
 
 
-def _regularized(seen: RowStatistics, dim: int, threshold: Threshold | None) -> RegularizationEffect:
+def _regularized(seen: RowStatistics, threshold: Threshold | None) -> RegularizationEffect:
     zero = _distances(seen.measured_zero, seen.near_zero)
     live = _distances(seen.measured_live, seen.near_live)
     kept = None
@@ -230,7 +240,7 @@ def _regularized(seen: RowStatistics, dim: int, threshold: Threshold | None) -> 
             kept = {share: threshold.kept(measure) for share, measure in live.quantiles.items()}
     known = threshold is not None and (zero is not None or live is not None)
     measure = threshold.measure if threshold is not None and known else None
-    return RegularizationEffect(seen.zero, seen.zero_elements, seen.live * dim, measure, zero, live, kept)
+    return RegularizationEffect(seen.zero, seen.zero_elements, seen.live_elements, measure, zero, live, kept)
 
 
 def _distances(bins: Bins, near: int) -> Distances | None:

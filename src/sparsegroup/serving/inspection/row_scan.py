@@ -1,6 +1,6 @@
 """One pass over the rows of a table, in bounded memory: their norms, the largest, and what λ did to them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ class RowStatistics:
         live: Rows that are not zero.
         zero: Rows that are.
         zero_elements: Elements of live rows that are zero.
+        live_elements: Elements of live rows.
         norms: ‖x‖ of the live rows.
         largest: The live rows of the largest ‖x‖.
         measured_zero: The threshold's measure of zero rows, ≤ 1 but where λ has changed since.
@@ -52,6 +53,7 @@ class RowStatistics:
     live: int = 0
     zero: int = 0
     zero_elements: int = 0
+    live_elements: int = 0
     norms: Bins = field(default_factory=magnitudes)
     measured_zero: Bins = field(default_factory=shares)
     measured_live: Bins = field(default_factory=shares)
@@ -59,17 +61,23 @@ class RowStatistics:
     near_live: int = 0
 
 
-def read_rows(table: RowSource, top: int, threshold: Threshold | None) -> RowStatistics:
-    """Go over all rows once.
+def read_rows(tables: Iterable[RowSource], top: int, threshold: Threshold | None) -> RowStatistics:
+    """Go over all rows of some tables once.
 
     Rows that were never updated, such as one that was set by hand, have no measure.
 
     Args:
-        table: Not changed.
+        tables: Not changed.
         top: How many of the largest rows to keep.
         threshold: To measure by; a table without u is not measured.
     """
     seen = RowStatistics(Largest(top))
+    for table in tables:
+        _read_table(table, threshold, seen)
+    return seen
+
+
+def _read_table(table: RowSource, threshold: Threshold | None, seen: RowStatistics) -> None:
     if "u" not in table.state_names:
         threshold = None
     sigma = None if threshold is None else threshold.sigma
@@ -82,6 +90,7 @@ def read_rows(table: RowSource, top: int, threshold: Threshold | None) -> RowSta
         seen.live += int(live.sum())
         seen.zero += int((~live).sum())
         seen.zero_elements += int((weights[live] == 0).sum())
+        seen.live_elements += weights[live].size
         norms = np.sqrt(np.square(x[live]).sum(axis=1))
         seen.norms.add(norms)
         seen.largest.add(keys[live], norms)
@@ -100,4 +109,3 @@ def read_rows(table: RowSource, top: int, threshold: Threshold | None) -> RowSta
             with np.errstate(divide="ignore"):
                 seen.measured_live.add(1 / measures)
             seen.near_live += int((measures <= 1 + NEAR).sum())
-    return seen

@@ -24,8 +24,21 @@ def title(inspection: Inspection) -> str:
     ]
     if optimizer.l21 > 0:
         lambdas.append(f"{optimizer.penalty}, norm {optimizer.norm}")
-    parts = [inspection.model.upper(), f"dimension {inspection.dim}", optimizer.name, *(lambdas or ["no λ"])]
+    parts = [
+        inspection.model.upper(),
+        f"dimension {inspection.dim}{_own_dims(inspection.dims)}",
+        optimizer.name,
+        *(lambdas or ["no λ"]),
+    ]
     return ", ".join(parts)
+
+
+def _own_dims(dims: Mapping[str, int]) -> str:
+    """Such as " (C3, C7: 4; C9: 32)"."""
+    parts = [
+        f"{', '.join(name for name, own in dims.items() if own == dim)}: {dim}" for dim in sorted(set(dims.values()))
+    ]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def lead(inspection: Inspection) -> str:

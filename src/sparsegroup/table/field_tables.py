@@ -1,0 +1,171 @@
+"""`FieldTables`: tables of several widths as one embedding, so that each field has vectors of its own size."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.table.fallback import field_numbers
+from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.table_config import check_int
+from sparsegroup.table.table_report import FieldCount, TableMemory
+
+
+def tables_in(model: nn.Module) -> dict[str, HashEmbedding]:
+    """The tables of a module, by their names in `named_modules`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, HashEmbedding)}
+
+
+class FieldTables(nn.Module):
+    """An embedding whose fields have vectors of different sizes: a `HashEmbedding` per size, and what joins them.
+
+    A vector v of size d < `dim` becomes P v, with a learned P `[dim, d]` for each size, as in mixed dimension
+    embeddings (Ginart et al. 2019, arXiv:1909.11810); those of size `dim` stay as they are. P starts with orthonormal
+    columns: P v is as long as v, and the gradient of v as long as its part in the subspace of P, so that λ21, which
+    counts per √d, asks the same of every table. The rows hold the vectors v; it is v that lives, dies and takes memory.
+
+    Args:
+        dim: Length of the vectors that it gives, ≥ 1.
+        sizes: Field → size of its vectors, in [1, `dim`], by the number in the top bits of a key.
+        field_bits: How many high bits of a key are its field, 1 to 16.
+        **options: Arguments of each `HashEmbedding`.
+
+    Raises:
+        ValueError, TypeError: An argument out of range, or no field.
+
+    Attributes:
+        dim, sizes: See above.
+        tables: Name, `dim_<size>`, of each submodule that is a table → the table, the smallest size first.
+        up: The same name → the layer that multiplies by P, of sizes below `dim`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import FieldTables, GroupAdam, param_groups
+        >>> embedding = FieldTables(8, {0: 8, 1: 2, 2: 2}, field_bits=8)
+        >>> optimizer = GroupAdam(param_groups(embedding, l21=1e-3))
+        >>> keys = torch.tensor([[5, (1 << 56) + 5, (2 << 56) + 7]])  # one of each field
+        >>> embedding(keys).shape, {name: table.num_rows for name, table in embedding.tables.items()}
+        (torch.Size([1, 3, 8]), {'dim_2': 2, 'dim_8': 1})
+    """
+
+    place: Tensor
+
+    def __init__(self, dim: int, sizes: Mapping[int, int], *, field_bits: int = 8, **options: Any) -> None:
+        super().__init__()
+        check_int("dim", dim, 1, 1 << 20)
+        check_int("field_bits", field_bits, 1, 16)
+        if not sizes:
+            raise ValueError("sizes must name at least one field")
+        for field, size in sizes.items():
+            check_int("a field in sizes", field, 0, (1 << field_bits) - 1)
+            check_int(f"the size of field {field}", size, 1, dim)
+        self.dim, self.field_bits = dim, field_bits
+        self.sizes = dict(sorted(sizes.items()))
+        place = torch.full((1 << field_bits,), -1, device="cpu")
+        self._names: list[str] = []
+        self.up = nn.ModuleDict()
+        for number, size in enumerate(sorted(set(sizes.values()))):
+            name = f"dim_{size}"
+            table = HashEmbedding(size, field_bits=field_bits, **options)
+            self.add_module(name, table)
+            self._names.append(name)
+            if size < dim:
+                layer = nn.Linear(size, dim, bias=False, device="cpu", dtype=torch.float64)
+                nn.init.orthogonal_(layer.weight)
+                self.up[name] = layer.to(table.table.device, table.weight.dtype)
+            place[[field for field, own in sizes.items() if own == size]] = number
+        self.register_buffer("place", place, persistent=False)
+
+    @property
+    def tables(self) -> dict[str, HashEmbedding]:
+        """See above."""
+        return {name: getattr(self, name) for name in self._names}
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """The vectors of `keys`.
+
+        Args:
+            keys: int64 of any shape.
+
+        Returns:
+            `[*keys.shape, dim]`, where the tables' rows are. Keys of fields without a size have zeros in evaluation.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding.forward`, or a key of a field without a
+                size in training.
+        """
+        parts, order = [], []
+        for (name, table), (at, own) in zip(self.tables.items(), self._by_table(keys), strict=True):
+            vectors = table(own)
+            parts.append(self.up[name](vectors) if name in self.up else vectors)
+            order.append(at)
+        joined = torch.cat(parts)
+        where = torch.cat(order).to(joined.device)
+        return joined.new_zeros(keys.numel(), self.dim).index_copy(0, where, joined).view(*keys.shape, self.dim)
+
+    def prefetch(self, keys: Tensor) -> None:
+        """Let the tables look for keys ahead of their `forward`; see `HashEmbedding.prefetch`."""
+        for table, (_, own) in zip(self.tables.values(), self._by_table(keys), strict=True):
+            table.prefetch(own)
+
+    def _by_table(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each table its places among the flat keys, and the keys there."""
+        if keys.dtype != torch.int64:
+            raise TypeError(f"keys must be int64, got {keys.dtype}")
+        flat = keys.flatten().to(self.place.device)
+        place = self.place.index_select(0, field_numbers(flat, self.field_bits))
+        if self.training and bool((place < 0).any()):
+            field = int(field_numbers(flat[place < 0][:1], self.field_bits))
+            known = ", ".join(map(str, self.sizes))
+            raise ValueError(
+                f"the field {field} has no size; there are sizes of the fields {known}: give one for it in `sizes`"
+            )
+        found = [(place == number).nonzero().squeeze(1) for number in range(len(self._names))]
+        return [(at, flat.index_select(0, at)) for at in found]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(table.num_rows for table in self.tables.values())
+
+    @property
+    def num_live(self) -> int:
+        """Rows with a non-zero vector."""
+        return sum(table.num_live for table in self.tables.values())
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct keys ever seen in training."""
+        return sum(table.num_seen for table in self.tables.values())
+
+    @property
+    def feature_rate(self) -> float:
+        """Live rows over distinct keys ever seen; 0 if none was."""
+        return self.num_live / self.num_seen if self.num_seen else 0.0
+
+    @property
+    def num_evicted(self) -> int:
+        """See `HashEmbedding.num_evicted`."""
+        return sum(table.num_evicted for table in self.tables.values())
+
+    @property
+    def num_refused(self) -> int:
+        """See `HashEmbedding.num_refused`."""
+        return sum(table.num_refused for table in self.tables.values())
+
+    def set_time(self, seconds: int) -> None:
+        """See `HashEmbedding.set_time`."""
+        for table in self.tables.values():
+            table.set_time(seconds)
+
+    def field_counts(self) -> dict[int, FieldCount]:
+        """See `HashEmbedding.field_counts`."""
+        counts: dict[int, FieldCount] = {}
+        for table in self.tables.values():
+            counts |= table.field_counts()
+        return dict(sorted(counts.items()))
+
+    def memory(self) -> TableMemory:
+        """Bytes of all tables together."""
+        return TableMemory.total_of(table.memory() for table in self.tables.values())
