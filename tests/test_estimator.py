@@ -18,6 +18,7 @@ from command import Run
 from estimator_cases import rows, small, written
 from sparsegroup.data import ClickLogError
 from sparsegroup.estimator import Classifier
+from sparsegroup.serving import read_export
 from sparsegroup.training.config import SHORT
 from sparsegroup.yaml_settings import SettingsError
 
@@ -57,6 +58,15 @@ def test_settings_are_those_of_the_command_line(tmp_path: Path, run: Run) -> Non
 def test_each_setting_of_a_model_and_its_training_is_a_parameter() -> None:
     settings = {name for name, key in SHORT.items() if key.split(".")[0] in ("model", "optimizer", "training")}
     assert set(Classifier().get_params()) == {"columns", "random_state"} | settings - {"seed", "windows", "baseline"}
+
+
+def test_fields_may_have_vectors_of_their_own_size(tmp_path: Path) -> None:
+    model = small(dim=4, dims={"color": 2}).fit(FRAME, LABELS)
+    assert set(model.model_.embedding.sizes.values()) == {2, 4}
+    alone = np.concatenate([probabilities(model, NEW[row : row + 1]) for row in range(5)])
+    np.testing.assert_array_equal(alone, probabilities(model)[:5])
+    model.export(tmp_path / "served")
+    assert set(read_export(tmp_path / "served").tables) == {"embedding.dim_2", "embedding.dim_4"}
 
 
 def test_an_export_scores_files(tmp_path: Path, run: Run) -> None:

@@ -46,7 +46,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             one out.
         random_state: The seed, of initialization, dropout and order; `sparsegroup train` takes 0. An int ≥ 0, or, for
             another one in each fit, a RandomState or None.
-        model, dim, hidden, dropout, network_options, fallback, admit_after, admit_sketch, evict_unseen,
+        model, dim, dims, hidden, dropout, network_options, fallback, admit_after, admit_sketch, evict_unseen,
             max_table_bytes, pack_dead, number_buckets, attention, standardize, base_rate: The network and its table,
             see `ModelConfig`. None, here and below, leaves a setting to the rules.
         optimizer, lr, network_lr, schedule, warmup, l1, l21, l2, norm, penalty, target_rate, target_bytes, field_rates,
@@ -78,6 +78,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         columns: Mapping[str, str] | None = None,
         dim: int | None = None,
+        dims: Mapping[str, int] | None = None,
         hidden: Sequence[int] | None = None,
         dropout: float | None = None,
         network_options: Mapping[str, Any] | None = None,
@@ -117,6 +118,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model = model
         self.columns = columns
         self.dim = dim
+        self.dims = dims
         self.hidden = hidden
         self.dropout = dropout
         self.network_options = network_options

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.data.log import Log
+from sparsegroup.table import FieldTables
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.lookup_model import keys_to_look_up, logits_of
@@ -23,7 +24,9 @@ def row_logits(model: ClickModel, log: Log) -> npt.NDArray[np.float64]:
     logits = np.empty(len(log))
     first = 0
     for batch in log.batches(0, len(log), EVALUATED):
-        vectors = model.embedding(keys_to_look_up(batch.keys, batch.bags)).double()
+        keys, embedding = keys_to_look_up(batch.keys, batch.bags), model.embedding
+        several = isinstance(embedding, FieldTables)
+        vectors = embedding(keys, torch.float64) if several else embedding(keys).double()
         part = logits_of(network, vectors, batch.keys, batch.numbers.double(), batch.bags)
         logits[first : first + len(batch)] = part.cpu().numpy()
         first += len(batch)

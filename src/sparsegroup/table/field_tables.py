@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sparsegroup.table.fallback import field_numbers
 from sparsegroup.table.hash_embedding import HashEmbedding
@@ -82,11 +83,12 @@ class FieldTables(nn.Module):
         """See above."""
         return {name: getattr(self, name) for name in self._names}
 
-    def forward(self, keys: Tensor) -> Tensor:
+    def forward(self, keys: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The vectors of `keys`.
 
         Args:
             keys: int64 of any shape.
+            dtype: What the products, and the result, are in; None: the dtype of the tables.
 
         Returns:
             `[*keys.shape, dim]`, where the tables' rows are. Keys of fields without a size have zeros in evaluation.
@@ -97,8 +99,12 @@ class FieldTables(nn.Module):
         """
         parts, order = [], []
         for (name, table), (at, own) in zip(self.tables.items(), self._by_table(keys), strict=True):
-            vectors = table(own)
-            parts.append(self.up[name](vectors) if name in self.up else vectors)
+            vectors = table(own) if dtype is None else table(own).to(dtype)
+            if name in self.up:
+                layer = self.up[name]
+                assert isinstance(layer, nn.Linear)
+                vectors = functional.linear(vectors, layer.weight.to(vectors.dtype))
+            parts.append(vectors)
             order.append(at)
         joined = torch.cat(parts)
         where = torch.cat(order).to(joined.device)
