@@ -141,7 +141,7 @@ def main() -> None:
     kinds = data.get("columns") if isinstance(data.get("columns"), dict) else {}
     wanted = [name for name, kind in kinds.items() if kind not in ("label", "split", "ignore", "time")]
     label = data.get("label") or next((name for name, kind in kinds.items() if kind == "label"), None)
-    done, loss, shown = 0, 0.0, []
+    done, labelled, loss, shown = 0, 0, 0.0, []
     opener = OPENERS.get(given.log.suffix, open)
     with (
         opener(given.log, "rt", encoding="utf-8-sig", newline="") as file,
@@ -159,6 +159,7 @@ def main() -> None:
             if label is None:
                 label = next((name for name in ("label", "click") if name in rows[0]), "")
             if label in rows[0]:
+                labelled += len(rows)
                 loss -= sum(
                     math.log(max(float(p if row[label].lower() in ("1", "1.0", "true", "yes") else 1 - p), 1e-15))
                     for row, p in zip(rows, probabilities, strict=True)
@@ -168,7 +169,7 @@ def main() -> None:
             shown += probabilities[: 5 - len(shown)].tolist() if len(shown) < 5 else []
             done += len(rows)
     print("first scores:", ", ".join(f"{p:.6f}" for p in shown))
-    print(f"{done:,} rows" + (f", log loss {loss / done:.6f}" if loss else ""))
+    print(f"{done:,} rows" + (f", log loss {loss / labelled:.6f}" if labelled else ""))
 
 
 if __name__ == "__main__":

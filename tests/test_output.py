@@ -177,7 +177,7 @@ def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.usefixtures("beats")
 def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path: Path, run: Run) -> None:
     done = run("train", click_log(tmp_path / "log.csv", 2_000))
-    assert "DCN, adam: 1,800 of 1,800 samples (100.0%), " in done.stderr
+    assert "DCN, adagrad: 1,800 of 1,800 samples (100.0%), " in done.stderr
     assert not {"\x1b", "\r", "━"} & set(done.stdout + done.stderr)
 
 

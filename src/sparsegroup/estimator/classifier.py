@@ -50,7 +50,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             max_table_bytes, pack_dead, number_buckets, attention, standardize, base_rate: The network and its table,
             see `ModelConfig`. None, here and below, leaves a setting to the rules.
         optimizer, lr, network_lr, schedule, warmup, l1, l21, l2, norm, penalty, target_rate, target_bytes, field_rates,
-            options: See `OptimizerConfig`.
+            least_features, options: See `OptimizerConfig`.
         batch_size, epochs, validation, patience, shuffle_buffer, after_first_epoch, compile: See `TrainingConfig`.
 
     Attributes:
@@ -105,6 +105,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         target_rate: float | None = None,
         target_bytes: int | str | None = None,
         field_rates: Mapping[str, float] | None = None,
+        least_features: int | None = None,
         options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
         epochs: int | None = None,
@@ -145,6 +146,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.target_rate = target_rate
         self.target_bytes = target_bytes
         self.field_rates = field_rates
+        self.least_features = least_features
         self.options = options
         self.batch_size = batch_size
         self.epochs = epochs
