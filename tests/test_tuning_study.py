@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from zlib import crc32
 
 import optuna
 import pytest
@@ -107,7 +108,7 @@ def test_trials_are_trained_and_measured_on_training_rows_alone(tmp_path, told):
 
 @pytest.mark.usefixtures("three_rungs")
 def test_a_third_goes_on_to_the_next_rung(tmp_path, told):
-    told["log_loss"] = lambda config, rows: config.optimizer.arguments["lr"]
+    told["log_loss"] = lambda config, rows: crc32(str(config.optimizer.arguments["lr"]).encode()) / 2**32  # no pattern
     study = begin(tmp_path / "study")
     study.run(trials=30, seconds=60)
     reached = [sum(len(trial.rungs) > rung for trial in study.trials()) for rung in range(3)]

@@ -12,6 +12,7 @@ from sparsegroup.cli.run_settings import settings_file
 from sparsegroup.cli.train_command import train_command
 from sparsegroup.data.log import Log
 from sparsegroup.training.config import SHORT, Config, read_config
+from sparsegroup.training.defaults import SIZE, SIZES
 from sparsegroup.yaml_settings import SettingsError
 
 _OPTIONS = {
@@ -35,21 +36,24 @@ def train_command_line(arguments: Sequence[str], config: Config, log: Log) -> st
     Raises:
         SettingsError, OSError: The file of settings cannot be read any more.
     """
-    wanted = _flat(config)
-    log_itself = {} if settings_file(arguments) is not None else {"data.log": wanted["data.log"]}
+    file, wanted = settings_file(arguments), _flat(config)
+    log_itself = {} if file is not None else {"data.log": wanted["data.log"]}
 
-    def becomes(said: Mapping[str, Any]) -> dict[str, Any]:
-        return _flat(read_config(settings_file(arguments), {**log_itself, **said}).resolved_for(log))
-
-    said: dict[str, Any] = {}
-    while other := {key: value for key, value in becomes(said).items() if value != wanted[key]}:
-        said |= {key: wanted[key] for key in other}
-    for key in list(said):
-        less = {name: value for name, value in said.items() if name != key}
+    def is_enough(said: Mapping[str, Any]) -> bool:
         try:
-            said = less if becomes(less) == wanted else said
-        except SettingsError:  # the others do not go without it
-            continue
+            return _flat(read_config(file, {**log_itself, **said}).resolved_for(log)) == wanted
+        except SettingsError:  # these do not go without the others
+            return False
+
+    def is_an_option(key: str) -> bool:
+        return key in _OPTIONS and wanted[key] is not None
+
+    read_config(file, {})  # an error in the file is one of the file
+    said = {key: value for key, value in wanted.items() if key not in log_itself}
+    together = [f"optimizer.{name}" for name in (*SIZES, *SIZE)]
+    for keys in (together, *([key] for key in sorted(said, key=is_an_option))):
+        less = {key: value for key, value in said.items() if key not in keys}
+        said = less if is_enough(less) else said
     words = [word for key in wanted if key in said for word in _spelled(key, said[key])]
     return shlex.join(["sparsegroup", "train", *arguments, *words])
 

@@ -240,7 +240,7 @@ class Config(StrictSettings):
         given = self.optimizer.model_fields_set
         is_sized = bool(given & SIZES)
         if not is_sized:  # what goes with a size is decided with it
-            settings["optimizer"] = {**{name: settings["optimizer"][name] for name in given}, **SIZE}
+            settings["optimizer"] = {**SIZE, **{name: settings["optimizer"][name] for name in given}}
             if not self._says("model.fallback"):
                 del settings["model"]["fallback"]
         return checked(type(self), with_values(settings, values), "config") if values or not is_sized else self
