@@ -3,7 +3,11 @@
 from typing import Literal
 
 NormName = Literal["s", "s_tilde", "metric"]
+"""The names of `PracticalNorm`, `PrintedNorm` and `MetricNorm`."""
+
 PenaltyName = Literal["lasso", "mcp", "hard"]
+"""The names of `Lasso`, `MCP` and `Hard`."""
+
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
 ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepfm"]
 ModelChoice = Literal["auto", ModelName]

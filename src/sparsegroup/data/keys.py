@@ -16,6 +16,8 @@ Int64s = npt.NDArray[np.int64]
 
 HASH = "xxh3_64"
 VALUE_BITS = 56
+"""Bits of a 64-bit key that hold the hash of the value; the field is in those above."""
+
 FIELD_BITS = 64 - VALUE_BITS
 MOST_FIELDS = 1 << FIELD_BITS
 

@@ -30,3 +30,4 @@ ADAGRAD = Rule(
         Hyperparameter("eps", 1e-10, at_least(0)),
     ),
 )
+"""Adagrad: m = g, σ = (√(a₀ + Σ g²) + ε) / α, as in Algorithm 3. State `sum`: a₀ + Σ g²."""

@@ -57,3 +57,4 @@ ADAHESSIAN = Rule(
     ),
     second_order=True,
 )
+"""AdaHessian: `ADAM`, with the square of the averaged diagonal of the Hessian for g² in the second moment."""

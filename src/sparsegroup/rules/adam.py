@@ -44,3 +44,4 @@ ADAM = Rule(
         WEIGHT_DECAY,
     ),
 )
+"""Adam: m and σ = (√V + ε) / α of bias-corrected moments, as in Algorithm 2, with ε constant. State: both moments."""

@@ -38,3 +38,4 @@ AMSGRAD = Rule(
     state={"exp_avg": 0.0, "exp_avg_sq": 0.0, "max_exp_avg_sq": 0.0},
     hyperparameters=ADAM.hyperparameters,
 )
+"""AMSGrad: `ADAM`, with the running maximum of the second moment in σ. State: both moments and the maximum."""

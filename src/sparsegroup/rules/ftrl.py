@@ -36,3 +36,4 @@ FTRL = Rule(
     ),
     sigma_0=sigma_0,
 )
+"""FTRL-Proximal: m = g, σ = (√(a₀ + Σ g²) + β) / α, and u begins at σ₀ x₁. State `sum`: a₀ + Σ g²."""

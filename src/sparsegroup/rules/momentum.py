@@ -38,3 +38,4 @@ MOMENTUM = Rule(
     ),
     conflict=conflict,
 )
+"""SGD with momentum: m is γ m + g, or g + γ m after it with Nesterov; σ = 1 / α. State: `momentum_buffer`."""

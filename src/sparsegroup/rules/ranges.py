@@ -72,6 +72,7 @@ class Described:
 
 
 FLAG = Described("True or False", lambda value: isinstance(value, bool))
+"""True or False."""
 
 
 def at_least(low: float) -> Range:

@@ -16,3 +16,4 @@ def update(g: Any, inverse_lr: Any) -> tuple[Any, ...]:
 
 
 SGD = Rule("sgd", scalars, update, state={}, hyperparameters=(learning_rate(1e-3),))
+"""SGD with the paper's step size α / √t: m = g, σ = √t / α. No state."""

@@ -153,9 +153,11 @@ class DeltaCounts(StrictSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportManifest(Manifest):
-    """What an export or a delta holds. Its id is XXH3_64 over what the model computes: format of the vectors, columns,
-    network and the content's checksums; that of a delta is the id of the export it leads to. A delta's parent is the
-    export or delta that it is to be applied to.
+    """What an export or a delta holds.
+
+    Its id is XXH3_64 over what the model computes: format of the vectors, columns, network and the content's checksums;
+    that of a delta is the id of the export it leads to. A delta's parent is the export or delta that it is to be
+    applied to.
 
     A trained model's has columns and settings, and one table, or several with `model.dims`; that of another module has
     a signature instead, unless it was not traced.

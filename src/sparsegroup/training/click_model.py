@@ -26,6 +26,7 @@ NETWORKS: Mapping[ModelName, NetworkClass] = {
     "dcnv2": DCNv2,
     "xdeepfm": XDeepFM,
 }
+"""The networks by the names that `Config` and `--model` take."""
 
 INITIAL_STD = 0.01
 

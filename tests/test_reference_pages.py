@@ -1,0 +1,96 @@
+"""Every public name has a page and a docstring, and what the guides link to and write as formulas is understood."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from markdown import markdown
+from mkdocs.exceptions import PluginError
+
+from mathml import on_page_content
+from public_api import BESIDES, ROOMS, first_line, inherited_members, public_rooms
+from reference_pages import INDEX, index_page, name_page, on_config
+
+ROOT = Path(__file__).parent.parent
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PUBLIC = public_rooms(ROOT / "src")
+PAGES = {public.path: public for room in PUBLIC for public in room.own.values()}
+
+
+def rendered(text: str) -> str:
+    html = markdown(
+        text, extensions=["tables", "pymdownx.arithmatex"], extension_configs={"pymdownx.arithmatex": {"generic": True}}
+    )
+    return on_page_content(html, page=SimpleNamespace(file=SimpleNamespace(src_uri="page.md")))
+
+
+@pytest.mark.parametrize("room", PUBLIC, ids=lambda room: room.path)
+def test_every_public_name_has_a_page(room):
+    exported = import_module(room.path).__all__
+    assert list(room.names) == [*exported, *BESIDES.get(room.path.removeprefix("sparsegroup."), ())]
+    index = index_page(room, PUBLIC)
+    for name, public in room.names.items():
+        assert PAGES[public.path] is public
+        assert f"| [`{name}`][{public.path}] | " in index
+        assert name_page(public, PUBLIC).startswith(f"::: {public.path}\n")
+
+
+def test_a_name_at_two_places_has_one_page_under_the_shorter_path():
+    table = next(room for room in PUBLIC if room.path == "sparsegroup.table")
+    assert table.names["HashEmbedding"].path == "sparsegroup.HashEmbedding"
+    assert "sparsegroup.table.HashEmbedding" not in PAGES
+    definitions = [public.definition.path for public in PAGES.values()]
+    assert len(definitions) == len(set(definitions))
+
+
+def test_no_two_pages_are_one_file_where_case_does_not_count():
+    files = [page.lower() for page in [*(room.page for room in PUBLIC), *(public.page for public in PAGES.values())]]
+    assert len(files) == len(set(files))
+
+
+def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
+    definitions = {room.path: room.summary for room in PUBLIC}
+    definitions |= {path: first_line(public.definition) for path, public in PAGES.items()}
+    assert [path for path, line in definitions.items() if not line.endswith(".")] == []
+
+
+def test_members_of_a_base_without_a_page_are_on_the_page_of_the_class():
+    assert "settle" in inherited_members(PAGES["sparsegroup.TargetRate"], PUBLIC)
+    assert inherited_members(PAGES["sparsegroup.GroupAdam"], PUBLIC) == []  # they are with GroupOptimizer
+    assert inherited_members(PAGES["sparsegroup.feature_rate"], PUBLIC) == []
+
+
+def test_the_navigation_has_every_page_in_place_of_the_index():
+    config = SimpleNamespace(
+        config_file_path=str(ROOT / "mkdocs.yml"), nav=[{"Guide": ["a.md", {"API": INDEX}]}, "b.md"]
+    )
+    (guide, last) = on_config(config).nav
+    index, own, *rooms = guide["Guide"][1]["API"]
+    assert (guide["Guide"][0], index, last) == ("a.md", INDEX, "b.md")
+    assert [path for room in rooms for path in room] == [f"sparsegroup.{room}" for room in ROOMS]
+    entries = [*own["sparsegroup"], *(entry for room in rooms for names in room.values() for entry in names[1:])]
+    assert [page for entry in entries for page in entry.values()] == [public.page for public in PAGES.values()]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_guides_link_to_pages_that_exist_and_write_formulas_that_are_read(guide):
+    text = guide.read_text(encoding="utf-8")
+    assert not re.search("^:::", text, re.MULTILINE), "a name has one page: link to it"
+    linked = re.findall(r"\]\[(sparsegroup[\w.]*)\]", text)
+    assert [path for path in linked if path not in PAGES] == []
+    assert "arithmatex" not in rendered(re.sub("^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def test_formulas_become_mathml():
+    assert rendered("where $x_1 < 2$") == (
+        "<p>where <math><msub><mi>x</mi><mn>1</mn></msub><mo>&lt;</mo><mn>2</mn></math></p>"
+    )
+    assert rendered("$$\n\\frac{c}{2}\n$$") == '<math display="block"><mfrac><mi>c</mi><mn>2</mn></mfrac></math>'
+    assert rendered("from `$HOME` and $5 to $6") == "<p>from <code>$HOME</code> and $5 to $6</p>"
+
+
+def test_a_formula_that_is_none_is_said_with_its_page():
+    with pytest.raises(PluginError, match=r"page\.md: '\\\\lamda' is no formula: .*[Uu]nknown command"):
+        rendered(r"$\lamda$")
