@@ -211,7 +211,7 @@ def test_what_mlflow_misses_while_it_is_away_is_logged_later(
 
     trainer_with(GoesAway(), MLflowCallback()).fit(stream())
     assert mlflow.steps("run0", "progressive/auc") == [20, 40, 60]
-    assert "MLflow has not got the last 2 points yet: no route to host" in caplog.text
+    assert "MLflow has not yet received the last 2 points: no route to host" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 

@@ -231,4 +231,4 @@ def test_an_overwritten_run_stays_until_the_new_one_is_complete(tmp_path: Path, 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "log.json").write_text("{}")
     refused = run("train", log, "--out", "other", "--overwrite")
-    assert (refused.returncode, "other holds no run that could be overwritten" in refused.stderr) == (2, True)
+    assert (refused.returncode, "other holds no run to overwrite" in refused.stderr) == (2, True)

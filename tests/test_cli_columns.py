@@ -60,7 +60,7 @@ def test_columns_are_shown_and_written(run: Run) -> None:
     assert {one["name"]: one["kind"] for one in found} == KINDS
     assert all(one["why"] for one in found)
     refused = run("columns", log, "--schema", "schema.yaml")
-    assert (refused.returncode, "schema.yaml is there; give another --schema" in refused.stderr) == (2, True)
+    assert (refused.returncode, "schema.yaml exists; give another --schema" in refused.stderr) == (2, True)
 
 
 def test_columns_of_other_logs(run: Run) -> None:

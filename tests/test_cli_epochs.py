@@ -96,7 +96,7 @@ def test_a_path_takes_them_too(tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--patience", 1], "training.patience goes by rows that are held out: give training.validation, such as 0.05"),
+        (["--patience", 1], "training.patience needs rows that are held out: give training.validation, such as 0.05"),
         (["--validation", 1], "training.validation: input should be less than 1, got '1'"),
         (["--epochs", 0], "training.epochs: input should be greater than or equal to 1, got 0"),
     ],

@@ -125,7 +125,7 @@ def test_a_log_without_a_clock_has_no_ages_in_seconds(log: Path, tmp_path: Path,
     assert not (tmp_path / "next").exists()
     done = run("train", "--rows", 1_000, "--evict-unseen", "7d")
     assert done.returncode == 2
-    assert "model.evict_unseen: 7d goes by the log's own time, and synthetic has no column of times" in done.stderr
+    assert "model.evict_unseen: 7d goes by the log's own clock, but synthetic has no column of times" in done.stderr
 
 
 def test_a_run_that_packs_dead_features_is_resumed_to_the_same_bits(log: Path, tmp_path: Path, run: Run) -> None:

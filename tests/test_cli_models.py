@@ -35,4 +35,4 @@ def test_what_a_network_cannot_have_is_one_line(tmp_path: Path, run: Run) -> Non
         assert done.stderr.count("error: ") == 1
     assert run("train", log, "--out", "run").returncode == 0
     other = run("train", log, "--continue", "run", "--set", "model.options={cross_layers: 3}", "--out", "next")
-    assert "model.options cannot become {'cross_layers': 3}" in other.stderr
+    assert "model.options cannot change to {'cross_layers': 3}" in other.stderr

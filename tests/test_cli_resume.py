@@ -18,7 +18,7 @@ def test_going_on_wants_a_log_and_takes_a_prepared_one_after_a_raw_one(tmp_path:
     log = click_log(tmp_path / "log.csv")
     assert run("train", log, "--test-fraction", 0).returncode == 0
     none = run("train", "--continue", "runs/log", "--out", "next")
-    assert (none.returncode, none.stderr) == (2, "error: --continue wants the log to go on with\n")
+    assert (none.returncode, none.stderr) == (2, "error: --continue needs the log to train on next\n")
     assert run("prepare", log, "folder").returncode == 0
     done = run("train", "folder", "--continue", "runs/log", "--out", "next")
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_the_next_day_is_gone_on_with(tmp_path: Path, run: Run) -> None:
     assert run("train", "day0.csv", "--model", "opnn", *options).returncode == 0
     done = run("train", "day1.csv", "--continue", "runs/day0")
     assert done.returncode == 0, done.stderr
-    assert "going on after 1,024 samples" in done.stderr
+    assert "continuing after 1,024 samples" in done.stderr
     assert "test AUC" not in done.stdout
     both, day1 = tmp_path / "runs" / "both" / "latest", tmp_path / "runs" / "day1" / "latest"
     assert state_of(both) == state_of(day1)
@@ -99,9 +99,9 @@ def test_other_settings_are_gone_on_with_and_said(tmp_path: Path, run: Run) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "mlp"], "model.name cannot become mlp: the run that is gone on with has dcn"),
+        (["--model", "mlp"], "model.name cannot change to mlp: the run to continue has dcn"),
         (["--exclude", "size"], "log.csv: its fields are color; the run was trained with color, size"),
-        (["--out", "runs/log", "--overwrite"], "runs/log is the run to go on with; give another --out"),
+        (["--out", "runs/log", "--overwrite"], "runs/log is the run to continue; give another --out"),
     ],
 )
 def test_what_does_not_fit_a_run_is_not_gone_on_with(
@@ -143,7 +143,7 @@ def test_a_run_that_was_cut_off_says_so(tmp_path: Path, run: Run) -> None:
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: runs/log: a run that did not come to its end; `sparsegroup train --resume` goes on with it "
+        "error: runs/log: a run that did not finish; `sparsegroup train --resume` completes it "
         "(summary.json is missing)\n",
     )
 
@@ -189,7 +189,7 @@ def test_resume_wants_the_settings_it_was_begun_with_and_no_others(tmp_path: Pat
     edited = run("train", "--resume", "runs/log")
     assert (edited.returncode, edited.stderr) == (
         2,
-        "error: runs/log/config.yaml: training.batch_size is 100, the run was begun with 512; put it back, or begin "
+        "error: runs/log/config.yaml: training.batch_size is 100, but the run was begun with 512; put it back, or begin "
         "another run\n",
     )
     config.write_text(text)

@@ -115,9 +115,12 @@ class TestFit:
         [
             ({"epochs": 0}, "epochs must be >= 1, got 0"),
             ({"patience": -1}, "patience must be >= 0, got -1"),
-            ({"epochs": 2, "patience": 1}, "patience=1 goes by the validation log loss: give validation"),
-            ({"epochs": 2, "stream": iter([])}, "stream ends with the first of 2 epochs: give one that can be read"),
-            ({"epochs": 2, "validation": iter([])}, "validation ends with the first of 2 epochs"),
+            ({"epochs": 2, "patience": 1}, "patience=1 needs the validation log loss: give validation"),
+            (
+                {"epochs": 2, "stream": iter([])},
+                "stream is used up by the first of 2 epochs: give one that can be read",
+            ),
+            ({"epochs": 2, "validation": iter([])}, "validation is used up by the first of 2 epochs"),
             ({"after_first_epoch": "drop"}, "after_first_epoch must be 'train', 'reset' or 'freeze', got 'drop'"),
         ],
     )
@@ -241,5 +244,5 @@ class TestPlan:
     def test_all_rows_cannot_be_held_out(self) -> None:
         with pytest.raises(SettingsError, match=r"training.validation=0.9 leaves none of 1 rows to train on"):
             Config.of(validation=0.9).training.plan(1)
-        with pytest.raises(SettingsError, match=r"training.patience goes by rows that are held out: give training.val"):
+        with pytest.raises(SettingsError, match=r"training.patience needs rows that are held out: give training.val"):
             Config.of(patience=1, validation=0.0)

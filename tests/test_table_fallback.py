@@ -213,7 +213,7 @@ class TestServing:
         assert run("train", log).returncode == 0
         done = run("train", log, "--continue", "runs/log", "--out", "next", "--fallback")
         assert done.returncode == 2
-        assert "model.fallback cannot become True" in done.stderr
+        assert "model.fallback cannot change to True" in done.stderr
 
 
 def noisy_log(path: Path, rows: int = 2_000) -> Path:

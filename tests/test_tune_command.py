@@ -70,7 +70,7 @@ def test_the_default_folder_is_named_by_the_time_and_goes_on(tmp_path: Path, run
     assert first.returncode == 0, first.stderr
     assert "best: trial 0" in first.stdout
     assert "sparsegroup train" in first.stdout
-    assert "goes on with more --trials" in first.stderr
+    assert "continues the study with more --trials" in first.stderr
     latest = tmp_path / "studies" / "log" / "latest"
     assert latest.is_symlink()
     done = run("tune", "--resume", "studies/log", "--trials", 3, "--json")
@@ -83,8 +83,8 @@ def test_time_that_is_too_short_says_how_to_go_on(tmp_path: Path, run: Run) -> N
     log = many_features(tmp_path / "log.csv")
     done = run("tune", log, *QUICK, "--minutes", 1e-6, "--out", "study")
     assert done.returncode == 2
-    assert "no trial has come to its end in 1e-06 min" in done.stderr
-    assert "`sparsegroup tune --resume study` goes on" in done.stderr
+    assert "no trial has finished in 1e-06 min" in done.stderr
+    assert "`sparsegroup tune --resume study` continues the study" in done.stderr
     assert run("tune", "--resume", "study", "--trials", 1).returncode == 0
 
 

@@ -32,7 +32,10 @@ def _print_version(wanted: bool) -> None:
 
 
 Threads = Annotated[
-    int, typer.Option(min=1, help="That share the table's work; the network takes one. The result is the same.")
+    int,
+    typer.Option(
+        min=1, help="Threads that share the table's work; the network uses one. They don't change the result."
+    ),
 ]
 THREADS = min(2, os.cpu_count() or 1)
 

@@ -16,7 +16,7 @@ def columns_command(
         list[str],
         typer.Argument(
             metavar="LOG",
-            help=f"A raw log ({RAW_LOG}), or a folder that `prepare` has written.",
+            help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.",
             show_default=False,
         ),
     ],
@@ -26,15 +26,15 @@ def columns_command(
     schema: Annotated[
         Path | None,
         typer.Option(
-            metavar="OUT.yaml", help="Write them as a schema, to be edited and given to --schema.", show_default=False
+            metavar="OUT.yaml", help="Write them as a schema, to edit and pass to --schema.", show_default=False
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the schema that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing schema.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """What the columns of a log are taken for, and why: categories, numbers, times, lists."""
+    """Show what the columns of a log are taken for, and why: categories, numbers, times, lists."""
     options = {"label": label, "exclude": exclude or (), "dataset": dataset or "auto"}
     from sparsegroup.cli.columns_run import columns_run
 

@@ -34,7 +34,7 @@ def columns_run(log: LogPaths, options: Any, schema: Path | None, *, overwrite: 
         ClickLogError, OSError: The log cannot be read.
     """
     if schema is not None and schema.exists() and not overwrite:
-        raise UsageError(f"{schema} is there; give another --schema, or --overwrite")
+        raise UsageError(f"{schema} exists; give another --schema, or --overwrite")
     found = None if is_prepared(log) else _format_of(log, options)
     findings = _of_prepared(log, options) if found is None else findings_of(found)
     if schema is not None:

@@ -11,10 +11,10 @@ from sparsegroup.cli.output import Json, Quiet, Verbose
 @app.command("demo")
 def demo_command(
     rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
-    target_rate: Annotated[float, typer.Option(help="Share of the features that is asked for.")] = 0.03,
-    l21: Annotated[float, typer.Option(help="λ21 of Group Adam as the paper has it, with a constant λ.")] = 1e-3,
+    target_rate: Annotated[float, typer.Option(help="Share of the features to ask for.")] = 0.03,
+    l21: Annotated[float, typer.Option(help="Constant λ21 of Group Adam, as in the paper.")] = 1e-3,
     lr: Annotated[float, typer.Option(help="Learning rate of Adam and Group Adam.")] = 1e-2,
-    seed: Annotated[int, typer.Option(help="Of the log and of the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the log and of the training.")] = 0,
     threads: Threads = THREADS,
     json: Json = False,
     quiet: Quiet = False,

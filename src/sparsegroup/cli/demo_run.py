@@ -36,7 +36,7 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
 
 def _comparison(scores: list[MethodScore]) -> Table:
     table = Table(
-        caption="fixed λ: as in the paper; a rate asked for: as `sparsegroup train --target-rate` does it\n"
+        caption="fixed λ: as in the paper; a rate asked for: as with `sparsegroup train --target-rate`\n"
         "rate: features that are not exactly zero; table: their 8-byte keys and float32 vectors"
     )
     for column in ("", "test AUC", "log loss", "rate", "table", "informative"):

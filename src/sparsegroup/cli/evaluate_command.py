@@ -16,20 +16,20 @@ def evaluate_command(
     ],
     log: Annotated[
         Path,
-        typer.Argument(help="A raw log with labels, or a folder that `prepare` has written.", show_default=False),
+        typer.Argument(help="A raw log with labels, or a folder written by `prepare`.", show_default=False),
     ],
     user: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Give gAUC, the mean AUC within this field's values.")
+        str | None, typer.Option(metavar="FIELD", help="Also report gAUC, the mean AUC within this field's values.")
     ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FIELD",
-            help="List the values of this field whose calibration is surely off the most (repeatable).",
+            help="List the values of this field whose calibration is most certainly off (repeatable).",
             show_default=False,
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Values of each field to list.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of values to list for each field.")] = 10,
     threads: Threads = THREADS,
     json: Json = False,
     quiet: Quiet = False,
@@ -37,7 +37,7 @@ def evaluate_command(
 ) -> None:
     """Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a field.
 
-    The test rows of the model's own log and of a prepared one are taken, if there are any, and all rows of another log.
+    Of the model's own log and of a prepared one the test rows are used, if there are any; of any other log all rows.
     """
     from sparsegroup.cli.evaluate_run import evaluate_run
 

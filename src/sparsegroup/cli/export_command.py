@@ -20,8 +20,8 @@ TestLog = Annotated[
     str | None,
     typer.Option(
         metavar="LOG",
-        help="A test set for AUC and log loss before and after: a raw log or a prepared folder. All rows of it are "
-        "taken; of the run's own log and of a prepared one, the test rows.",
+        help="Test set for AUC and log loss before and after: a raw log or a prepared folder. Of the run's own log and "
+        "of a prepared one the test rows are used, of any other log all rows.",
         show_default=False,
     ),
 ]
@@ -47,7 +47,9 @@ def export_command(
     ] = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Apply the last λ to all rows first: those that no batch has touched since, too."),
+        typer.Option(
+            "--sweep", help="First apply the last λ to all rows, including those that no batch has touched since."
+        ),
     ] = False,
     test: TestLog = None,
     overwrite: Overwrite = False,
@@ -93,7 +95,7 @@ def apply_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write the export that deltas lead to."""
+    """Apply deltas to an export, and write the result as a new export."""
     if len(folders) < 3:
         raise UsageError("apply wants an export, one or more deltas, and the folder to write: BASE DELTA... OUT")
     from sparsegroup.cli.export_run import apply_run

@@ -14,9 +14,9 @@ def inspect_command(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
     ],
-    top: Annotated[int, typer.Option(min=0, help="Features of the largest norm to list.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Number of features to list, those of the largest norms.")] = 10,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with the same and its charts, too.", show_default=False)
+        Path | None, typer.Option(help="Also write the same to an HTML page, with charts.", show_default=False)
     ] = None,
     json: Json = False,
     quiet: Quiet = False,

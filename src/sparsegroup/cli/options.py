@@ -36,7 +36,7 @@ LogOrConfig = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="LOG|CONFIG.yaml",
-        help=f"A folder that `prepare` has written, a raw log ({RAW_LOG}), or a YAML file of settings that names one. "
+        help=f"A folder written by `prepare`, a raw log ({RAW_LOG}), or a YAML file of settings that names one. "
         "Default: a synthetic log.",
         show_default=False,
     ),
@@ -54,21 +54,21 @@ Assignments = Annotated[
 DATASET = "Format of a raw log."
 SCHEMA = "YAML file that says what a raw log's columns are."
 COLUMNS = (
-    "What the columns of a raw log with a header are: categorical for all of them; `sparsegroup columns` shows what is "
-    "told from it."
+    "How to read the columns of a raw log with a header: categorical makes every column a category; "
+    "`sparsegroup columns` shows what is inferred otherwise."
 )
-LABEL = "Label column, of a raw log with a header."
-EXCLUDE = "A column that is no feature, of a raw log with a header (repeatable)."
-CRITEO_NUMBERS = "What becomes of Criteo's integers."
-AVAZU_HOUR = "What becomes of Avazu's hour."
+LABEL = "Label column of a raw log with a header."
+EXCLUDE = "Column to ignore in a raw log with a header (repeatable)."
+CRITEO_NUMBERS = "How to encode Criteo's integers."
+AVAZU_HOUR = "How to encode Avazu's hour."
 
 SORT_FILES = "Order of a raw log's files: by name (day9 before day10), by the first time in each, or as given."
 
-TestLog = Annotated[str | None, log_option("A raw log of its own for the test set.")]
+TestLog = Annotated[str | None, log_option("A separate raw log to use as the test set.")]
 Sorting = Annotated[SortFiles | None, log_option(SORT_FILES, "name")]
-Dataset = Annotated[DatasetName | None, log_option(DATASET, "told from its first line")]
+Dataset = Annotated[DatasetName | None, log_option(DATASET, "detected from its first line")]
 Schema = Annotated[Path | None, log_option(SCHEMA)]
-ColumnsAs = Annotated[ColumnsName | None, log_option(COLUMNS, "told from its first rows")]
+ColumnsAs = Annotated[ColumnsName | None, log_option(COLUMNS, "inferred from its first rows")]
 Label = Annotated[str | None, log_option(LABEL, "label, click, clicked or the like")]
 Exclude = Annotated[
     list[str] | None,
@@ -76,14 +76,16 @@ Exclude = Annotated[
 ]
 Numbers = Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")]
 Hour = Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")]
-BadRow = Annotated[OnBadRow | None, log_option("Stop at a bad row, or leave it out and count it.", "error")]
-MaxBad = Annotated[str | None, log_option("Share of bad rows above which to stop all the same.", "0.1%")]
+BadRow = Annotated[OnBadRow | None, log_option("Stop at a bad row, or skip and count it.", "error")]
+MaxBad = Annotated[str | None, log_option("Share of bad rows above which to stop anyway.", "0.1%")]
 Rows = Annotated[int | None, log_option("Size of the synthetic log.", "200000")]
 
 Network = Annotated[
     ModelChoice | None,
     typer.Option(
-        rich_help_panel=_MODEL, help="Network over the embeddings; auto is the one that wins most.", show_default="auto"
+        rich_help_panel=_MODEL,
+        help="Network over the embeddings; auto is dcn, which wins most often.",
+        show_default="auto",
     ),
 ]
 
@@ -91,7 +93,7 @@ Optimizer = Annotated[
     OptimizerName | None,
     typer.Option(
         rich_help_panel=_OPTIMIZER,
-        help="Base optimizer; with all λ = 0 it is just that.",
+        help="Base optimizer; with all λ = 0 it is exactly that.",
         show_default="adagrad; with --l21 or --l1, adam",
     ),
 ]
@@ -100,7 +102,7 @@ LearningRate = Annotated[
     typer.Option(
         rich_help_panel=_OPTIMIZER,
         help="Learning rate.",
-        show_default="0.1 where no optimizer is given; else as in torch.optim",
+        show_default="0.1 for the default adagrad; otherwise as in torch.optim",
     ),
 ]
 
@@ -108,21 +110,21 @@ NetworkLearningRate = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=_OPTIMIZER,
-        help="Learning rate of all but the embeddings.",
-        show_default="that of the embeddings; 0.03 where neither that nor an optimizer is given",
+        help="Learning rate of everything but the embeddings.",
+        show_default="--lr; 0.03 for the default adagrad without --lr",
     ),
 ]
 Schedule = Annotated[
     ScheduleName | None,
     typer.Option(
-        rich_help_panel=_OPTIMIZER, help="How the learning rates fall along all epochs.", show_default="constant"
+        rich_help_panel=_OPTIMIZER, help="How the learning rates decay over all epochs.", show_default="constant"
     ),
 ]
 Warmup = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=_OPTIMIZER,
-        help="Share of all samples over which the learning rates rise first, such as .05.",
+        help="Share of all samples over which the learning rates first rise, such as .05.",
         show_default="0",
     ),
 ]
@@ -140,7 +142,7 @@ AdmitAfter = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=_SIZE,
-        help="Batches in which a feature must have come to get a row of its own.",
+        help="Number of batches in which a feature must appear before it gets a row of its own.",
         show_default="1",
     ),
 ]
@@ -148,19 +150,21 @@ AdmitAfter = Annotated[
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        rich_help_panel=_TRAINING, help="Samples per step.", show_default="by the log: rows/1000, in 128 … 8192"
+        rich_help_panel=_TRAINING,
+        help="Samples per step.",
+        show_default="rows/1000, as a power of two from 128 to 8192",
     ),
 ]
 Epochs = Annotated[
     int | None,
-    typer.Option(rich_help_panel=_TRAINING, help="How often to train on the training rows, at most.", show_default="1"),
+    typer.Option(rich_help_panel=_TRAINING, help="Maximum number of passes over the training rows.", show_default="1"),
 ]
 Validation = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=_TRAINING,
-        help="Share of the training rows, the last ones, to hold out, such as .05: the model is that of the epoch with "
-        "the lowest log loss on them.",
+        help="Share of the training rows to hold out from the end, such as .05; the epoch with the lowest log loss on "
+        "them is kept.",
         show_default="0",
     ),
 ]
@@ -168,7 +172,7 @@ Patience = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=_TRAINING,
-        help="Stop when so many epochs in a row were no better on the rows held out; 0 for never.",
+        help="Stop after this many epochs in a row without improvement on the held-out rows; 0 for never.",
         show_default="0",
     ),
 ]
@@ -176,8 +180,8 @@ ShuffleBuffer = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=_TRAINING,
-        help="Rows of the blocks in which to shuffle the training rows; 0 for the order of time.",
-        show_default="by the log: all up to 300,000, else 10,000",
+        help="Shuffle the training rows in blocks of this many; 0 keeps the order of the log.",
+        show_default="all rows, if there are up to 300,000; otherwise 10,000",
     ),
 ]
 LaterEmbeddings = Annotated[
@@ -185,7 +189,7 @@ LaterEmbeddings = Annotated[
     typer.Option(
         "--after-first-epoch",
         rich_help_panel=_TRAINING,
-        help="What becomes of the embeddings in later epochs: train them on, start them anew in each, or keep them.",
+        help="What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them.",
         show_default="train",
     ),
 ]
@@ -193,7 +197,7 @@ Seed = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=_TRAINING,
-        help="Of the initialization, the dropout, the order and the synthetic log.",
+        help="Seed of the initialization, the dropout, the row order and the synthetic log.",
         show_default="0",
     ),
 ]

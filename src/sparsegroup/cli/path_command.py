@@ -41,7 +41,9 @@ from sparsegroup.names import PenaltyName
 def path_command(
     log: LogOrConfig = None,
     rates: Annotated[str, typer.Option(help="Feature rates, separated by commas.")] = ".3,.1,.03,.01",
-    tolerance: Annotated[float, typer.Option(min=0, help="AUC below that of all features that is no loss.")] = 0.001,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="AUC below that of all features that still counts as no loss.")
+    ] = 0.001,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for path.json and path.png; default paths/<name of the log>.", show_default=False),

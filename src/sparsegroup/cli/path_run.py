@@ -44,7 +44,7 @@ def path_run(
         raise UsageError(f"{folder} holds a {_JSON}; give another --out, or --overwrite")
     data = open_config_log(config, threads)
     if len(data) == data.train_rows:
-        raise UsageError(f"{data.name} has no test rows: give a test set, `--test` say, to measure the models on")
+        raise UsageError(f"{data.name} has no test rows: give a test set to measure the models on, with --test, say")
     config = config.resolved_for(data)
     points = size_path(data, config, asked, partial(training_bar, config.training.plan(data.train_rows).samples))
     best = cheapest(points, tolerance)
@@ -59,7 +59,7 @@ def path_run(
     text = json.dumps(finite(content), indent=1) + "\n"
     write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
     if isnan(points[0].test.auc):
-        written = f"{_JSON}\nno plot: the test rows are all of one class, so that there is no AUC"
+        written = f"{_JSON}\nno plot: the test rows are all of one class, so there is no AUC"
     else:
         written = f"{_JSON}, {_plotted(config, data.name, points, tolerance, folder)}"
     show({"folder": str(folder), **content}, _table(points, best, tolerance), f"written to {folder}: {written}")
@@ -97,7 +97,9 @@ def _rates(text: str) -> list[float]:
 
 
 def _table(points: Sequence[PathPoint], best: PathPoint, tolerance: float) -> Table:
-    table = Table(caption=f"loss: of AUC, against all features; bold: the smallest with no more than {tolerance:g}")
+    table = Table(
+        caption=f"loss: AUC lost against all features; bold: the smallest size that loses at most {tolerance:g}"
+    )
     for column in ("features", "live", "bytes", "test AUC", "loss", "log loss", "calibr."):
         table.add_column(column, justify="left" if column == "features" else "right")
     for point in points:

@@ -33,7 +33,7 @@ def predict_command(
         list[str],
         typer.Argument(
             metavar="LOG",
-            help=f"A raw log ({RAW_LOG}), or a folder that `prepare` has written.",
+            help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.",
             show_default=False,
         ),
     ],
@@ -56,7 +56,7 @@ def predict_command(
 ) -> None:
     """Score all rows of a log: row (its place in the log, from 0), probability and label.
 
-    The log is read as the one that the model was trained on, unless options say otherwise.
+    The log is read the way the training log was, unless options say otherwise.
     """
     options = {name: value for name, value in locals().items() if value is not None}
     from sparsegroup.cli.predict_run import predict_run

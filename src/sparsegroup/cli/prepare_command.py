@@ -20,54 +20,54 @@ def prepare_command(
             help="Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow: " + RAW_LOG + ".",
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder for the prepared log; one that was cut off is gone on with.")],
-    test: Annotated[str | None, typer.Option(help="A log of its own for the test set.", show_default=False)] = None,
+    out: Annotated[Path, typer.Argument(help="Folder for the prepared log; an interrupted preparation is resumed.")],
+    test: Annotated[str | None, typer.Option(help="A separate log to use as the test set.", show_default=False)] = None,
     sort_files: Annotated[SortFiles, typer.Option(help=SORT_FILES)] = "name",
     dataset: Annotated[
-        DatasetName, typer.Option(help="Format of the log; auto tells it from the first line.")
+        DatasetName, typer.Option(help="Format of the log; auto detects it from the first line.")
     ] = "auto",
     schema: Annotated[
         Path | None, typer.Option(help="YAML file that says what the columns are.", show_default=False)
     ] = None,
-    columns: Annotated[ColumnsName | None, typer.Option(help=COLUMNS, show_default="told from its first rows")] = None,
+    columns: Annotated[
+        ColumnsName | None, typer.Option(help=COLUMNS, show_default="inferred from its first rows")
+    ] = None,
     label: Annotated[
         str | None,
         typer.Option(
-            help="Label column, of a log with a header; default `label`, `click`, `clicked` or the like.",
+            help="Label column of a log with a header; default `label`, `click`, `clicked` or the like.",
             show_default=False,
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(help="A column that is no feature, of a log with a header (repeatable).", show_default=False),
+        typer.Option(help="Column to ignore in a log with a header (repeatable).", show_default=False),
     ] = None,
     test_fraction: Annotated[
         float | None,
         typer.Option(
-            help="Share of the rows, the last ones, for the test set, in [0, 1); of a log with a header and no column "
+            help="Share of the rows, from the end, for the test set, in [0, 1); for a log with a header and no column "
             "`split`.",
             show_default="0.1",
         ),
     ] = None,
     criteo_numbers: Annotated[
-        CriteoNumbers, typer.Option(help="Criteo's integers: logarithms, or buckets that are embedded (39 fields).")
+        CriteoNumbers, typer.Option(help="Criteo's integers: logarithms, or embedded buckets (39 fields).")
     ] = "log",
-    avazu_hour: Annotated[AvazuHour, typer.Option(help="What becomes of Avazu's hour.")] = "hour",
-    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or leave it out and count it.")] = "error",
-    max_bad: Annotated[
-        str, typer.Option(help="Share of bad rows, like 0.1%, above which to stop all the same.")
-    ] = "0.1%",
+    avazu_hour: Annotated[AvazuHour, typer.Option(help="How to encode Avazu's hour.")] = "hour",
+    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or skip and count it.")] = "error",
+    max_bad: Annotated[str, typer.Option(help="Share of bad rows, such as 0.1%, above which to stop anyway.")] = "0.1%",
     vocabulary: Annotated[
-        bool, typer.Option("--vocabulary", help="Write vocabulary.parquet, too: key, field and value.")
+        bool, typer.Option("--vocabulary", help="Also write vocabulary.parquet: key, field and value of every feature.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="That parse and hash.")] = THREADS,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that parse and hash.")] = THREADS,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.
 
-    It takes bounded memory, and a run that was cut off is gone on with by the same command.
+    Memory is bounded, and the same command resumes an interrupted preparation.
     """
     from sparsegroup.cli.prepare_run import prepare_run
 

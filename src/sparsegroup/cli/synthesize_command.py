@@ -13,7 +13,7 @@ from sparsegroup.names import ShapeName
 @app.command("synthesize")
 def synthesize_command(
     dataset: Annotated[
-        ShapeName, typer.Argument(help="Whose shape the log has; clicks: none of the public ones, raw typed columns.")
+        ShapeName, typer.Argument(help="Public log whose shape to imitate, or clicks for a raw log of typed columns.")
     ],
     out: Annotated[
         Path,
@@ -21,17 +21,19 @@ def synthesize_command(
     ],
     rows: Annotated[
         int | None,
-        typer.Option(help="Rows; default: as many as the real log, 300000 of clicks.", show_default=False),
+        typer.Option(
+            help="Number of rows; default: as many as the real log has, 300000 for clicks.", show_default=False
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Make up a click log: with the fields, the skew and the late features of a public one, or with raw typed columns.
 
-    What a log of a public one's shape holds is known: `sparsegroup.data.synthetic.truth.effects` gives the effects of
-    its features. Of clicks the best possible AUC and log loss are printed.
+    In a log of a public one's shape the effects of the features are known: `sparsegroup.data.synthetic.truth.effects`
+    returns them. For clicks, the best possible AUC and log loss are printed.
     """
     from sparsegroup.cli.synthesize_run import synthesize_run
 

@@ -54,13 +54,16 @@ def train_command(
     continue_: Annotated[
         Path | None,
         typer.Option(
-            "--continue", metavar="RUN", help="Go on with a run on this log, the next day's, say.", show_default=False
+            "--continue",
+            metavar="RUN",
+            help="Train a finished run further, on this log: the next day's, say.",
+            show_default=False,
         ),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            "--resume", metavar="RUN", help="Go on with a run that was cut off, to the same result.", show_default=False
+            "--resume", metavar="RUN", help="Complete an interrupted run, with the same result.", show_default=False
         ),
     ] = None,
     test: TestLog = None,
@@ -73,7 +76,8 @@ def train_command(
     test_fraction: Annotated[
         float | None,
         log_option(
-            "Share of the rows, the last ones, for the test set; of a raw log with a header, no column `split`.", "0.1"
+            "Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`.",
+            "0.1",
         ),
     ] = None,
     criteo_numbers: Numbers = None,
@@ -96,18 +100,18 @@ def train_command(
     schedule: Schedule = None,
     warmup: Warmup = None,
     l1: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="λ1, of the embeddings.", show_default="0")
+        float | None, typer.Option(rich_help_panel="Optimizer", help="λ1 of the embeddings.", show_default="0")
     ] = None,
     l21: Annotated[
         float | None,
         typer.Option(
             rich_help_panel="Optimizer",
-            help="A constant λ21 of the embeddings instead of a size: raise it to keep fewer features.",
+            help="A constant λ21 for the embeddings instead of a size: raise it to keep fewer features.",
             show_default=False,
         ),
     ] = None,
     l2: Annotated[
-        float | None, typer.Option(rich_help_panel="Optimizer", help="λ2, of the embeddings.", show_default="0")
+        float | None, typer.Option(rich_help_panel="Optimizer", help="λ2 of the embeddings.", show_default="0")
     ] = None,
     norm: Annotated[
         NormName | None,
@@ -123,15 +127,15 @@ def train_command(
         float | None,
         typer.Option(
             rich_help_panel="Size",
-            help="Share of the features to keep, such as .03: λ21 is set along the way.",
-            show_default="0.1, and 256 features at least",
+            help="Share of the features to keep, such as .03: λ21 is adjusted during training.",
+            show_default="0.1, but at least 256 features",
         ),
     ] = None,
     target_bytes: Annotated[
         str | None,
         typer.Option(
             rich_help_panel="Size",
-            help="Bytes of the embeddings to keep, such as 200MB: vectors, and 8 for each key.",
+            help="Size of the embeddings to keep, such as 200MB: vectors, and 8 bytes for each key.",
             show_default=False,
         ),
     ] = None,
@@ -140,7 +144,7 @@ def train_command(
         typer.Option(
             rich_help_panel="Size",
             metavar="FIELD=RATE",
-            help="Share of a field's own features to keep, such as C3=.5; --target-rate is that of all other fields "
+            help="Share of a field's own features to keep, such as C3=.5; --target-rate applies to all other fields "
             "(repeatable).",
             show_default=False,
         ),
@@ -151,7 +155,7 @@ def train_command(
         str | None,
         typer.Option(
             rich_help_panel="Size",
-            help="Bytes in which to count that, such as 64MB: some features then get their row early.",
+            help="Memory in which to count these batches, such as 64MB: some features then get their row early.",
             show_default="counted exactly",
         ),
     ] = None,
@@ -159,8 +163,8 @@ def train_command(
         str | None,
         typer.Option(
             rich_help_panel="Size",
-            help="Steps, or time of the log, such as 7d, after which dead features that have not come lose their row; "
-            "0 for never.",
+            help="Drop the rows of dead features that have not appeared for so many steps, or for so long by the log's "
+            "own clock, such as 7d; 0 for never.",
             show_default="0",
         ),
     ] = None,
@@ -168,7 +172,7 @@ def train_command(
         str | None,
         typer.Option(
             rich_help_panel="Size",
-            help="What the table never exceeds, such as 2GB: dead features go first, then those that came least often.",
+            help="Hard limit on the table's memory, such as 2GB: dead features are dropped first, then the rarest.",
             show_default="no limit",
         ),
     ] = None,
@@ -193,29 +197,31 @@ def train_command(
         typer.Option(
             "--baseline/--no-baseline",
             rich_help_panel="Training",
-            help="Train a logistic regression on the same rows, to compare with.",
+            help="Train a logistic regression on the same rows for comparison.",
             show_default="yes",
         ),
     ] = None,
     checkpoint_minutes: Annotated[
         float | None,
-        typer.Option(rich_help_panel="Checkpoints", help="Minutes between two; 0 for none by time.", show_default="10"),
+        typer.Option(
+            rich_help_panel="Checkpoints", help="Minutes between checkpoints; 0 for none by time.", show_default="10"
+        ),
     ] = None,
     checkpoint_steps: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel="Checkpoints", help="Batches between two; 0 for none by number.", show_default="0"
+            rich_help_panel="Checkpoints", help="Batches between checkpoints; 0 for none by count.", show_default="0"
         ),
     ] = None,
     keep_checkpoints: Annotated[
-        int | None, typer.Option(rich_help_panel="Checkpoints", help="How many are kept.", show_default="2")
+        int | None, typer.Option(rich_help_panel="Checkpoints", help="Number of checkpoints to keep.", show_default="2")
     ] = None,
     tensorboard: Annotated[
         str | None,
         typer.Option(
             rich_help_panel="Tracking",
             metavar="DIR|auto",
-            help="Write the points of the history for TensorBoard, into a folder of DIR or into that of the run.",
+            help="Write the run's history for TensorBoard: into a folder in DIR, or (auto) into the run's own.",
             show_default=False,
         ),
     ] = None,
@@ -251,6 +257,6 @@ def train_command(
     if others := [name.strip("_").replace("_", "-") for name in options if name not in ("resume", "threads")]:
         raise UsageError(
             f"--resume takes everything from the run, and no {', '.join(others)}; to change settings, use "
-            "--continue when it is done"
+            "--continue once the run is complete"
         )
     resume_run(resume, threads)

@@ -77,14 +77,14 @@ def train_run(
         UsageError: Options that do not go together, or a folder that is taken.
     """
     if overwrite and out is None:
-        raise UsageError("--overwrite is for --out: without it, each run has a folder of its own, named by the time")
+        raise UsageError("--overwrite needs --out: without it, each run gets a folder of its own, named by the time")
     before = None if before is None else find_run(before)
     values = setting_values(log, options, assignments)
     is_config = settings_file(log) is not None
     if before is None:
         config = read_config(settings_file(log), values, "the command line")
     elif is_config:
-        raise UsageError("--continue takes its settings from the run; change them with --set, and give a log")
+        raise UsageError("--continue takes its settings from the run; give it a log, and change settings with --set")
     else:
         config = _going_on(config_of(before), values)
     check_tracking(config.tracking)
@@ -104,15 +104,15 @@ def train_run(
 def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> Session:
     """Begin a run in a folder that was asked for; one that it is to replace stays until the new one is complete."""
     if before is not None and folder.resolve() == before.resolve():
-        raise UsageError(f"{folder} is the run to go on with; give another --out, or use --resume if it was cut off")
+        raise UsageError(f"{folder} is the run to continue; give another --out, or use --resume if the run was cut off")
     taken = not is_free(folder)
     if taken and (folder / FINISHED).is_dir():
         raise UsageError(f"{folder} holds a run that was cut off; `sparsegroup train --resume {folder}` completes it")
     if taken and overwrite and not (folder / CONFIG).is_file():
-        raise UsageError(f"{folder} holds no run that could be overwritten; give another --out")
+        raise UsageError(f"{folder} holds no run to overwrite; give another --out")
     if taken and not overwrite:
         whole = (folder / SUMMARY).is_file() or not (folder / CONFIG).is_file()
-        hint = "" if whole else f", or `sparsegroup train --resume {folder}` to go on with the run that was cut off"
+        hint = "" if whole else f", or complete the run that was cut off with `sparsegroup train --resume {folder}`"
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
     run = None if before is None else load_run(before, config)
     data = open_config_log(config, threads, as_before=before is not None)
@@ -162,7 +162,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     # The next log has its own test set, or none.
     log = values.get("data.log")
     if log is None:
-        raise UsageError("--continue wants the log to go on with")
+        raise UsageError("--continue needs the log to train on next")
     content = before.as_dict()
     if values.get("model.name") == "auto":
         values = {key: value for key, value in values.items() if key != "model.name"}
@@ -178,7 +178,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
         section, name = key.split(".")
         ours, theirs = (getattr(getattr(one, section), name) for one in (before, config))
         if ours != theirs:
-            raise UsageError(f"{key} cannot become {theirs}: the run that is gone on with has {ours}")
+            raise UsageError(f"{key} cannot change to {theirs}: the run to continue has {ours}")
     return config
 
 
@@ -199,7 +199,7 @@ def _introduce(session: Session, folder: Path) -> None:
     if plan.epochs > 1:
         parts.append(f"{plan.epochs} epochs")
     if earlier := session.trainer.samples - session.position:
-        parts.append(f"going on after {earlier:,} samples")
+        parts.append(f"continuing after {earlier:,} samples")
     _logger.info(f"{data.name}: {', '.join(parts)}; writing to {folder}")
 
 
@@ -270,7 +270,9 @@ def _outcome(summary: Summary, folder: Path) -> Table:
     rate = f"{summary.feature_rate:.4f}  ({summary.live_rows:,} of {summary.features_seen:,} features)"
     table.add_row("feature rate", rate)
     if summary.evicted_rows or summary.refused_rows:
-        table.add_row("evicted", f"{summary.evicted_rows:,} rows, and {summary.refused_rows:,} times no room for one")
+        table.add_row(
+            "evicted", f"{summary.evicted_rows:,} rows; {summary.refused_rows:,} times there was no room for a new one"
+        )
     table.add_row("written to", str(folder))
     table.add_row("report", str(folder / REPORT))
     return table

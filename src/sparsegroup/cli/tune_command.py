@@ -43,22 +43,22 @@ _MINUTES, _TRIALS = 30.0, 50
 @app.command("tune")
 def tune_command(
     log: LogOrConfig = None,
-    minutes: Annotated[float, typer.Option(help="Time for this call.")] = _MINUTES,
-    trials: Annotated[int, typer.Option(min=0, help="Trials of the study altogether; 0 shows what is searched.")] = (
-        _TRIALS
-    ),
+    minutes: Annotated[float, typer.Option(help="Time limit of this call.")] = _MINUTES,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Total number of trials in the study; 0 only shows what is searched.")
+    ] = (_TRIALS),
     tune_rows: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Training rows to tune on, the last ones, those to measure on among them.",
-            show_default="all, or 1000000",
+            help="Training rows to tune on, from the end, including those to measure on.",
+            show_default="all, up to 1000000",
         ),
     ] = None,
     held_out: Annotated[
         float | None,
         typer.Option(
-            help="Share of these, the last ones, to measure trials on; test rows are not touched.", show_default="0.2"
+            help="Share of these, from the end, to measure trials on; test rows are not touched.", show_default="0.2"
         ),
     ] = None,
     out: Annotated[
@@ -70,7 +70,7 @@ def tune_command(
         typer.Option(
             "--resume",
             metavar="STUDY",
-            help="Go on with a study: the trial that was cut off, then new ones.",
+            help="Resume a study: first the interrupted trial, then new ones.",
             show_default=False,
         ),
     ] = None,
@@ -124,7 +124,7 @@ def tune_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search for settings on a part of the training rows, by successive halving; ends in a `train` command and a YAML.
+    """Search for settings on part of the training rows, by successive halving; ends with a `train` command and a YAML.
 
     A setting that is given, by an option, --set or a YAML file, is not searched. The search begins with the
     defaults: the first trial has the settings that `train` would have.

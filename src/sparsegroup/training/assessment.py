@@ -135,8 +135,8 @@ def _against_baseline(window: PredictionWindow, test: Metrics, beside: Metrics |
         return ()
     return (
         f"The model loses to the baseline, a logistic regression, {' and '.join(worse)} (paired t-test over {BLOCKS} "
-        "blocks of the test rows, 5 %). Try another learning rate (lr), a smaller λ21 (l21) or a larger size, and more "
-        "data or fewer fields that are almost unique.",
+        "blocks of the test rows, 5 %). Try another learning rate (lr), a smaller λ21 (l21) or a larger size, more "
+        "data, or fewer fields whose values are almost unique.",
     )
 
 
@@ -153,9 +153,8 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics |
         and test.normalized_entropy < FAR * beside.normalized_entropy
     ):
         why = (
-            f"So does the baseline ({beside.normalized_entropy:.3f}): the test rows differ from the training rows, in "
-            "their share of positives perhaps. Try training rows that are closer in time, or to calibrate on recent "
-            "ones."
+            f"So does the baseline ({beside.normalized_entropy:.3f}): the test rows differ from the training rows, "
+            "perhaps in their share of positives. Try training on rows closer in time, or calibrating on recent ones."
         )
     else:
         why = "Try a lower learning rate (lr), standardized numbers (standardize), a smaller network, or fewer epochs."
@@ -178,8 +177,8 @@ def _calibration(
     way = "high" if test.calibration > 1 else "low"
     return (
         f"The predictions are {abs(test.calibration - 1):.0%} too {way} on the test rows: calibration "
-        f"{test.calibration:.3f}. Try a lower learning rate (lr), training rows that are closer in time, or to "
-        "calibrate on recent ones.",
+        f"{test.calibration:.3f}. Try a lower learning rate (lr), training on rows closer in time, or "
+        "calibrating on recent ones.",
     )
 
 

@@ -198,7 +198,7 @@ class Config(StrictSettings):
                 "of them out"
             )
         if self.training.patience and not self.training.validation and self._says("training.validation"):
-            raise ValueError("training.patience goes by rows that are held out: give training.validation, such as 0.05")
+            raise ValueError("training.patience needs rows that are held out: give training.validation, such as 0.05")
         return self
 
     @classmethod
@@ -279,8 +279,8 @@ class Config(StrictSettings):
         self.model.check_fields(log)
         if age_of(self.model.evict_unseen).seconds is not None and not log.timed:
             raise SettingsError(
-                f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own time, and {log.name} has no "
-                "column of times, in order (`sparsegroup columns` shows what it has; a schema can say which it is); "
+                f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own clock, but {log.name} has no "
+                "column of times in order (`sparsegroup columns` shows its columns; a schema can say which it is); "
                 "give a number of steps"
             )
 

@@ -22,12 +22,12 @@ def check_epochs(
         if value < least:
             raise ValueError(f"{name} must be >= {least}, got {value}")
     if patience and validation is None:
-        raise ValueError(f"patience={patience} goes by the validation log loss: give validation")
+        raise ValueError(f"patience={patience} needs the validation log loss: give validation")
     if after_first_epoch not in ("train", "reset", "freeze"):
         raise ValueError(f"after_first_epoch must be 'train', 'reset' or 'freeze', got {after_first_epoch!r}")
     for name, given in (("stream", stream), ("validation", validation)):
         if epochs > 1 and isinstance(given, Iterator):
             raise ValueError(
-                f"{name} ends with the first of {epochs} epochs: give one that can be read again, such as a DataLoader "
-                "or a list, or a function of the epoch's number"
+                f"{name} is used up by the first of {epochs} epochs: give one that can be read again, such as a "
+                "DataLoader or a list, or a function of the epoch's number"
             )

@@ -114,7 +114,7 @@ class MLflowCallback(Callback):
                 for name in _ARTIFACTS:
                     self._client.log_artifact(self.run_id, str(folder / name))
             except (MlflowException, OSError) as error:
-                _logger.warning("MLflow has not got what the run came to: %s", error)
+                _logger.warning("MLflow did not receive the results of the run: %s", error)
         self._end("FAILED" if summary is None else "FINISHED")
 
     def _open(self, before: str | None) -> None:
@@ -145,7 +145,7 @@ class MLflowCallback(Callback):
             for first in range(0, len(params), _AT_A_TIME):
                 self._client.log_batch(self.run_id, params=params[first : first + _AT_A_TIME])
         except (MlflowException, OSError) as error:  # it refuses another value where a path, say, has changed
-            _logger.warning("MLflow has not taken the settings: %s", error)
+            _logger.warning("MLflow did not receive the settings: %s", error)
 
     def _log_waiting(self) -> None:
         from mlflow.entities import Metric
@@ -158,7 +158,7 @@ class MLflowCallback(Callback):
             try:
                 self._client.log_batch(self.run_id, metrics=metrics)
             except (MlflowException, OSError) as error:
-                _logger.warning("MLflow has not got the last %d points yet: %s", len(self._waiting), error)
+                _logger.warning("MLflow has not yet received the last %d points: %s", len(self._waiting), error)
                 return
             self._waiting.pop(0)
 
@@ -168,4 +168,4 @@ class MLflowCallback(Callback):
         try:
             self._client.set_terminated(self.run_id, status)
         except (MlflowException, OSError) as error:
-            _logger.warning("MLflow has not got the end of the run: %s", error)
+            _logger.warning("MLflow did not receive the end of the run: %s", error)

@@ -194,7 +194,7 @@ def config_of(folder: str | Path) -> Config:
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
         begun = (folder / CONFIG).is_file()
-        what = "a run that did not come to its end; `resume` goes on with it" if begun else "no run"
+        what = "a run that did not finish; `resume` completes it" if begun else "no run"
         raise RunError(f"{folder}: {what} ({SUMMARY} is missing)", "resume")
     return recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
 

@@ -134,7 +134,7 @@ class Session:
         if latest is None and begun.continued_from is not None:
             run = load_run(begun.continued_from, config)
             if run.checkpoint_id != begun.continued_id:
-                raise RunError(f"{run.folder}: has changed since {folder} went on with it; begin that one again")
+                raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
         if latest is not None:
             _check_settings(folder, config, kept_extra(latest))
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
@@ -338,7 +338,7 @@ def _check_settings(folder: Path, config: Config, extra: Any) -> None:
         for name, before in extra["config"][section].items():
             if now[section].get(name) != before:
                 raise RunError(
-                    f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, the run was begun with "
+                    f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, but the run was begun with "
                     f"{before!r}; put it back, or begin another run"
                 )
 
