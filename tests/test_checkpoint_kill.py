@@ -119,7 +119,7 @@ def test_killed_at_every_operation_on_the_disk(tmp_path: Path, driver: Driver) -
     scene = made(a_new_run, driver, tmp_path)
     faults = scene.faults(thorough=False)
     assert len(faults) > 70
-    for fault in faults:
+    for fault in faults[::3]:  # all of them in `make test-slow`
         scene.check(fault)
 
 

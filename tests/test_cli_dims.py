@@ -174,7 +174,7 @@ def test_the_next_day_goes_on_with_the_same_sizes(there: Path, tmp_path: Path, r
     assert summary_of(tmp_path / "next")["samples"] == 2 * summary_of(there / "run")["samples"]  # type: ignore[operator]
     other = run("train", "log.csv", "--continue", "run", "--set", "model.dims={color: 4}", "--out", tmp_path / "other")
     assert (other.returncode, other.stdout) == (2, "")
-    assert "model.dims cannot become {'color': 4}" in other.stderr
+    assert "model.dims cannot change to {'color': 4}" in other.stderr
 
 
 def test_a_delta_of_several_tables_is_refused(there: Path, tmp_path: Path, run: Run) -> None:

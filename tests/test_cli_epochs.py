@@ -78,7 +78,10 @@ def test_it_is_resumed_in_its_second_epoch_and_gone_on_with(
     assert "2 epochs" in resumed.stderr
     assert "resumed at row " in resumed.stderr
     assert state_of(tmp_path / "whole") == state_of(tmp_path / "cut")
-    following = run("train", log, "--continue", "cut", "--out", "next")
+    undone = run("train", log, "--continue", "cut", "--out", "next")
+    assert (undone.returncode, "reset would undo" in undone.stderr) == (2, True)
+    assert not (tmp_path / "next").exists()
+    following = run("train", log, "--continue", "cut", "--after-first-epoch", "train", "--out", "next")
     assert following.returncode == 0, following.stderr
     assert yaml.safe_load((tmp_path / "next" / "config.yaml").read_text())["training"]["epochs"] == 2
 

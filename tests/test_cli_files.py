@@ -113,7 +113,7 @@ def test_partitions_of_a_store_are_trained_on_predicted_and_gone_on_with(
         monkeypatch.setenv(name, value)
     frame = pl.read_csv(click_log(tmp_path / "log.csv"))
     for day in range(4):
-        folder = tmp_path / "logs" / f"day={day + 8}"
+        folder = tmp_path / "logs" / f"day=d{day + 8}"
         folder.mkdir(parents=True)
         frame[day * 500 : day * 500 + 500].write_parquet(folder / "part-0.parquet")
     uri = server.put(tmp_path / "logs", "clicks")
@@ -123,22 +123,22 @@ def test_partitions_of_a_store_are_trained_on_predicted_and_gone_on_with(
     assert state_of(tmp_path / "runs" / "clicks" / "latest") == state_of(tmp_path / "here")
     content = json.loads((tmp_path / "runs" / "clicks" / "latest" / "columns.json").read_text())
     assert content["fields"] == ["color", "size", "day"]
-    for log, rows in ((f"{uri}/day=11", 500), (f"{uri}/", 2_000)):
+    for log, rows in ((f"{uri}/day=d11", 500), (f"{uri}/", 2_000)):
         done = run("predict", "here", log, "--out", "scores.parquet")
         assert done.returncode == 0, done.stderr
         assert len(pl.read_parquet(tmp_path / "scores.parquet")) == rows
     next_day = run(
-        "train", f"{uri}/day=11/", "--continue", "here", "--out", "next", "--test", f"{uri}/day=10/*.parquet"
+        "train", f"{uri}/day=d11/", "--continue", "here", "--out", "next", "--test", f"{uri}/day=d10/*.parquet"
     )
     assert next_day.returncode == 0, next_day.stderr
     assert summary_of(tmp_path / "next")["test_rows"] == 500
     assert run("prepare", f"{uri}/day=*/", "prepared").returncode == 0
     assert len(open_log(tmp_path / "prepared")) == 2_000
-    exported = run("export", "here", "served", "--no-onnx", "--test", f"{uri}/day=9/")
+    exported = run("export", "here", "served", "--no-onnx", "--test", f"{uri}/day=d9/")
     assert exported.returncode == 0, exported.stderr
-    assert f"500 rows of {uri}/day=9/" in exported.stdout
-    missing = run("train", f"{uri}/day=99/part-0.parquet", *SMALL)
-    assert (missing.returncode, missing.stderr) == (2, f"error: {uri}/day=99/part-0.parquet: no such file\n")
+    assert f"500 rows of {uri}/day=d9/" in exported.stdout
+    missing = run("train", f"{uri}/day=d99/part-0.parquet", *SMALL)
+    assert (missing.returncode, missing.stderr) == (2, f"error: {uri}/day=d99/part-0.parquet: no such file\n")
 
 
 @pytest.mark.parametrize("where", ["disk", "store"])

@@ -106,7 +106,7 @@ def test_features_go_when_the_logs_own_time_has_come(log: Path, tmp_path: Path, 
     assert run("prepare", log, "prepared").returncode == 0
     evicted = []
     for number, (source, age) in enumerate(((log, 20), (log, "2560s"), (tmp_path / "prepared", "2560s"))):
-        done = run("train", source, *OPTIONS, "--evict-unseen", age, "--out", f"run{number}")
+        done = run("train", source, *OPTIONS, "--evict-unseen", age, "--shuffle-buffer", 0, "--out", f"run{number}")
         assert done.returncode == 0, done.stderr
         evicted.append(summary_of(tmp_path / f"run{number}")["evicted_rows"])
     steps, raw, prepared = evicted

@@ -189,8 +189,8 @@ def test_resume_wants_the_settings_it_was_begun_with_and_no_others(tmp_path: Pat
     edited = run("train", "--resume", "runs/log")
     assert (edited.returncode, edited.stderr) == (
         2,
-        "error: runs/log/config.yaml: training.batch_size is 100, but the run was begun with 512; put it back, or begin "
-        "another run\n",
+        "error: runs/log/config.yaml: training.batch_size is 100, but the run was begun with 512; put it back, or "
+        "begin another run\n",
     )
     config.write_text(text)
     assert run("train", "--resume", "runs/log").returncode == 0

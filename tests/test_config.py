@@ -123,7 +123,11 @@ def test_a_setting_that_keeps_features_needs_a_rate() -> None:
 def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_size: int, is_shuffled: bool) -> None:
     facts = LogFacts(rows, fields=3, numbers=0, features=None, timed=True)
     assert RULES["training.batch_size"](facts, {}) == batch_size
-    assert RULES["training.shuffle_buffer"](facts, {}) == (rows if is_shuffled else 10_000)
+    assert RULES["model.name"](facts, Config().as_dict()) == ("dcnv2" if rows > 100_000 else "dcn")
+    assert RULES["model.name"](facts, Config.of(network_options={"cross_layers": 2}).as_dict()) == "dcn", "whose it is"
+    assert RULES["training.shuffle_buffer"](facts, Config().as_dict()) == (rows if is_shuffled else 10_000)
+    by_time = Config.of(evict_unseen="7d").as_dict()
+    assert RULES["training.shuffle_buffer"](facts, by_time) == 0, "the log's own time goes by its order"
 
 
 class TestAskingForASize:

@@ -9,7 +9,9 @@ import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
 
+import default_settings
 import out_of_the_box
+from command import Run
 from panel import baselines
 from panel.baselines import BASELINES, BaselineCache, Said
 from panel.choosing import Chosen, tail_of
@@ -171,3 +173,30 @@ def test_the_command_writes_the_page_and_its_figures(log: PanelLog, tmp_path: Pa
     page = (tmp_path / "report" / "index.md").read_text()
     assert f"| log | {difference:+.4f} ± {entry['differences']['auc']['error']:.4f} (logistic regression) |" in page
     assert "300 test rows" in page
+
+
+def test_defaults_are_varied_one_setting_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def run(log: PanelLog, seed: int, folder: Path, options: tuple[str, ...]) -> OwnRun:
+        asked.append(options)
+        labels = log.frames[1][log.frames[3]].to_numpy()
+        return OwnRun(np.where(labels == 1, 0.9, 0.1 * (1 + len(options))), 0.1, 5, 1.0)
+
+    monkeypatch.setattr(default_settings, "own_run", run)
+    default_settings.main(
+        ["--quick", "--of", "order", "size", "--seeds", "2", "--json", str(tmp_path / "figures.json")]
+    )
+    assert asked[:4] == [(), (), ("--shuffle-buffer", "0"), ("--shuffle-buffer", "0")]
+    assert len(asked) == 2 * 6
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert len(figures) == 6 * 3
+    assert figures["clicks, where nothing is said, auc"] == 1.0
+    assert figures["clicks, where nothing is said, calibration"] < figures["clicks, all features, calibration"]
+
+
+def test_the_other_settings_are_options_of_train(tmp_path: Path, run: Run) -> None:
+    for settings in default_settings.OTHERS.values():
+        for options in settings.values():
+            done = run("train", tmp_path / "none.csv", *options)
+            assert "none.csv: no such file" in done.stderr

@@ -115,4 +115,4 @@ def test_a_run_in_a_folder_of_its_own_as_former_versions_wrote_it_is_meant(tmp_p
 
 def test_overwrite_is_for_out(tmp_path: Path, run: Run) -> None:
     done = run("train", click_log(tmp_path / "log.csv", 600), "--overwrite")
-    assert (done.returncode, "--overwrite is for --out" in done.stderr) == (2, True)
+    assert (done.returncode, "--overwrite needs --out" in done.stderr) == (2, True)

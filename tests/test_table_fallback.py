@@ -210,7 +210,7 @@ class TestServing:
 
     def test_a_run_cannot_change_its_mind(self, tmp_path: Path, run: Run) -> None:
         log = click_log(tmp_path / "log.csv")
-        assert run("train", log).returncode == 0
+        assert run("train", log, "--no-fallback").returncode == 0
         done = run("train", log, "--continue", "runs/log", "--out", "next", "--fallback")
         assert done.returncode == 2
         assert "model.fallback cannot change to True" in done.stderr

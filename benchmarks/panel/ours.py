@@ -1,8 +1,9 @@
-"""`sparsegroup train LOG` as a user runs it: through the command line, with no option but the label."""
+"""`sparsegroup train LOG` as a user runs it: through the command line, with no option but the label, or a few."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -30,14 +31,20 @@ class OwnRun:
     seconds: float
 
 
-def own_run(log: PanelLog, seed: int, folder: Path) -> OwnRun:
+def own_run(log: PanelLog, seed: int, folder: Path, options: Sequence[str] = ()) -> OwnRun:
     """Train with that seed into a folder, and score the test rows.
+
+    Args:
+        log: What to train on.
+        seed: Of the run.
+        folder: Of the run.
+        options: Further options of `train`.
 
     Raises:
         RuntimeError: The command fails, with what it says; or the rows that are scored are not those of the test set.
     """
     start = perf_counter()
-    _sparsegroup("train", *log.arguments, "--set", f"training.seed={seed}", "--out", str(folder))
+    _sparsegroup("train", *log.arguments, "--set", f"training.seed={seed}", *options, "--out", str(folder))
     seconds = perf_counter() - start
     summary = json.loads((folder / "summary.json").read_text())
     scores = folder / "scores.parquet"

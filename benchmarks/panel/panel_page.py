@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from panel.baselines import BASELINES
 from panel.contest import CALIBRATION, FEATURE_RATE, MARGIN, OURS, verdict_of
 
 _INTRODUCTION = f"""# Out of the box
@@ -56,6 +57,8 @@ def _log(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
     if "best_possible" in entry:
         best = entry["best_possible"]
         yield f"The true probabilities reach an AUC of {best['auc']:.4f} at a log loss of {best['log_loss']:.4f}.\n"
+    if missing := [name for name in BASELINES if name not in entry["methods"]]:
+        yield f"Not run on this log: {', '.join(missing)}.\n"
     yield "| method | AUC | log loss | normalized entropy | calibration | features | seconds | chosen |"
     yield "|---|---:|---:|---:|---:|---:|---:|---|"
     for method, figures in sorted(entry["methods"].items(), key=lambda one: -one[1]["auc"]):

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib import style
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MultipleLocator
 
 from panel.contest import OURS
 from sparsegroup.reporting.plots import COLOURS, INK, STYLE
@@ -37,23 +37,18 @@ def plot_contest(results: Mapping[str, Any], path: Path) -> None:
                         alpha=1 if ours else 0.45,
                         markersize=9 if ours else 6,
                         markeredgewidth=0,
-                        label=_label(method) if row == 0 else None,
+                        label=method if row == 0 else None,
                         zorder=3 if ours else 2,
                         clip_on=False,
                     )
             ax.axvline(0, color=INK, linewidth=0.8)
             ax.set_xlim(-_WORST, None)
-            ax.xaxis.set_major_locator(MaxNLocator(5))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.2f}" if value else "best baseline"))
-            ax.set_xlabel("AUC, beside the best baseline" if metric == "auc" else "log loss saved, beside the best one")
+            ax.xaxis.set_major_locator(MultipleLocator(0.01))
+            ax.set_xlabel("AUC − best baseline's" if metric == "auc" else "best baseline's log loss − log loss")
         axes[0].set_yticks(range(len(logs)), [_named(name, results[name]) for name in logs])
         axes[0].set_ylim(len(logs) - 0.5, -0.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
         figure.savefig(path)
-
-
-def _label(method: str) -> str:
-    return f"{method}, searched" if method != OURS else OURS
 
 
 def _named(name: str, entry: Mapping[str, Any]) -> str:

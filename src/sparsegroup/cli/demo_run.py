@@ -19,8 +19,8 @@ _logger = logging.getLogger(__name__)
 def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) -> None:
     """Compare four methods; the arguments are those of the command."""
     configs = {
-        "Group Adam, fixed λ": Config.of(lr=lr, l21=l21, seed=seed),
-        "A rate asked for": Config.of(target_rate=target_rate, seed=seed),
+        "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
+        "A rate asked for": Config.of(model="dcn", target_rate=target_rate, seed=seed),
     }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = 0 if data.informative is None else len(np.intersect1d(data.informative, data.keys[: data.train_rows]))

@@ -37,7 +37,7 @@ def evaluate_command(
 ) -> None:
     """Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a field.
 
-    Of the model's own log and of a prepared one the test rows are used, if there are any; of any other log all rows.
+    For the model's own log or a prepared one, the test rows are used, if there are any; for any other log, all rows.
     """
     from sparsegroup.cli.evaluate_run import evaluate_run
 

@@ -22,7 +22,7 @@ from sparsegroup.estimator.binary_target import checked_labels, checked_weights,
 from sparsegroup.estimator.feature_frame import feature_frame
 from sparsegroup.estimator.random_numbers import own_random_numbers
 from sparsegroup.estimator.row_logits import row_logits
-from sparsegroup.names import AfterFirstEpoch, Dtype, ModelName, NormName, OptimizerName, ScheduleName
+from sparsegroup.names import AfterFirstEpoch, Dtype, ModelChoice, NormName, OptimizerName, ScheduleName
 from sparsegroup.penalties import Penalty
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, export_trained
@@ -74,7 +74,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: ModelName = "dcn",
+        model: ModelChoice = "auto",
         *,
         columns: Mapping[str, str] | None = None,
         dim: int | None = None,

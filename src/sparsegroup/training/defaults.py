@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsegroup.data.log import Log
+from sparsegroup.training.age import age_of
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,28 @@ SHUFFLED, BLOCK = 300_000, 10_000
 what drifts in the log, while no stretch of like rows makes up a batch. See docs/training.md for what was measured."""
 
 
+MANY = 100_000
+"""Training rows above which a DCNv2, whose matrices have more to learn, is better than a DCN; see docs/models.md."""
+
+
+def _network(log: LogFacts, settings: Settings) -> str:
+    has_options = bool(settings["model"]["options"])  # they are those of a DCN
+    return "dcnv2" if log.train_rows > MANY and not has_options else "dcn"
+
+
 def _batch_size(log: LogFacts, settings: Settings) -> int:
     """A thousandth of the rows, as a power of two from 128 to 8,192."""
     return 1 << min(max(round(math.log2(max(log.train_rows, 1) / 1_000)), 7), 13)
 
 
 def _shuffle_buffer(log: LogFacts, settings: Settings) -> int:
+    if age_of(settings["model"]["evict_unseen"]).seconds is not None:
+        return 0  # the log's own time goes by its order
     return log.train_rows if log.train_rows <= SHUFFLED else BLOCK
 
 
 RULES: Mapping[str, Callable[[LogFacts, Settings], Any]] = {
-    "model.name": lambda log, settings: "dcn",
+    "model.name": _network,
     "model.standardize": lambda log, settings: True,
     "model.number_buckets": lambda log, settings: 32,
     "model.base_rate": lambda log, settings: True,

@@ -42,7 +42,7 @@ from sparsegroup.training.run_dir import append_point as append
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.training.tracking import tracking_callbacks
-from sparsegroup.yaml_settings import read_yaml
+from sparsegroup.yaml_settings import SettingsError, read_yaml
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ class Session:
         Settings that nobody has given are decided by the rules of `sparsegroup.training.defaults`, unless it goes on.
 
         Raises:
-            SettingsError: The settings ask for what the log has not, fields or times.
+            SettingsError: The settings ask for what the log has not, fields or times; or a run that is continued would
+                have its embeddings reset.
             RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
         """
         config.check_log(log)
@@ -90,6 +91,11 @@ class Session:
             config = config.resolved_for(log)
         else:
             run.columns.check(log)
+            if config.training.epochs > 1 and config.training.after_first_epoch == "reset":
+                raise SettingsError(
+                    f"training.after_first_epoch: reset would undo, in the second epoch, what {run.folder} has learnt; "
+                    "give --epochs 1, or --after-first-epoch train or freeze"
+                )
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder) as lock:
             if not is_free(folder):

@@ -1,0 +1,87 @@
+"""What is each default of `sparsegroup train LOG` worth? Runs that differ from it in one setting, log by log.
+
+On each log of the panel of `out_of_the_box.py`, the order of the training rows, the network, the optimizer with its
+learning rates, the batch size and the size are each given another value: test AUC, log loss and calibration, the mean
+over seeds.
+
+    python benchmarks/default_settings.py --data FOLDER
+    python benchmarks/default_settings.py --data FOLDER --of order --only nycflights13
+"""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import timing
+from out_of_the_box import QUICK_ROWS, ROWS, typed_logs
+from panel.logs import PanelLog, shared_logs
+from panel.ours import own_run
+from sparsegroup.training.metrics import evaluate
+
+DEFAULT = "where nothing is said"
+METRICS = ("auc", "log_loss", "calibration")
+OTHERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "order": {
+        "the log's order": ("--shuffle-buffer", "0"),
+        "blocks of 10,000": ("--shuffle-buffer", "10000"),
+        "blocks of 100,000": ("--shuffle-buffer", "100000"),
+        "all shuffled": ("--shuffle-buffer", "1000000000"),
+    },
+    "model": {name: ("--model", name) for name in ("lr", "fm", "deepfm", "xdeepfm", "mlp", "opnn", "dcn", "dcnv2")},
+    "optimizer": {
+        "Adagrad, .03 everywhere": ("--optimizer", "adagrad", "--lr", "0.03"),
+        "Adagrad, .1 everywhere": ("--optimizer", "adagrad", "--lr", "0.1"),
+        "Adam": ("--optimizer", "adam"),
+    },
+    "batch": {f"batches of {size}": ("--batch-size", str(size)) for size in (128, 512, 2048)},
+    "size": {"all features": ("--optimizer", "adagrad", "--lr", "0.1", "--network-lr", "0.03", "--l21", "0")},
+}
+"""Setting → what it is instead → options of `train`."""
+
+
+def figures_of(log: PanelLog, options: Sequence[str], seeds: int) -> dict[str, float]:
+    """Test metrics of runs with these options, the mean over seeds."""
+    _, test, _, label = log.frames
+    labels = test[label].to_numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [own_run(log, seed, Path(folder) / str(seed), options) for seed in range(seeds)]
+    each = [evaluate(labels, run.probabilities) for run in runs]
+    return {metric: float(np.mean([getattr(one, metric) for one in each])) for metric in METRICS}
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of the public logs; default: the made-up log alone")
+    parser.add_argument("--only", nargs="+", metavar="LOG", help="logs of the panel, by name")
+    parser.add_argument("--of", nargs="+", choices=OTHERS, default=list(OTHERS), help="default: all")
+    parser.add_argument("--seeds", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="the made-up log alone, short")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a flat object")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = arguments(argv)
+    ways = {DEFAULT: (), **{name: options for setting in given.of for name, options in OTHERS[setting].items()}}
+    print(timing.machine(), flush=True)
+    figures: dict[str, float | str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        made_up = next(iter(typed_logs(Path(folder), QUICK_ROWS if given.quick else ROWS)))
+        logs = [made_up, *(shared_logs(given.data) if given.data and not given.quick else [])]
+        for log in logs:
+            if given.only and log.name not in given.only:
+                continue
+            found = {name: figures_of(log, options, given.seeds) for name, options in ways.items()}
+            lines = [[name, *(f"{one[metric]:.4f}" for metric in METRICS)] for name, one in found.items()]
+            timing.show(log.name, ("", *METRICS), lines)
+            figures |= {
+                f"{log.name}, {name}, {metric}": value for name, one in found.items() for metric, value in one.items()
+            }
+            timing.write_json(given.json, figures)
+
+
+if __name__ == "__main__":
+    main()
