@@ -15,7 +15,7 @@ test: check  ## Lint, types and the whole test suite
 	$(RUN)/pytest --numprocesses auto --maxprocesses 8
 
 test-slow: $(VENV)/.installed-dev  ## The long tests: many more kills, flipped bits and random sequences; an hour
-	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow
+	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow -o faulthandler_timeout=3600
 
 WHEEL = $(CURDIR)/.venv-wheel
 IN_WHEEL = cd $(WHEEL)/tests && env -u PYTHONPATH $(WHEEL)/bin/python -m pytest -q

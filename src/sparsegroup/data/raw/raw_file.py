@@ -161,7 +161,9 @@ class RawFile(ABC):
             raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
         if not 1 <= len(log.fields) <= MOST_FIELDS:
             hint = (
-                "" if log.fields or not log.kinds else ": no column was taken for a category; say in a schema which is"
+                ""
+                if log.fields or not log.kinds
+                else ": none was taken for a category, and numbers have no embeddings; say in a schema which one is"
             )
             raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}{hint}")
         named = {*log.fields, *log.numbers}
