@@ -12,8 +12,8 @@ from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versions
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.penalties import Penalty
-from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
+from sparsegroup.table.table_state_dict import rows_left_out
 
 
 def kind_of(optimizer: Optimizer) -> str:

@@ -34,9 +34,9 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.table.hash_embedding import rows_left_out
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
+from sparsegroup.table.table_state_dict import rows_left_out
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 

@@ -176,7 +176,7 @@ class GroupOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients, or with `set_to_none=False` make them zero."""
-        if not set_to_none:
+        if not set_to_none or torch.compiler.is_compiling():  # torch's own is slower, and known to Dynamo
             super().zero_grad(set_to_none)
             return
         for group in self.param_groups:
@@ -203,6 +203,11 @@ class GroupOptimizer(Optimizer):
             ValueError: A hyperparameter that is out of range by now, or a sparse gradient where it cannot be taken
                 (`groups` other than rows, `weight_decay`); nothing is changed.
         """
+        if torch.compiler.is_compiling():  # as Dynamo sees it
+            return self._step_outside_graphs(closure)
+        return self._take_step(closure)
+
+    def _take_step(self, closure: Callable[[], float] | None) -> float | None:
         self._check_ready()
         loss = None
         if closure is not None:
@@ -215,6 +220,8 @@ class GroupOptimizer(Optimizer):
             if planned:
                 self._executor.carry_out(step, planned, self.state)
         return loss
+
+    _step_outside_graphs = torch._disable_dynamo(_take_step)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def sweep(self, *, drop_untrained: bool = False) -> None:

@@ -51,7 +51,7 @@ class HashEmbeddingBag(HashEmbedding):
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do
                 not fit; nothing is inserted.
         """
-        self._as_array(keys)
+        self._check_keys(keys)
         if per_sample_weights is not None:
             if self.mode != "sum":
                 raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sparsegroup.table.hashing import mixed
 from sparsegroup.table.row_lookup import Found
@@ -51,7 +50,8 @@ def _dead_share(table: Table) -> float:
 def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:
     """`vectors` with the fallback vector of its field for each key whose own is zero.
 
-    Its gradient reaches both: the fallback vector learns, and the row still gathers what its key insists on.
+    Its gradient reaches both: the fallback vector learns, and the row still gathers what its key insists on. Where no
+    vector is zero, the gradient of the fallback vectors is zero, not None: as it is in a graph, and as DDP wants it.
 
     Args:
         vectors: `[*keys.shape, dim]`.
@@ -59,12 +59,14 @@ def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -
         fallback: `[2**field_bits, dim]`, by the number in a key's top `field_bits` bits.
         field_bits: 0 to 16.
     """
+    if torch.compiler.is_compiling():  # without a shape that depends on the vectors
+        dead = (vectors.detach() == 0).all(dim=-1, keepdim=True)
+        fields = field_numbers(keys, field_bits).to(fallback.device)
+        return torch.where(dead, vectors + fallback[fields], vectors)
     flat = vectors.reshape(-1, vectors.shape[-1])
     at = (flat.detach() == 0).all(dim=1).nonzero().squeeze(1)
-    if not len(at):
-        return vectors
     fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)
-    return flat.index_add(0, at, functional.embedding(fields, fallback)).view_as(vectors)
+    return flat.index_add(0, at, fallback.index_select(0, fields)).view_as(vectors)
 
 
 def field_numbers(keys: Tensor, field_bits: int) -> Tensor:

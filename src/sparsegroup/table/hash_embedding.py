@@ -1,8 +1,6 @@
 """`HashEmbedding` and `HashEmbeddingBag`: the table as modules."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,31 +11,19 @@ from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
-from sparsegroup.table.directory_notes import NOTES
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, load_fallback, stand_in
+from sparsegroup.table.graph_lookup import is_traced, register, vectors_in_graph
 from sparsegroup.table.key_search import LookAhead
+from sparsegroup.table.row_lookup import Found
 from sparsegroup.table.row_start import Init
-from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.row_uses import LATEST
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_report import FieldCount, TableMemory
-from sparsegroup.table.table_snapshot import TableSnapshot
+from sparsegroup.table.table_state_dict import load_rows, save_rows
 
 _FALLBACK = "fallback"
-
-_rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
-
-
-@contextmanager
-def rows_left_out() -> Iterator[None]:
-    """While it lasts, state dicts know nothing of tables, whose rows are kept elsewhere."""
-    token = _rows_left_out.set(True)
-    try:
-        yield
-    finally:
-        _rows_left_out.reset(token)
 
 
 class HashEmbedding(nn.Module):
@@ -149,6 +135,7 @@ class HashEmbedding(nn.Module):
         )
         self.register_parameter("fallback", None if vectors is None else nn.Parameter(vectors))
         self._ahead: LookAhead | None = None
+        self._number, self._field_bits = register(self), field_bits
 
     def forward(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`.
@@ -166,6 +153,18 @@ class HashEmbedding(nn.Module):
             RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
             MemoryError: The system has no more (nothing is inserted).
         """
+        if is_traced():
+            self._check_keys(keys)
+            vectors = vectors_in_graph(self._number, keys)
+        else:
+            found = self.find(keys)
+            vectors = for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
+        if self.fallback is None:
+            return vectors
+        return stand_in(vectors, keys, self.fallback, self._field_bits)
+
+    def find(self, keys: Tensor) -> Found:
+        """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
         array, ahead = self._as_array(keys), self._ahead
         if self.training:
             self.table.keep_up()
@@ -176,10 +175,7 @@ class HashEmbedding(nn.Module):
             found = self.table.look_up(array, insert=self.training)
         if self.fallback is not None and self.training:
             begin_dead(found, self.table)
-        vectors = for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
-        if self.fallback is None:
-            return vectors
-        return stand_in(vectors, keys, self.fallback, self.table.config.field_bits)
+        return found
 
     def prefetch(self, keys: Tensor) -> None:
         """Let another thread look for keys that a later `forward` will be given, while this one trains.
@@ -198,11 +194,14 @@ class HashEmbedding(nn.Module):
         """
         self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.training)
 
-    def _as_array(self, keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _check_keys(self, keys: Tensor) -> None:
         if not isinstance(keys, Tensor):
             raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}")
         if keys.dtype != torch.int64:
             raise TypeError(f"keys must be int64, got {keys.dtype}")
+
+    def _as_array(self, keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+        self._check_keys(keys)
         if keys.device.type != "cpu":
             if not self.table.config.on_device or keys.device.type != "cuda":
                 raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
@@ -349,7 +348,11 @@ class HashEmbedding(nn.Module):
         return self.table.shrink()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_number"} | {"_ahead": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number, self._field_bits = register(self), self.table.config.field_bits
 
     def extra_repr(self) -> str:
         return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
@@ -367,10 +370,7 @@ class HashEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if self.fallback is not None:
             destination[prefix + _FALLBACK] = self.fallback if keep_vars else self.fallback.detach()
-        if _rows_left_out.get():
-            return
-        for name, tensor in self.table.snapshot((WEIGHT,)).tensors().items():
-            destination[prefix + name] = tensor
+        save_rows(self.table, destination, prefix)
 
     def _load_from_state_dict(
         self,
@@ -383,15 +383,4 @@ class HashEmbedding(nn.Module):
         error_msgs: list[str],
     ) -> None:
         load_fallback(self.fallback, prefix + _FALLBACK, state_dict, strict, missing_keys, unexpected_keys, error_msgs)
-        if _rows_left_out.get():
-            return
-        names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
-        if missing := [prefix + name for name in names if prefix + name not in state_dict]:
-            missing_keys.extend(missing)
-            return
-        names = tuple(name for name in (*names, *NOTES) if prefix + name in state_dict)
-        try:
-            tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
-            self.table.load(TableSnapshot.of_tensors(tensors, self.table.config))
-        except (ValueError, RuntimeError) as error:  # nothing has been changed
-            error_msgs.append(f"{prefix}{error}")
+        load_rows(self.table, state_dict, prefix, missing_keys, error_msgs)

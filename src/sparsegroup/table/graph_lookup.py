@@ -1,0 +1,108 @@
+"""The lookup as an operator that `torch.compile` puts into its graph without looking inside."""
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from sparsegroup.table.differentiable_lookup import for_autograd
+
+if TYPE_CHECKING:
+    from sparsegroup.table.hash_embedding import HashEmbedding
+
+_EMBEDDINGS: "WeakValueDictionary[int, HashEmbedding]" = WeakValueDictionary()
+
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 has none
+
+_ANCHOR = torch.empty(0, requires_grad=True)
+"""What the operator's result depends on, so that its backward is called: a graph cannot hold a table's parameter."""
+
+
+def register(embedding: "HashEmbedding") -> int:
+    """A number under which the operator finds `embedding`, as long as that lives."""
+    number = max(_EMBEDDINGS, default=-1) + 1
+    _EMBEDDINGS[number] = embedding
+    return number
+
+
+def is_traced() -> bool:
+    """Whether a graph is traced now, by torch.compile, torch.export or torch.jit.trace."""
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
+
+
+def vectors_in_graph(number: int, keys: Tensor) -> Tensor:
+    """The vectors of `keys` while a graph is traced: by one operator, in whose backward the table gets its gradient.
+
+    Args:
+        number: What `register` gave for the embedding.
+        keys: int64 of any shape.
+
+    Returns:
+        `[*keys.shape, dim]`.
+
+    Raises:
+        RuntimeError: The graph is to be saved, without the table.
+    """
+    if not torch.compiler.is_compiling() or _is_exporting():
+        raise RuntimeError(
+            "a HashEmbedding grows, so it cannot be part of a graph that torch.export or torch.jit.trace saves; "
+            "sparsegroup.serving.export(model, folder, example_inputs) saves the model with the rows it has by now, as "
+            "a torch.export program or as ONNX"
+        )
+    vectors: Tensor = _look_up(keys, _ANCHOR, number, torch.is_grad_enabled())[0]
+    return vectors
+
+
+@torch.library.custom_op("sparsegroup::look_up", mutates_args=())
+def _look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
+    """The vectors `[*keys.shape, dim]`, and a tensor that carries for backward where they came from."""
+    embedding = _EMBEDDINGS[number]
+    with torch.set_grad_enabled(wants_gradient):
+        found = embedding.find(keys)
+    ticket = torch.empty(1)
+    storage: Any = ticket.untyped_storage()
+    storage.sparsegroup_locations = found.locations
+    return found.vectors.view(*keys.shape, embedding.dim), ticket
+
+
+@_look_up.register_fake
+def _(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
+    table = _EMBEDDINGS[number].table
+    vectors = keys.new_empty(*keys.shape, table.dim, dtype=table.weight_dtype, device=table.device)
+    return vectors, torch.empty(1)
+
+
+@torch.library.custom_op("sparsegroup::add_gradient", mutates_args=())
+def _add_gradient(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
+    """Let autograd give the table the gradient of a lookup's vectors, as if these had been looked up outside a graph.
+
+    Returns:
+        The gradient of the anchor.
+    """
+    embedding = _EMBEDDINGS[number]
+    storage: Any = ticket.untyped_storage()
+    with torch.enable_grad():
+        vectors = for_autograd(embedding.weight, storage.sparsegroup_locations, gradient.detach())
+    if vectors.requires_grad:
+        torch.autograd.backward(vectors, gradient)
+    return torch.empty(0)
+
+
+@_add_gradient.register_fake
+def _(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
+    return torch.empty(0)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.number = inputs[2]
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    (ticket,) = ctx.saved_tensors
+    return None, _add_gradient(gradient.flatten(0, -2), ticket, ctx.number), None, None
+
+
+_look_up.register_autograd(_backward, setup_context=_keep)

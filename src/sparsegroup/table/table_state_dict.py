@@ -1,0 +1,51 @@
+"""A table's rows in a module's state dict."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+
+from sparsegroup.table.directory_notes import NOTES
+from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.table import Table
+from sparsegroup.table.table_snapshot import TableSnapshot
+
+_rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
+
+
+@contextmanager
+def rows_left_out() -> Iterator[None]:
+    """While it lasts, state dicts know nothing of tables, whose rows are kept elsewhere."""
+    token = _rows_left_out.set(True)
+    try:
+        yield
+    finally:
+        _rows_left_out.reset(token)
+
+
+def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
+    """Put keys, vectors and notes into a state dict; see `nn.Module._save_to_state_dict`."""
+    if _rows_left_out.get():
+        return
+    for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
+        destination[prefix + name] = tensor
+
+
+def load_rows(
+    table: Table, state_dict: Mapping[str, Tensor], prefix: str, missing_keys: list[str], error_msgs: list[str]
+) -> None:
+    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. Nothing is changed where that fails."""
+    if _rows_left_out.get():
+        return
+    names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
+    if missing := [prefix + name for name in names if prefix + name not in state_dict]:
+        missing_keys.extend(missing)
+        return
+    names = tuple(name for name in (*names, *NOTES) if prefix + name in state_dict)
+    try:
+        tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
+        table.load(TableSnapshot.of_tensors(tensors, table.config))
+    except (ValueError, RuntimeError) as error:  # nothing has been changed
+        error_msgs.append(f"{prefix}{error}")
