@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
 from sparsegroup.kernels.cpu.turns import done, enter, leave, take, wait
 from sparsegroup.kernels.views import array_of
-from sparsegroup.table.index import (
+from sparsegroup.table.buckets import (
     ABSENT,
     AHEAD,
     BUCKET_BYTES,
@@ -23,6 +23,7 @@ from sparsegroup.table.index import (
     measure,
     row_at_home,
     row_beyond,
+    secret_of,
 )
 from sparsegroup.table.row_start import start_row
 
@@ -31,14 +32,14 @@ PIECE = 256
 
 
 @jitted
-def _distinct(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any) -> Any:
+def _distinct(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
     """The distinct keys in order of appearance; `seen` is an int32 table of a power of 2 ≥ 2 n slots."""
     seen[:] = 0
     mask = len(seen) - 1
     count = 0
     for i in range(len(keys)):
         key = keys[i]
-        hashed = hash_of(key)
+        hashed = hash_of(key, secret)
         slot = hashed & mask
         # As if it were new: a key that is not differs from what its slot says, and what is written here is overwritten.
         distinct[count] = key
@@ -148,7 +149,7 @@ def _look_up(
     thread = enter(turns)
     if finds:
         if take(turns, 0, thread, 1) == 0:
-            count[0] = _distinct(keys, seen, distinct, hashes, inverse)
+            count[0] = _distinct(keys, seen, distinct, hashes, inverse, secret_of(state))
             done(turns, 0)
         wait(turns, 0, 1)
     n, now = count[0], measure(state)

@@ -1,7 +1,8 @@
 """How many rows a table may have, so that all that belongs to it stays below a number of bytes."""
 
+from sparsegroup.table.buckets import BUCKET_BYTES, SLACK
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.index import BUCKET_BYTES, KEYS_PER_BUCKET, SLACK
+from sparsegroup.table.index import KEYS_PER_BUCKET
 from sparsegroup.table.row_storage import RowMemory
 from sparsegroup.table.row_uses import BYTES
 

@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
 from sparsegroup.table import batch
-from sparsegroup.table.index import ABSENT
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.row_locations import Int32s, RowLocations, attach
 
 

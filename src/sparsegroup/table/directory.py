@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.admission import AdmissionPolicy, EveryKey
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.distinct_count import DistinctCount
-from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.index import Index
 from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.packed_rows import PackedRows
 from sparsegroup.table.policy_answer import checked_answer

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import jitted, kernel, load, store
-from sparsegroup.table.index import COUNT, PHYSICAL, Index, bucket_address, hash_of, put
+from sparsegroup.table.buckets import COUNT, PHYSICAL, bucket_address, hash_of, put, secret_of
+from sparsegroup.table.index import Index
 
 Int64s = npt.NDArray[np.int64]
 
@@ -51,6 +52,7 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, g
     It goes where it lay or further down, never up: its home is at or below its bucket, which has room again. Buckets
     that have been passed lose nothing any more, so that what lies behind full ones is found.
     """
+    secret = secret_of(state)
     gone = stayed = 0
     taken = np.empty((4, 2), np.int64)
     for bucket in range(state[PHYSICAL]):
@@ -72,7 +74,7 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, g
             key, row = taken[i, 0], taken[i, 1]
             earlier = words[row >> 6] & ((np.uint64(1) << np.uint64(row & 63)) - np.uint64(1))
             number = before[row >> 6] + ones(earlier)
-            put(key, number + 1, hash_of(key), state, pages)
+            put(key, number + 1, hash_of(key, secret), state, pages)
         stayed += count
     state[COUNT] = stayed
 

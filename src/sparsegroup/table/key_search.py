@@ -10,7 +10,8 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.views import array_of
 from sparsegroup.table import batch
-from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.buckets import ABSENT
+from sparsegroup.table.index import Index
 from sparsegroup.table.row_locations import Generation, Int32s, Int64s
 
 GRAIN = 1 << 12

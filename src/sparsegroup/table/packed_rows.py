@@ -9,9 +9,10 @@ import torch
 
 from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.rounding import step_seed, to_bfloat16
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.hashing import mixed
 from sparsegroup.table.host_rows import HostRows
-from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.index import Index
 from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.row_storage import WEIGHT
 

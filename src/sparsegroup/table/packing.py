@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sparsegroup.optim.stored import RowStep
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.index import ABSENT
 from sparsegroup.table.packed_rows import AT_A_TIME, PackedRows
 from sparsegroup.table.row_locations import Int64s
 from sparsegroup.table.row_storage import Floats, RowMemory, RowStorage

@@ -10,9 +10,9 @@ from torch import Tensor
 from sparsegroup.kernels.views import array_of
 from sparsegroup.table import batch
 from sparsegroup.table.admission import AdmissionPolicy, SetKeys
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.index import ABSENT
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.packing import bring_back
 from sparsegroup.table.row_locations import Int64s, RowLocations

@@ -23,10 +23,11 @@ from safetensors import safe_open
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.tensor_file import NAMES, TensorWriter
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes
-from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.index import Index
 from sparsegroup.table.row_storage import WEIGHT, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table import Table

@@ -5,10 +5,10 @@ import logging
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
-from sparsegroup.table.index import ABSENT
 from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_block import RowBlock, blocks
 from sparsegroup.table.row_storage import RowMemory, RowStorage

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.table.index import ABSENT, Index
+from sparsegroup.table.buckets import ABSENT
+from sparsegroup.table.index import Index
 
 Int64s = npt.NDArray[np.int64]
 

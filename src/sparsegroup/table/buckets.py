@@ -1,0 +1,166 @@
+"""Buckets of keys in memory, as the kernels of the index and of a lookup read and write them: see `index`."""
+
+from typing import Any
+
+import numpy as np
+
+from sparsegroup.kernels.cpu.jit import jitted, load, store
+from sparsegroup.table.hashing import mix
+
+BUCKET_BYTES = 64
+SHIFT = 17
+PAGE_BUCKETS = 1 << SHIFT
+SLACK = 1 << 12
+"""Buckets after the last home, for what is displaced beyond it."""
+# The state of an index, an int64 array that the kernels read and write.
+OLD, NEW, FRONTIER, COUNT, PHYSICAL, MASK, FACTOR, STATE_LENGTH = 0, 1, 2, 3, 4, 5, 6, 7
+
+ABSENT = -1
+
+AHEAD = 24
+"""How many keys ahead memory is asked for."""
+
+
+@jitted
+def secret_of(state: Any) -> Any:
+    """What `hash_of` reads of the state, for loops."""
+    return np.uint64(state[MASK]), np.uint64(state[FACTOR])
+
+
+@jitted
+def hash_of(key: Any, secret: Any) -> Any:
+    """The order of a key in the index, int64 in [0, 2³²).
+
+    Multiplication by a secret odd number is universal: two keys share the upper 32 bits with probability 2⁻³¹ at most,
+    whoever chose them (Dietzfelbinger et al. 1997, A reliable randomized algorithm for the closest-pair problem). The
+    secret mask and the mixing before it take away what structure one could give the keys for it.
+    """
+    mask, factor = secret
+    return np.int64((mix(np.uint64(key) ^ mask) * factor) >> np.uint64(32))
+
+
+@jitted
+def measure(state: Any) -> Any:
+    """What `home` reads of the state, for loops that don't change it."""
+    return state[OLD], state[NEW], state[FRONTIER]
+
+
+@jitted
+def home(hashed: Any, measure: Any) -> Any:
+    """The bucket at which the search for a key begins."""
+    old, new, frontier = measure
+    bucket = (hashed * old) >> 32
+    return bucket if bucket < frontier else (hashed * new) >> 32
+
+
+@jitted
+def bucket_address(bucket: Any, pages: Any) -> Any:
+    """Where a bucket is; `pages` is the address of the pages' addresses."""
+    return load(pages + ((bucket >> SHIFT) << 3)) + ((bucket & (PAGE_BUCKETS - 1)) << 6)
+
+
+@jitted
+def _row_plus_1(address: Any, key: Any) -> Any:
+    """The row + 1 of `key` in the bucket at `address`, or 0. An empty slot, all 0, matches key 0 and adds nothing."""
+    a = load(address + 8) & -np.int64(load(address) == key)
+    b = load(address + 24) & -np.int64(load(address + 16) == key)
+    c = load(address + 40) & -np.int64(load(address + 32) == key)
+    d = load(address + 56) & -np.int64(load(address + 48) == key)
+    return (a | b) | (c | d)
+
+
+@jitted
+def is_full(bucket: Any, pages: Any) -> bool:
+    full: bool = load(bucket_address(bucket, pages) + 56) != 0
+    return full
+
+
+@jitted
+def put(key: Any, row_plus_1: Any, hashed: Any, state: Any, pages: Any) -> bool:
+    """Add a key that is not there. False if the slack ran out."""
+    bucket = home(hashed, measure(state))
+    while bucket < state[PHYSICAL] - 1:  # the last one stays empty: there every search ends
+        if not is_full(bucket, pages):
+            slot = bucket_address(bucket, pages)
+            while load(slot + 8) != 0:
+                slot += 16
+            store(slot, key)
+            store(slot + 8, row_plus_1)
+            return True
+        bucket += 1
+    return False
+
+
+@jitted
+def stretch(budget: Any, state: Any, pages: Any) -> bool:
+    """Move the frontier down by at least `budget` buckets, or to the end. False if it needs more slack for that."""
+    while budget > 0 and state[FRONTIER] <= state[OLD]:
+        # Runs of full buckets are moved whole: no key outside [begin, end) is looked for through it.
+        begin = max(state[FRONTIER] - min(budget, 1024), 0)
+        while begin > 0 and is_full(begin - 1, pages):
+            begin -= 1
+        end = state[FRONTIER]
+        while end < state[PHYSICAL] and is_full(end, pages):
+            end += 1
+        end = min(end + 1, state[PHYSICAL])
+        # What is put back may lengthen the run behind the last home by as much as is taken out.
+        last = max(state[NEW] - 1, end)
+        while last < state[PHYSICAL] and is_full(last, pages):
+            last += 1
+        if last + (end - begin) + 2 >= state[PHYSICAL]:
+            return False
+        taken = np.empty((4 * (end - begin), 2), np.int64)
+        count = 0
+        for bucket in range(begin, end):
+            slot = bucket_address(bucket, pages)
+            for _ in range(4):
+                if load(slot + 8) != 0:
+                    taken[count, 0], taken[count, 1] = load(slot), load(slot + 8)
+                    count += 1
+                store(slot, 0)
+                store(slot + 8, 0)
+                slot += 16
+        budget -= state[FRONTIER] - begin
+        state[FRONTIER] = begin
+        secret = secret_of(state)
+        for i in range(count):
+            put(taken[i, 0], taken[i, 1], hash_of(taken[i, 0], secret), state, pages)
+        if begin == 0:
+            state[OLD] = state[NEW]
+            state[FRONTIER] = state[PHYSICAL]
+    return True
+
+
+@jitted
+def row_at_home(address: Any, key: Any) -> Any:
+    """The row of a key that lies in its home bucket, at `address`, or `ABSENT`; and whether it may lie further on."""
+    row_plus_1 = _row_plus_1(address, key)
+    return row_plus_1 - 1, (row_plus_1 == 0) & (load(address + 56) != 0)
+
+
+@jitted
+def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
+    """The row of a key that does not lie in its home bucket, or `ABSENT`."""
+    bucket = home(hashed, measure) + 1
+    while True:
+        address = bucket_address(bucket, pages)
+        row_plus_1 = _row_plus_1(address, key)
+        if row_plus_1 != 0 or load(address + 56) == 0:
+            return row_plus_1 - 1
+        bucket += 1
+
+
+@jitted
+def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
+    """The row of a key, or `ABSENT`."""
+    row, beyond = row_at_home(bucket_address(home(hashed, measure), pages), key)
+    return row_beyond(key, hashed, measure, pages) if beyond else row
+
+
+@jitted
+def insert(key: Any, row: Any, hashed: Any, state: Any, pages: Any) -> bool:
+    """Add a key that is not there. False if the slack ran out."""
+    if not put(key, row + 1, hashed, state, pages):
+        return False
+    state[COUNT] += 1
+    return True
