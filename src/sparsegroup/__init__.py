@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         GroupOptimizer,
         GroupSGD,
     )
+    from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
     from sparsegroup.optim.param_groups import param_groups
     from sparsegroup.optim.target_rate import TargetBytes, TargetRate
     from sparsegroup.penalties import MCP, Penalty
@@ -64,6 +65,8 @@ __all__ = [
     "TargetRate",
     "UnseenFor",
     "WithProbability",
+    "clip_grad_norm_",
+    "clip_grad_value_",
     "feature_rate",
     "param_groups",
     "sparsity_report",

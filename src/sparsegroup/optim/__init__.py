@@ -1,6 +1,7 @@
 """Drop-in `torch.optim` optimizers with sparse group lasso."""
 
 from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
 from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
 from sparsegroup.optim.group_adahessian import GroupAdaHessian
 from sparsegroup.optim.param_groups import param_groups
@@ -19,5 +20,7 @@ __all__ = [
     "SizeTarget",
     "TargetBytes",
     "TargetRate",
+    "clip_grad_norm_",
+    "clip_grad_value_",
     "param_groups",
 ]

@@ -46,15 +46,16 @@ class StoreAdapter:
                 f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({site}); use l2"
             )
         assert parameter.grad is not None
-        plan = _store(parameter).plan(
-            parameter.grad,
-            step.rule,
-            claim=states.get(parameter, {}).get("claim"),
-            maximize=group["maximize"],
-            wants_u=step.wants_u,
-            where=site,
-            state_dtype=group["state_dtype"],
-        )
+        with torch._C.DisableTorchFunctionSubclass():  # a StoredGradient is read as the plain tensor that it is
+            plan = _store(parameter).plan(
+                parameter.grad,
+                step.rule,
+                claim=states.get(parameter, {}).get("claim"),
+                maximize=group["maximize"],
+                wants_u=step.wants_u,
+                where=site,
+                state_dtype=group["state_dtype"],
+            )
         return StorePlan(parameter, plan)
 
     def census(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.optim.stored_gradient import StoredGradient
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -189,6 +190,9 @@ class RowStore(Protocol):
         """Keys `[n]` and vectors `[n, dim]` of the live rows."""
 
 
+_GRAD: Any = Tensor.grad  # torch's own attribute
+
+
 class StoredParameter(Tensor):
     """A parameter without a tensor: its rows are in `store`.
 
@@ -220,6 +224,19 @@ class StoredParameter(Tensor):
     def shape(self) -> torch.Size:  # type: ignore[override]
         """`[rows, dim]` at this moment."""
         return torch.Size((self.store.num_rows, self.store.dim))
+
+    @property  # not cached: autograd sets it behind Python's back
+    def grad(self) -> Tensor | None:
+        """What backward has left, a `StoredGradient`: sparse COO, whose indices are row numbers."""
+        return StoredGradient.of(_GRAD.__get__(self))
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        _GRAD.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _GRAD.__delete__(self)
 
     def numel(self) -> int:
         """Rows × dim at this moment."""

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sparsegroup.optim.stored import HEIGHT, StoredParameter
+from sparsegroup.optim.stored_gradient import attach
 from sparsegroup.table import batch
 from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.row_locations import Int32s, RowLocations, attach
+from sparsegroup.table.row_locations import Int32s, RowLocations
 
 
 def for_autograd(weight: StoredParameter, locations: RowLocations, vectors: Tensor) -> Tensor:

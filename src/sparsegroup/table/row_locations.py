@@ -1,12 +1,13 @@
 """Where the keys of one lookup are among a table's rows, and what of that travels with the lookup's gradient."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+
+from sparsegroup.optim.stored_gradient import lines_of
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -89,6 +90,11 @@ class GradientLines:
     starts: int = 0
     on_host: Int64s | None = None
 
+    @property
+    def are_distinct(self) -> bool:
+        """Whether each row has one line."""
+        return self.order is None
+
     def without_absent(self, count: int) -> "GradientLines | None":
         """Those of the `count` lines that have a row; None if that is not known."""
         return replace(self, count=count) if self.order is None else None
@@ -115,23 +121,13 @@ class RowLocations:
     lines: GradientLines | None
 
 
-def attach(rows: Tensor, lines: GradientLines) -> None:
-    """Let `lines` travel with the gradient whose row numbers are `rows`.
-
-    They stay with it through autograd's accumulation of a single contribution; a sum, `coalesce` or `zero_` makes row
-    numbers of its own, with which they are not.
-    """
-    storage: Any = rows.untyped_storage()
-    storage.sparsegroup_lines = lines
-
-
 def attached(rows: Tensor, generation: Generation) -> GradientLines | None:
     """What came with a gradient whose row numbers are `rows`, if it is of this generation of this table's rows.
 
     Raises:
         RuntimeError: It is of numbers that are no longer.
     """
-    lines: GradientLines | None = getattr(rows.untyped_storage(), "sparsegroup_lines", None)
+    lines: GradientLines | None = lines_of(rows)
     if lines is not None:
         lines.generation.check()
     if lines is None or lines.generation is not generation or lines.count != len(rows):

@@ -1,0 +1,178 @@
+"""Clipping: gradients of tables and sparse ones are clipped as the dense ones that they stand for."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsegroup import GroupAdam, HashEmbedding, clip_grad_norm_, clip_grad_value_
+from sparsegroup.optim.stored_gradient import lines_of, summed
+from table_cases import as_keys
+
+KEYS = as_keys([5, -1, 5, 2**62, 7, 7, 7])
+DIM = 3
+
+
+class Model(nn.Module):
+    """A table, embeddings with sparse and dense gradients, and a layer; all vectors start as in `tables`."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.table = HashEmbedding(DIM, std=0.5, dtype=torch.float64)
+        self.embedding = nn.Embedding(9, DIM, sparse=sparse, dtype=torch.float64)
+        self.dense = nn.Linear(DIM, 2, dtype=torch.float64)
+        self.unused = nn.Parameter(torch.ones(1))
+
+    def backward(self, lookups: int = 1) -> None:
+        for number in range(lookups):
+            keys = KEYS + number % 2
+            vectors = self.table(keys) + self.embedding(keys % 9)
+            (self.dense(vectors).square().sum() * (1 + number)).backward()
+
+
+def as_dense(gradient: Tensor) -> Tensor:
+    """All elements that are there, each row once."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([as_dense(gradient).flatten() for gradient in gradients(model)])
+
+
+def new_model(lookups: int, **options: bool) -> Model:
+    torch.manual_seed(0)
+    model = Model(**options)
+    model.backward(lookups)
+    return model
+
+
+OURS = [pytest.param(True, clip_grad_norm_, id="ours"), pytest.param(False, nn.utils.clip_grad_norm_, id="torch's")]
+
+
+@pytest.mark.parametrize(("sparse", "clip"), OURS)
+@pytest.mark.parametrize("lookups", [1, 3])
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 0.5, math.inf])
+@pytest.mark.parametrize("share", [0.3, 2.0, math.inf])
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_the_norm_is_that_of_one_vector_in_which_each_row_is_once(sparse, clip, lookups, norm_type, share, foreach):
+    model = new_model(lookups, sparse=sparse)
+    before = flat(model)
+    norm = torch.linalg.vector_norm(before, norm_type)
+    got = clip(model.parameters(), share * norm.item(), norm_type, foreach=foreach)
+    torch.testing.assert_close(got, norm, rtol=1e-12, atol=0)
+    torch.testing.assert_close(flat(model), before * min(share, 1.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("sparse", "clip"),
+    [pytest.param(True, clip_grad_value_, id="ours"), pytest.param(False, nn.utils.clip_grad_value_, id="torch's")],
+)
+@pytest.mark.parametrize("lookups", [1, 3])
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_values_are_clamped_when_rows_have_been_summed(sparse, clip, lookups, foreach):
+    model = new_model(lookups, sparse=sparse)
+    before = flat(model)
+    bound = before.abs().median().item()
+    clip(model.parameters(), bound, foreach=foreach)
+    torch.testing.assert_close(flat(model), before.clamp(-bound, bound), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, nn.utils.clip_grad_norm_, clip_grad_value_])
+def test_what_a_lookup_knows_of_its_rows_stays_with_the_gradient(clip):
+    table = HashEmbedding(DIM)
+    table(KEYS).sum().backward()
+    lines, memory = lines_of(table.weight.grad._indices()), table.weight.grad._values().data_ptr()
+    clip(table.parameters(), 0.1)
+    assert lines is not None
+    assert lines_of(table.weight.grad._indices()) is lines
+    assert table.weight.grad._values().data_ptr() == memory
+    assert summed(table.weight.grad) is table.weight.grad
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, nn.utils.clip_grad_norm_])
+def test_a_step_after_clipping_is_that_of_the_scaled_loss(clip):
+    def trained(scaled: bool) -> HashEmbedding:
+        table = HashEmbedding(DIM, std=0.5, dtype=torch.float64)
+        optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3, eps=0.5)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = table(KEYS[step:]).square().sum()
+            if scaled:
+                (gradient,) = torch.autograd.grad(loss, table.weight)
+                loss = table(KEYS[step:]).square().sum() * (0.2 / (gradient.norm() + 1e-6)).clamp(max=1)
+            loss.backward()
+            if not scaled:
+                clip(table.parameters(), 0.2)
+            optimizer.step()
+        return table
+
+    torch.testing.assert_close(trained(False).lookup(KEYS), trained(True).lookup(KEYS), rtol=1e-12, atol=1e-12)
+
+
+def test_a_norm_that_is_not_finite_raises_before_anything_is_changed():
+    model = new_model(1)
+    model.dense.weight.grad[0, 0] = math.nan
+    before = flat(model)
+    for clip in (clip_grad_norm_, nn.utils.clip_grad_norm_):
+        with pytest.raises(RuntimeError, match="non-finite"):
+            clip([model.dense.weight, model.table.weight], 1.0, error_if_nonfinite=True)
+    assert torch.equal(flat(model).nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("parameters", [[], [nn.Parameter(torch.ones(2))]])
+def test_without_gradients_the_norm_is_zero(parameters):
+    assert clip_grad_norm_(iter(parameters), 1.0) == 0
+    clip_grad_value_(parameters, 1.0)
+
+
+def test_one_parameter_may_be_given_without_a_list():
+    table = HashEmbedding(DIM)
+    table(KEYS).sum().backward()
+    assert clip_grad_norm_(table.weight, 1.0) > 1
+    clip_grad_value_(table.weight, 0.01)
+    assert table.weight.grad._values().max() <= 0.01
+
+
+def test_what_cannot_be_is_refused():
+    table = HashEmbedding(DIM)
+    table(KEYS).sum().backward()
+    with pytest.raises(ValueError, match="norm_type must be > 0, got 0"):
+        clip_grad_norm_(table.weight, 1.0, 0.0)
+    with pytest.raises(ValueError, match="clip_value must be >= 0, got -1"):
+        clip_grad_value_(table.weight, -1.0)
+    with pytest.raises(ValueError, match=r"clamped to \[1, 2\], which leaves out zero"):
+        table.weight.grad.clamp_(1, 2)
+
+
+def test_the_gradient_of_a_table_is_a_tensor_as_others_are():
+    """It can be read, copied, sent, set, summed, made zero and deleted."""
+    table = HashEmbedding(DIM)
+    table(KEYS).sum().backward()
+    gradient = table.weight.grad
+    assert table.weight.grad is gradient
+    assert gradient.layout == torch.sparse_coo
+    for other in (copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient)), gradient + 0 * gradient):
+        assert type(other) is Tensor
+        assert as_dense(other).equal(as_dense(gradient))
+    table.weight.grad = copy.deepcopy(gradient)
+    table.weight.grad.mul_(torch.tensor(2.0))
+    table(KEYS).sum().backward()
+    assert as_dense(table.weight.grad).equal(3 * as_dense(gradient))
+    table.weight.grad.zero_()
+    assert table.weight.grad._nnz() == 0
+    assert nn.utils.clip_grad_norm_(table.weight, 1.0) == 0
+    del table.weight.grad
+    assert table.weight.grad is None
+
+
+def test_the_gradient_of_a_copied_table_is_not_the_tables():
+    table = HashEmbedding(DIM)
+    table(KEYS).sum().backward()
+    assert copy.deepcopy(table).weight.grad is None
