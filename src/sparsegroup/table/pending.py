@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from weakref import WeakSet
 
+from torch.utils.data import get_worker_info
+
 
 class Pending:
     """At most one job, done by whoever enters first. To be entered behind its lock: `with pending.lock, pending:`.
@@ -48,6 +50,16 @@ class Pending:
                 f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
                 "Look keys up in the main process, or in its threads"
             )
+
+    def check_inserts(self) -> None:
+        """Raise RuntimeError where keys that a lookup inserts would be lost: in a forked process, or in a worker."""
+        if (worker := get_worker_info()) is not None:
+            raise RuntimeError(
+                f"worker {worker.id} of a DataLoader cannot insert keys: its table is a copy, and what it inserts "
+                "never reaches the main process. Have the workers give the keys, and look them up in the main process; "
+                "or look up in evaluation mode, table.eval(), which inserts nothing"
+            )
+        self.check_process("insert keys")
 
     def keep(self) -> None:
         """Do what is promised."""

@@ -154,7 +154,7 @@ class Table:
     def _admission(self, insert: bool) -> AdmissionPolicy | None:
         if not insert:
             return None
-        self._pending.check_process("insert keys")
+        self._pending.check_inserts()
         return self.config.admission
 
     # The optimizer's steps and state; see `sparsegroup.optim.stored.RowStore`
