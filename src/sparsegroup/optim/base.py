@@ -228,9 +228,9 @@ class GroupOptimizer(Optimizer):
         """Apply the closed form to all groups once more, without a gradient, at the hyperparameters of this moment.
 
         So a λ that has changed reaches rows that no batch has touched since: what no longer insists becomes exactly
-        zero, what does comes back. The base optimizer's state, the step count, param groups without λ, and groups that
-        never had a non-zero gradient stay as they are. With the lasso, norm "s" and λ2 = 0, a second sweep changes
-        nothing. Where the learning rate is 0 it is taken as 2⁻²⁰.
+        zero, what does comes back. The base optimizer's state, the step count, param groups without λ, parameters
+        frozen by `requires_grad_(False)`, and groups that never had a non-zero gradient stay as they are. With the
+        lasso, norm "s" and λ2 = 0, a second sweep changes nothing. Where the learning rate is 0 it is taken as 2⁻²⁰.
 
         Args:
             drop_untrained: Rows of a `HashEmbedding` that were looked up in training and never had a non-zero gradient,
@@ -255,7 +255,7 @@ class GroupOptimizer(Optimizer):
             step = GroupStep.without_gradient(self.rule, group, number)
             if step.regularizer.active:
                 for parameter in group["params"]:
-                    if self.state.get(parameter):
+                    if parameter.requires_grad and self.state.get(parameter):
                         adapter_of(parameter).sweep(
                             parameter, step, self.state[parameter], drop_untrained=drop_untrained
                         )

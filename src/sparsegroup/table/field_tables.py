@@ -25,6 +25,7 @@ class FieldTables(nn.Module):
     embeddings (Ginart et al. 2019, arXiv:1909.11810); those of size `dim` stay as they are. P starts with orthonormal
     columns: P v is as long as v, and the gradient of v as long as its part in the subspace of P, so that λ21, which
     counts per √d, asks the same of every table. The rows hold the vectors v; it is v that lives, dies and takes memory.
+    Frozen by `requires_grad_(False)`, the tables look up as in evaluation mode.
 
     Args:
         dim: Length of the vectors that it gives, ≥ 1.
@@ -121,7 +122,7 @@ class FieldTables(nn.Module):
             raise TypeError(f"keys must be int64, got {keys.dtype}")
         flat = keys.flatten().to(self.place.device)
         place = self.place.index_select(0, field_numbers(flat, self.field_bits))
-        if self.training and bool((place < 0).any()):
+        if any(table.is_trained for table in self.tables.values()) and bool((place < 0).any()):
             field = int(field_numbers(flat[place < 0][:1], self.field_bits))
             known = ", ".join(map(str, self.sizes))
             raise ValueError(

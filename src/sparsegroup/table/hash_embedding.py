@@ -30,8 +30,9 @@ class HashEmbedding(nn.Module):
     """An embedding for 64-bit keys whose rows appear when a key is first seen: `nn.Embedding` without a vocabulary.
 
     In training mode a key that has no row gets one; in evaluation mode it gives zeros and nothing is inserted (the
-    mode decides, not `torch.no_grad`). It is trained by any optimizer of this library; u and the optimizer's state lie
-    in the rows, beside the weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`.
+    mode decides, not `torch.no_grad`). Frozen by `requires_grad_(False)`, it looks up as in evaluation mode, and drops
+    no rows. It is trained by any optimizer of this library; u and the optimizer's state lie in the rows, beside the
+    weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`.
 
     Args:
         dim: Length of a vector, ≥ 1.
@@ -150,7 +151,8 @@ class HashEmbedding(nn.Module):
         Raises:
             TypeError: Keys of another dtype.
             ValueError: Keys on another device.
-            RuntimeError: `max_rows` would be exceeded (nothing is inserted), or a forked process inserts keys.
+            RuntimeError: `max_rows` would be exceeded (nothing is inserted), or keys are inserted in a forked process
+                or in a worker of a DataLoader.
             MemoryError: The system has no more (nothing is inserted).
         """
         if is_traced():
@@ -165,15 +167,15 @@ class HashEmbedding(nn.Module):
 
     def find(self, keys: Tensor) -> Found:
         """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
-        array, ahead = self._as_array(keys), self._ahead
-        if self.training:
+        array, ahead, trains = self._as_array(keys), self._ahead, self.is_trained
+        if trains:
             self.table.keep_up()
-        if ahead is not None and ahead.is_for(array, self.training):
+        if ahead is not None and ahead.is_for(array, trains):
             self._ahead = None
             found = self.table.fetch(ahead)
         else:
-            found = self.table.look_up(array, insert=self.training)
-        if self.fallback is not None and self.training:
+            found = self.table.look_up(array, insert=trains)
+        if self.fallback is not None and trains:
             begin_dead(found, self.table)
         return found
 
@@ -190,9 +192,9 @@ class HashEmbedding(nn.Module):
 
         Raises:
             TypeError, ValueError: As `forward`.
-            RuntimeError: In training mode in a forked process; no thread can be started.
+            RuntimeError: In training mode in a forked process or in a worker; no thread can be started.
         """
-        self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.training)
+        self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.is_trained)
 
     def _check_keys(self, keys: Tensor) -> None:
         if not isinstance(keys, Tensor):
@@ -208,6 +210,11 @@ class HashEmbedding(nn.Module):
             keys = keys.cpu()
         flat: np.ndarray[Any, np.dtype[np.int64]] = keys.numpy().reshape(-1)
         return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a lookup is one of training, which inserts: in training mode, unless `weight` is frozen."""
+        return self.training and self.weight.requires_grad
 
     @property
     def dim(self) -> int:

@@ -194,7 +194,8 @@ class Trainer:
                 for table in self._tables:
                     optimizer.state.pop(table.weight, None)
             for table in self._tables:
-                restart_rows(table.table)
+                if table.weight.requires_grad:
+                    restart_rows(table.table)
             if self.target is not None:
                 self.target.restart()
 

@@ -1,0 +1,138 @@
+"""A frozen table, `requires_grad_(False)`, stays what it is in training mode, as a frozen `nn.Embedding` does."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsegroup import FieldTables, GroupAdagrad, HashEmbedding, HashEmbeddingBag
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.models import MLP
+from sparsegroup.table import UnseenFor
+from sparsegroup.training import Trainer
+
+OLD, NEW = torch.arange(8), torch.arange(100, 108)
+
+
+def pretrained(**options: object) -> HashEmbedding:
+    """A table with rows of `OLD`, which an optimizer has stepped."""
+    table = HashEmbedding(3, std=0.1, **options)  # type: ignore[arg-type]
+    table.assign(OLD, torch.ones(8, 3))
+    return table
+
+
+def freeze_weight(table: HashEmbedding) -> None:
+    table.weight.requires_grad_(False)
+
+
+def freeze_module(table: HashEmbedding) -> None:
+    table.requires_grad_(False)
+
+
+@pytest.mark.parametrize("freeze", [freeze_weight, freeze_module])
+def test_it_looks_up_as_in_evaluation_mode(freeze: Callable[[HashEmbedding], None]) -> None:
+    table = pretrained()
+    freeze(table)
+    vectors = table(torch.cat([OLD, NEW]))
+    assert torch.equal(vectors, torch.cat([torch.ones(8, 3), torch.zeros(8, 3)]))
+    assert not vectors.requires_grad
+    assert (table.training, table.num_rows, table.num_seen) == (True, 8, 8)
+    table.requires_grad_(True)
+    assert torch.equal(table(NEW), table.initial(NEW))
+    assert (table.num_rows, table.num_seen) == (16, 16)
+
+
+def test_fallback_vectors_stand_in_and_learn() -> None:
+    table = pretrained(fallback=True)
+    freeze_weight(table)
+    assert table.fallback is not None
+    with torch.no_grad():
+        table.fallback.fill_(7.0)
+    vectors = table(torch.cat([OLD, NEW]))
+    assert torch.equal(vectors, torch.cat([torch.ones(8, 3), torch.full((8, 3), 7.0)]))
+    vectors.sum().backward()
+    assert table.fallback.grad is not None
+    assert table.fallback.grad.tolist() == [[8.0] * 3]
+    assert table.weight.grad is None
+
+
+def test_a_bag_inserts_nothing() -> None:
+    bag = HashEmbeddingBag(3).requires_grad_(False)
+    assert not bag(NEW, torch.tensor([0, 3])).any()
+    assert bag.num_rows == 0
+
+
+def test_tables_by_field_insert_nothing() -> None:
+    tables = FieldTables(4, {0: 4, 1: 2}, field_bits=8).requires_grad_(False)
+    keys = torch.tensor([[5, (1 << 56) + 5, (9 << 56) + 1]])
+    assert not tables(keys).any(), "the field 9 has no size, and zeros, as in evaluation"
+    tables.prefetch(keys)
+    assert (tables.num_rows, tables.num_seen) == (0, 0)
+
+
+def test_what_is_looked_up_ahead_inserts_nothing() -> None:
+    threads.set_num_threads(2)
+    try:
+        table, keys = pretrained(), torch.arange(100, 5_000)
+        freeze_weight(table)
+        table.prefetch(keys)
+        assert not table(keys).any()
+        assert table.num_rows == 8
+        table.prefetch(keys)
+        table.requires_grad_(True)  # between the two, it is thawed
+        assert torch.equal(table(keys), table.initial(keys))
+    finally:
+        threads.set_num_threads(None)
+
+
+def test_no_policy_drops_its_rows() -> None:
+    table = pretrained(eviction=UnseenFor(1))
+    optimizer = GroupAdagrad(table.parameters(), lr=0.1, l21=1e6)
+    for keys in (OLD, NEW):
+        optimizer.zero_grad()
+        table(keys).sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    frozen = copy.deepcopy(table).requires_grad_(False)
+    table(NEW), frozen(NEW)
+    assert not table.contains(OLD).any(), "it is time"
+    assert frozen.contains(OLD).all()
+
+
+class TestASweep:
+    """What a sweep with a larger λ would make zero stays where it is frozen."""
+
+    def swept(self, parameter: nn.Parameter, backward: Callable[[], Tensor], *, frozen: bool) -> None:
+        optimizer = GroupAdagrad([parameter], lr=0.1, l21=1e-3)
+        backward().sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["l21"] = 1e6
+        parameter.requires_grad_(not frozen)
+        optimizer.sweep()
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_of_a_table(self, frozen: bool) -> None:
+        table = pretrained()
+        self.swept(table.weight, lambda: table(OLD), frozen=frozen)  # type: ignore[arg-type]
+        assert table.num_live == (8 if frozen else 0)
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_of_a_tensor(self, frozen: bool) -> None:
+        weight = nn.Parameter(torch.ones(2, 3))
+        self.swept(weight, lambda: weight, frozen=frozen)
+        assert bool(weight.any()) == frozen
+
+
+@pytest.mark.parametrize("after_first_epoch", ["train", "reset", "freeze"])
+def test_a_trainer_trains_the_network_over_it(after_first_epoch: str) -> None:
+    table, model = pretrained(), MLP(fields=2, dim=3, hidden=(4,))
+    freeze_module(table)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    stream = [(torch.stack([OLD, NEW], 1), torch.arange(8) % 2)] * 3
+    trainer = Trainer(model, table, GroupAdagrad([*model.parameters(), *table.parameters()], lr=0.1))
+    trainer.fit(stream, epochs=2, after_first_epoch=after_first_epoch)  # type: ignore[arg-type]
+    assert any(not torch.equal(now, was) for now, was in zip(model.parameters(), before, strict=True))
+    assert torch.equal(table.lookup(OLD), torch.ones(8, 3))
+    assert table.num_rows == 8
