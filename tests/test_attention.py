@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from cli_cases import summary_of
 from command import Run
 from serving_cases import batch_of, columns_of
-from sparsegroup import HashEmbedding
+from sparsegroup import GroupMomentum, HashEmbedding
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
@@ -124,7 +124,7 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
         torch.manual_seed(1)
         network = WithPooling(ListPooling(4, {0: 1}), MLP(fields=3, dim=4, hidden=(5,)))
         table = HashEmbedding(4, seed=2)
-        return network, table, torch.optim.SGD(network.parameters(), lr=0.1)
+        return network, table, GroupMomentum([*network.parameters(), *table.parameters()], lr=0.1, momentum=0)
 
     network, table, optimizer = parts()
     Trainer(network, table, optimizer).fit(stream())

@@ -122,7 +122,7 @@ class FieldTables(nn.Module):
             raise TypeError(f"keys must be int64, got {keys.dtype}")
         flat = keys.flatten().to(self.place.device)
         place = self.place.index_select(0, field_numbers(flat, self.field_bits))
-        if any(table.is_trained for table in self.tables.values()) and bool((place < 0).any()):
+        if self.training and bool((place < 0).any()) and any(table.is_trained for table in self.tables.values()):
             field = int(field_numbers(flat[place < 0][:1], self.field_bits))
             known = ", ".join(map(str, self.sizes))
             raise ValueError(

@@ -1,11 +1,30 @@
 """Rows set back to where they started, for another epoch."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 
 from sparsegroup.table import packing
+from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.row_lookup import CHUNK
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
+
+
+def restart_tables(tables: Sequence[HashEmbedding], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay.
+
+    Raises:
+        MemoryError: See `restart_rows`.
+    """
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    for table in tables:
+        if table.weight.requires_grad:
+            for optimizer in optimizers:
+                optimizer.state.pop(table.weight, None)
+            restart_rows(table.table)
 
 
 def restart_rows(table: Table) -> None:

@@ -18,7 +18,7 @@ from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.table.row_restart import restart_rows
+from sparsegroup.table.row_restart import restart_tables
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.callbacks import Callback
@@ -26,8 +26,10 @@ from sparsegroup.training.compiled_network import CompiledNetwork
 from sparsegroup.training.divergence import backward, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
-from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
+from sparsegroup.training.evaluation import PredictionWindow, Sample, predictions_over
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logits_of
+from sparsegroup.training.stepped_parameters import check_stepped
+from sparsegroup.training.stream_labels import with_checked_labels
 from sparsegroup.training.temporary_best import TemporaryBest
 
 
@@ -40,7 +42,7 @@ class Trainer:
         model: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
             `[n]`: a network of `sparsegroup.models`, or another.
         table: Gives the keys' vectors. With a table on a GPU, `model` belongs there too; batches are sent there.
-        optimizer: Steps the parameters of both; or several optimizers, which are stepped one after the other.
+        optimizer: Steps the parameters of both, but for frozen ones; or several, which are stepped one after the other.
         scheduler: Sets the learning rate; stepped after each batch.
         target: Sets λ21, so that a chosen size is left; stepped after each batch, before the scheduler.
         window: Samples between two points of the history, at least a batch.
@@ -49,6 +51,9 @@ class Trainer:
             first; it warns and goes on without where that cannot be done.
         callbacks: Are told what happens, in this order, see `Callback`.
         baseline: Learns from the batches of the first epoch; its AUC and log loss stand beside the model's.
+
+    Raises:
+        ValueError: A window < 1, or no optimizer has a table's rows; where one lacks others, it warns.
 
     Attributes:
         history: The points so far.
@@ -99,9 +104,10 @@ class Trainer:
         self.lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, model), list(tables_in(table).values())
-        self._dense = CompiledNetwork(
-            model, compile and not self._second_order
-        )  # what is compiled has no second derivatives
+        # What is compiled has no second derivatives.
+        self._dense = CompiledNetwork(model, compile and not self._second_order)
+        if self.optimizers:  # without, it is there to evaluate
+            check_stepped({"table": table, "model": model}, self.optimizers)
 
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
@@ -149,7 +155,8 @@ class Trainer:
             The points of this call, which join `history`.
 
         Raises:
-            ValueError: Numbers out of range or that do not go together, or a stream that ends with the first epoch.
+            ValueError: Numbers out of range or that do not go together, a stream that ends with the first epoch, or a
+                label that is neither 0 nor 1.
             FloatingPointError: Training has diverged; the batch that shows it has not been trained on.
         """
         check_epochs(stream, epochs, validation, patience, after_first_epoch)
@@ -189,13 +196,7 @@ class Trainer:
         is_later = self.progress.epoch > 0
         self._is_frozen = is_later and after_first_epoch == "freeze"
         if is_later and after_first_epoch == "reset" and not self.progress.position:
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-                for table in self._tables:
-                    optimizer.state.pop(table.weight, None)
-            for table in self._tables:
-                if table.weight.requires_grad:
-                    restart_rows(table.table)
+            restart_tables(self._tables, self.optimizers)
             if self.target is not None:
                 self.target.restart()
 
@@ -229,7 +230,7 @@ class Trainer:
         # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
         admissions = [table.table.config.admission for table in self._tables]
         looks_ahead = after_batch is None or all(isinstance(admission, EveryKey) for admission in admissions)
-        batches = map(as_batch, stream)
+        batches = with_checked_labels(stream)
         batch = next(batches, None)
         self._tell_time(batch)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
@@ -391,7 +392,7 @@ class Trainer:
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
-        return predictions_over(self._model, stream, self.lessons.baseline)
+        return predictions_over(self._model, with_checked_labels(stream), self.lessons.baseline)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""

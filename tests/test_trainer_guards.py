@@ -1,0 +1,95 @@
+"""What a trainer is given must be trainable: optimizers have the parameters, labels are 0 or 1."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sparsegroup import FieldTables, GroupAdam, HashEmbedding
+from sparsegroup.models import MLP
+from sparsegroup.training import Trainer
+
+KEYS = torch.arange(12).view(4, 3)
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+def parts() -> tuple[MLP, HashEmbedding]:
+    torch.manual_seed(0)
+    return MLP(fields=3, dim=2, hidden=(4,)), HashEmbedding(2)
+
+
+class TestOptimizers:
+    def test_rows_that_no_optimizer_has_are_an_error_that_says_what_to_give(self) -> None:
+        model, table = parts()
+        with pytest.raises(ValueError, match=r"no optimizer has table\.weight, so that it would never be trained"):
+            Trainer(model, table, GroupAdam(model.parameters()))
+        with pytest.raises(ValueError, match=r"give its module's parameters\(\) to one"):
+            Trainer(model, table, torch.optim.Adam(model.parameters()))
+        tables = FieldTables(2, {0: 2, 1: 1})
+        with pytest.raises(ValueError, match=r"no optimizer has table\.dim_1\.weight, so"):
+            Trainer(model, tables, GroupAdam([*model.parameters(), *tables.tables["dim_2"].parameters()]))
+
+    def test_a_network_that_no_optimizer_has_is_warned_of(self) -> None:
+        model, table = parts()
+        with pytest.warns(UserWarning, match=r"no optimizer has model\.\S+, .* these stay as they are") as told:
+            Trainer(model, table, GroupAdam(table.parameters()))
+        assert told[0].filename == __file__
+        table = HashEmbedding(2, fallback=True)
+        with pytest.warns(UserWarning, match=r"no optimizer has table\.fallback: these stay as they are"):
+            Trainer(model, table, GroupAdam([table.weight, *model.parameters()]))
+
+    def test_nothing_is_said_of_frozen_ones_or_of_several_optimizers_that_have_all(self) -> None:
+        model, table = parts()
+        Trainer(model, table, [GroupAdam(table.parameters()), torch.optim.Adam(model.parameters())])
+        Trainer(model, table.requires_grad_(False), GroupAdam(model.parameters()))
+        model, table = parts()
+        Trainer(model.requires_grad_(False), table, GroupAdam(table.parameters()))
+
+
+WRONG = {
+    "2": torch.tensor([0, 1, 2, 0]),
+    "-1": torch.tensor([0, 1, -1, 0]),
+    "nan": torch.tensor([0, 1, float("nan"), 0]),
+    "inf": torch.tensor([0, 1, float("inf"), 0]),
+    "0.5": torch.tensor([0, 1, 0.5, 0]),
+}
+
+
+def fit(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
+    trainer.fit(stream)
+
+
+def evaluate(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
+    trainer.evaluate(stream)
+
+
+class TestLabels:
+    @pytest.mark.parametrize("use", [fit, evaluate])
+    @pytest.mark.parametrize("value", WRONG)
+    def test_others_than_0_and_1_are_named_with_their_place(
+        self, value: str, use: Callable[[Trainer, list[tuple[Tensor, Tensor]]], None]
+    ) -> None:
+        model, table = parts()
+        trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+        before = copy.deepcopy(model.state_dict())
+        message = rf"labels must be 0 or 1, got {value} in row 2 of batch 1 of the stream"
+        with pytest.raises(ValueError, match=message):
+            use(trainer, [(KEYS, LABELS), (KEYS + 100, WRONG[value])])
+        assert not table.contains(KEYS + 100).any()
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name]), "nothing was trained with the batch before it"
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64])
+    def test_0_and_1_may_have_any_dtype(self, dtype: torch.dtype) -> None:
+        model, table = parts()
+        trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+        assert trainer.fit([(KEYS, LABELS.to(dtype))])[-1].samples == 4
+
+    def test_a_prediction_asks_for_no_labels(self) -> None:
+        model, table = parts()
+        trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+        unknown = torch.full((4,), float("nan"))
+        assert np.isfinite(trainer.predict([(KEYS, unknown)])).all()
