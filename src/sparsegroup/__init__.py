@@ -32,9 +32,13 @@ if TYPE_CHECKING:
         HashEmbeddingBag,
         LeastOftenUsed,
         LeastRecentlyUsed,
+        TableEmbedding,
+        TableEmbeddingBag,
         TableMemory,
         UnseenFor,
         WithProbability,
+        convert,
+        to_embeddings,
     )
 
     __version__: str
@@ -60,6 +64,8 @@ __all__ = [
     "Penalty",
     "Rule",
     "SparsityReport",
+    "TableEmbedding",
+    "TableEmbeddingBag",
     "TableMemory",
     "TargetBytes",
     "TargetRate",
@@ -67,9 +73,11 @@ __all__ = [
     "WithProbability",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "convert",
     "feature_rate",
     "param_groups",
     "sparsity_report",
+    "to_embeddings",
 ]
 
 _ROOMS = ("rules", "penalties", "optim", "sparsity", "table")

@@ -2,6 +2,7 @@
 
 from sparsegroup.table.admission import AdmissionPolicy, AfterSightings, EveryKey, WithProbability
 from sparsegroup.table.bag import HashEmbeddingBag
+from sparsegroup.table.conversion import convert, to_embeddings
 from sparsegroup.table.eviction import (
     EvictionPolicy,
     LeastOftenUsed,
@@ -13,6 +14,7 @@ from sparsegroup.table.eviction import (
 from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.row_block import RowBlock
+from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
 from sparsegroup.table.table_report import FieldCount, TableMemory
 
 __all__ = [
@@ -28,8 +30,12 @@ __all__ = [
     "LeastRecentlyUsed",
     "RankingPolicy",
     "RowBlock",
+    "TableEmbedding",
+    "TableEmbeddingBag",
     "TableMemory",
     "UnseenFor",
     "WithProbability",
     "ZeroRows",
+    "convert",
+    "to_embeddings",
 ]

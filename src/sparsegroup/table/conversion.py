@@ -1,0 +1,311 @@
+"""`convert`: a model's embeddings become tables; `to_embeddings`: and back."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.table.bag import HashEmbeddingBag
+from sparsegroup.table.fallback import stand_in
+from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.start_fit import fitted_start
+from sparsegroup.table.table_config import check_int
+from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
+from sparsegroup.table.weights_elsewhere import holders, leave_out_of_losses
+
+AnyEmbedding = nn.Embedding | nn.EmbeddingBag
+Rows = Literal["all", "none"]
+
+_ROWS_AT_A_TIME = 1 << 20
+_ALONE = "the model"
+
+
+def convert(
+    model: nn.Module,
+    *,
+    choose: Callable[[str, nn.Module], bool] | None = None,
+    min_rows: int = 0,
+    rows: Rows = "all",
+    **options: Any,
+) -> nn.Module:
+    """Replace a model's `nn.Embedding` and `nn.EmbeddingBag` modules by tables, wherever they are used.
+
+    Each becomes a `TableEmbedding` or `TableEmbeddingBag` with the same arguments and attributes, which holds a
+    `HashEmbedding` or `HashEmbeddingBag`; an id is its key. Modules that are used in several places, and modules that
+    share a weight, share a table. A vector at `padding_idx` stays as it is, untrained, outside of the table. Make the
+    optimizer afterwards: one that was made before still holds the old weights.
+
+    New keys start as the embedding's rows have been initialized: by the normal or the uniform distribution that they
+    look drawn from, with their standard deviation (zeros for zeros).
+
+    Losses that regularize the weights themselves are left out, with a warning, in models of DeepCTR-Torch
+    (`l2_reg_embedding`, `l2_reg_linear`) and FuxiCTR (`embedding_regularizer`), as they would go over all rows in
+    each step; `param_groups` has l1, l21 and l2 for the rows of a batch.
+
+    Args:
+        model: Changed in place; if it is an embedding itself, the result alone is new.
+        choose: Name, as in `named_modules`, and module → whether to replace it. None: every embedding that is trained
+            and has the `forward` of its class in torch.
+        min_rows: Replace embeddings of so many rows or more.
+        rows: "all": every row goes into the table as it is, and counts as seen; the model computes what it did.
+            "none": a row appears when training first sees its id, drawn anew from the initializer's distribution. That
+            is for models which have not been trained: memory and feature rate then go by the ids that come.
+        **options: Arguments of `HashEmbedding`. By default `std` and `init` are found as above, `device` and `dtype`
+            are the weight's, and `seed` is drawn from torch's generator, as an initializer's numbers are. A second
+            table has the seed after the first one's, and so on.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: There is nothing to replace; or an embedding cannot be a table, because of what it does (`max_norm`,
+            `scale_grad_by_freq`, mode "max", hooks), because a layer that stays, or an attribute, holds its weight, or
+            with `rows="none"` because its elements are not spread around zero. Nothing is changed.
+        TypeError, RuntimeError, MemoryError: As `HashEmbedding`, and its `assign`. Nothing is changed.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from sparsegroup import GroupAdam, convert, param_groups, to_embeddings
+        >>> model = nn.Sequential(nn.Embedding(10_000, 8), nn.Linear(8, 1))
+        >>> ids = torch.tensor([3, 14, 15])
+        >>> before = model(ids)
+        >>> model = convert(model)
+        >>> bool((model(ids) == before).all()), model[0].table.num_rows
+        (True, 10000)
+        >>> optimizer = GroupAdam(param_groups(model, l21=1e-3))
+        >>> to_embeddings(model)[0]
+        Embedding(10000, 8)
+    """
+    if rows not in ("all", "none"):
+        raise ValueError(f"rows must be 'all' or 'none', got {rows!r}")
+    check_int("min_rows", min_rows, 0, 1 << 40)
+    chosen = _chosen(model, choose, min_rows)
+    _check_held_here_alone(model, chosen)
+    first = options.pop("seed", None)
+    first = int(torch.randint(1 << 62, (), device="cpu")) if first is None else first
+    check_int("seed", first, 0, (1 << 64) - 1)
+    tables: dict[int, HashEmbedding] = {}  # id of the weight → its table
+    fresh: dict[nn.Module, nn.Module] = {}
+    for name, module in chosen.items():
+        sharing = [other for other in chosen.values() if other.weight is module.weight]
+        try:
+            if id(module.weight) not in tables:
+                seed = (first + len(tables)) % (1 << 64)
+                tables[id(module.weight)] = _table_of(sharing, rows, {**options, "seed": seed})
+            fresh[module] = _stand_in_for(module, tables[id(module.weight)])
+        except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+            raise type(error)(f"{name or _ALONE}: {error}") from error
+    if left_out := leave_out_of_losses(model, [module.weight for module in chosen.values()]):
+        warnings.warn(
+            f"the model's loss no longer has {'; '.join(left_out)}: a table is regularized by l1, l21 and l2 of the "
+            "optimizer, see `param_groups`. A model that is built without that regularizer converts without a warning",
+            stacklevel=2,
+        )
+    return _replaced(model, fresh)
+
+
+def to_embeddings(model: nn.Module) -> nn.Module:
+    """Replace what `convert` has made by plain `nn.Embedding` and `nn.EmbeddingBag` modules, which give the same.
+
+    Each has the rows 0 to `num_embeddings` - 1, or more if larger ids have come to live. Ids without a live row have
+    zeros, or the table's fallback vector, as in evaluation. Padding, modes, and what is shared are as they were; what
+    the optimizer keeps of the rows is not carried over.
+
+    Args:
+        model: Changed in place; if it is a `TableEmbedding` itself, the result alone is new.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: There is nothing to replace, or a table has negative keys. Nothing is changed.
+        RuntimeError: There is no memory for that many rows. Nothing is changed.
+    """
+    found = {name: module for name, module in model.named_modules() if isinstance(module, TableEmbedding)}
+    if not found:
+        raise ValueError(f"{type(model).__name__} holds nothing that `convert` has made: there is nothing to replace")
+    weights: dict[int, nn.Parameter] = {}  # id of the table → its rows
+    fresh: dict[nn.Module, nn.Module] = {}
+    for name, module in found.items():
+        sharing = [other for other in found.values() if other.table is module.table]
+        if id(module.table) not in weights:
+            try:
+                dense = _rows_of(sharing)
+            except (ValueError, RuntimeError) as error:
+                raise type(error)(f"{name or _ALONE}: {error}") from error
+            weights[id(module.table)] = nn.Parameter(dense, requires_grad=module.weight.requires_grad)
+        fresh[module] = _plain(module, weights[id(module.table)])
+    return _replaced(model, fresh)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What embeddings must have in common to share a table."""
+
+    kind: type[AnyEmbedding]
+    padding_idx: int | None
+    mode: str | None
+    include_last_offset: bool | None
+
+    @classmethod
+    def of(cls, module: AnyEmbedding) -> "_Shape":
+        if isinstance(module, nn.Embedding):
+            return cls(nn.Embedding, module.padding_idx, None, None)
+        return cls(nn.EmbeddingBag, module.padding_idx, module.mode, module.include_last_offset)
+
+
+def _chosen(
+    model: nn.Module, choose: Callable[[str, nn.Module], bool] | None, min_rows: int
+) -> dict[str, AnyEmbedding]:
+    """Name → embedding to replace.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found: dict[str, AnyEmbedding] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, AnyEmbedding) or module.num_embeddings < min_rows:
+            continue
+        own = type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward)
+        if choose(name, module) if choose is not None else module.weight.requires_grad and not own:
+            if own:
+                raise ValueError(f"{name or _ALONE}: {type(module).__name__} has a `forward` of its own: leave it out")
+            found[name] = module
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} holds no nn.Embedding and no nn.EmbeddingBag that `choose` and `min_rows` leave "
+            "and that is trained: there is nothing to replace"
+        )
+    return found
+
+
+def _check_held_here_alone(model: nn.Module, chosen: Mapping[str, AnyEmbedding]) -> None:
+    """Raise ValueError if something that stays holds an embedding that goes, or its weight."""
+    names = {id(module.weight): name or _ALONE for name, module in chosen.items()}
+    going = {id(module) for module in chosen.values()}
+    for name, module in model.named_modules():
+        for parameter, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(weight) in names and id(module) not in going:
+                raise ValueError(
+                    f"{names[id(weight)]}: its weight is {f'{name}.{parameter}'.removeprefix('.')}, too, which would "
+                    "stay as it is: leave it out by `choose`"
+                )
+    for embedding_name, module in chosen.items():
+        if place := next(holders(model, [module, module.weight]), None):
+            raise ValueError(
+                f"{embedding_name or _ALONE}: the model holds it, or its weight, as {place}, too, where it cannot be "
+                "replaced: leave it out by `choose`, or convert before that is made"
+            )
+
+
+def _check_convertible(module: AnyEmbedding) -> None:
+    reason = None
+    if module.max_norm is not None:
+        reason = f"max_norm={module.max_norm:g} rescales rows when they are looked up"
+    elif module.scale_grad_by_freq:
+        reason = "scale_grad_by_freq=True divides gradients by counts"
+    elif isinstance(module, nn.EmbeddingBag) and module.mode not in ("sum", "mean"):
+        reason = f"a table's bags have the modes 'sum' and 'mean', this one has {module.mode!r}"
+    elif module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        reason = "its hooks would be lost"
+    elif "weight" not in module._parameters:
+        reason = "its weight is computed, not a parameter"
+    if reason is not None:
+        raise ValueError(f"{reason}, which a table does not: leave it out by `choose`")
+
+
+def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str, Any]) -> HashEmbedding:
+    """The table of embeddings that share a weight."""
+    for module in sharing:
+        _check_convertible(module)
+    module = sharing[0]
+    if len({_Shape.of(other) for other in sharing}) > 1:
+        raise ValueError(
+            "its weight is shared by embeddings of another class, padding_idx, mode or include_last_offset, which one "
+            "table cannot have: leave them out by `choose`"
+        )
+    fit = fitted_start(module.weight)
+    if rows == "none" and "std" not in options and not fit.is_centred:
+        raise ValueError(
+            f"rows='none' would draw its rows around zero, but their mean is {fit.mean:.3g} (std {fit.std:.3g}): keep "
+            "them by rows='all', or give `std`"
+        )
+    settings = {
+        "std": fit.std,
+        "init": fit.init,
+        "dtype": module.weight.dtype,
+        "device": module.weight.device,
+        **options,
+    }
+    if isinstance(module, nn.EmbeddingBag):
+        settings |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+        table: HashEmbedding = HashEmbeddingBag(module.embedding_dim, **settings)
+    else:
+        table = HashEmbedding(module.embedding_dim, **settings)
+    if rows == "all":
+        for first in range(0, module.num_embeddings, _ROWS_AT_A_TIME):
+            ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, module.num_embeddings), device="cpu")
+            ids = ids if module.padding_idx is None else ids[ids != module.padding_idx]
+            table.assign(ids, module.weight.detach()[ids.to(module.weight.device)])
+    table.weight.requires_grad_(module.weight.requires_grad)
+    return table
+
+
+def _stand_in_for(module: AnyEmbedding, table: HashEmbedding) -> TableEmbedding:
+    padding = None if module.padding_idx is None else module.weight[module.padding_idx]
+    kind = TableEmbeddingBag if isinstance(module, nn.EmbeddingBag) else TableEmbedding
+    made = kind(
+        table, module.num_embeddings, padding_idx=module.padding_idx, padding=padding, sparse=bool(module.sparse)
+    )
+    return made.train(module.training)
+
+
+def _rows_of(sharing: Sequence[TableEmbedding]) -> Tensor:
+    """The vectors of ids from 0 on, `[n, dim]`, that some embeddings have in evaluation."""
+    table, rows = sharing[0].table, max(module.num_embeddings for module in sharing)
+    for keys, _ in table.items():
+        if bool((keys < 0).any()):
+            raise ValueError(f"it has the key {int(keys.min())}; the rows of an nn.Embedding count from 0")
+        rows = max(rows, int(keys.max()) + 1)
+    dense = torch.empty(rows, table.dim, dtype=table.weight.dtype, device=table.table.device)
+    for first in range(0, rows, _ROWS_AT_A_TIME):
+        ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, rows), device="cpu")
+        vectors = table.lookup(ids)
+        if table.fallback is not None:
+            vectors = stand_in(vectors, ids, table.fallback.detach(), table.table.config.field_bits)
+        dense[first : first + len(ids)] = vectors
+    if sharing[0].padding is not None:
+        dense[sharing[0].padding_idx] = sharing[0].padding
+    return dense
+
+
+def _plain(module: TableEmbedding, weight: nn.Parameter) -> AnyEmbedding:
+    (rows, dim), padding_idx, sparse = weight.shape, module.padding_idx, module.sparse
+    made: AnyEmbedding
+    if isinstance(module, TableEmbeddingBag):
+        made = nn.EmbeddingBag(
+            rows,
+            dim,
+            mode=module.mode,
+            sparse=sparse,
+            include_last_offset=module.include_last_offset,
+            padding_idx=padding_idx,
+            _weight=weight.detach(),
+        )
+    else:
+        made = nn.Embedding(rows, dim, padding_idx, sparse=sparse, _weight=weight.detach())
+    made.weight = weight
+    return made.train(module.training)
+
+
+def _replaced(model: nn.Module, fresh: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """The model with other modules in the places of some."""
+    places = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if module in fresh]
+    for name, module in places:
+        if name:
+            model.set_submodule(name, fresh[module])
+    return fresh.get(model, model)
