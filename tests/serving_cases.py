@@ -1,6 +1,7 @@
 """Models to be exported, made without training."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +12,11 @@ from sparsegroup.training.input_columns import Columns
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")
+
+
+def sizes_of(tensor: Any) -> list[int | str]:
+    """The sizes of an ONNX graph's tensor: open ones by name."""
+    return [size.dim_param or size.dim_value for size in tensor.type.tensor_type.shape.dim]
 
 
 def columns_of(lists: bool = False, numbers: bool = False) -> Columns:

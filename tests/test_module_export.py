@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import two_towers
 from module_cases import TABLES, Mixed, Scored, call_of, expected, export_scored, fill, keys_from, some_keys
-from serving_cases import batch_of, opened_model
+from serving_cases import batch_of, opened_model, sizes_of
 from sparsegroup import HashEmbedding, HashEmbeddingBag
 from sparsegroup.serving import export, export_trained, load_export, read_export, read_manifest
 from sparsegroup.serving.embeddings import live_rows
@@ -55,8 +55,35 @@ def test_every_format_gives_what_the_module_gives_for_any_batch(
         assert near(vector, wanted["vector"])
     graph = onnx.load(tmp_path / "out" / "model.onnx")
     assert {node.domain for node in graph.graph.node} == {""}
-    assert [one.name for one in graph.graph.output] == ["click", "vector"]
+    assert graph.ir_version == 9
+    assert {one.name: sizes_of(one) for one in graph.graph.output} == {"click": ["batch"], "vector": ["batch", 23]}
+    sizes = {one.name: sizes_of(one)[0] for one in graph.graph.input}
+    assert {sizes[name] for name in ("user", "friend", "item", "offsets", "pairs", "price")} == {"batch"}
+    assert (sizes["tags"], sizes["words_keys"]) == ("tags_size", sizes["words_weights"])
+    assert sizes["words_offsets"] == "batch + 1"
     assert str(Path(__file__).parents[1]).encode() not in (tmp_path / "out" / "model.onnx").read_bytes()
+
+
+def test_a_size_that_no_output_has_is_the_batch_of_the_inputs(tmp_path: Path) -> None:
+    class Total(Scored):
+        def finish(self, scores: Tensor) -> Tensor:
+            return scores.sum(0, keepdim=True)
+
+    export_scored(Total().eval(), tmp_path / "out", formats=["onnx"], inputs=["user.id"])
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    assert {one.name: sizes_of(one) for one in (*graph.input, *graph.output)} == {"user.id": ["batch"], "output": [1]}
+
+
+def test_several_open_sizes_of_an_input_have_names_of_their_own(tmp_path: Path) -> None:
+    class Wide(Scored):
+        def forward(self, keys: Tensor) -> Tensor:
+            return self.layer(self.table(keys).sum(1)).squeeze(1)
+
+    shapes = {"keys": {0: torch.export.Dim("rows", min=0), 1: torch.export.Dim("values", min=1)}}
+    keys = some_keys(8, 3)
+    export(Wide().eval(), tmp_path / "out", (keys,), formats=["onnx"], dynamic_shapes=shapes)
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    assert [sizes_of(one) for one in (*graph.input, *graph.output)] == [["batch", "keys_size_1"], ["batch"]]
 
 
 def test_int8_is_off_by_half_a_scale_at_most(tmp_path: Path) -> None:

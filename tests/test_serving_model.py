@@ -1,6 +1,7 @@
 """The serving model, in PyTorch, as a program and in ONNX, against the model as it was trained."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import onnxruntime
 import pytest
 import torch
 
-from serving_cases import batch_of, opened_model
+from serving_cases import batch_of, opened_model, sizes_of
 from sparsegroup.data.batches import Batch
 from sparsegroup.names import ModelName
 from sparsegroup.serving import ExportError, ExportRequest, ServingModel, TrainedModel, export_trained
@@ -85,7 +86,15 @@ def test_onnx_and_program_give_the_same_for_any_batch(
     assert {node.domain for node in graph.graph.node} == {""}
     assert [entry.domain for entry in graph.opset_import] == [""]
     assert not graph.functions
+    assert graph.ir_version == 9  # the newest that onnxruntime 1.17 reads
     assert [given.name for given in graph.graph.input] == list(model.inputs)
+    sizes = {one.name: sizes_of(one)[0] for one in (*graph.graph.input, *graph.graph.output)}
+    assert {sizes[name] for name in ("keys", "probability", *(["numbers"] if numbers else []))} == {"batch"}
+    assert {sizes[f"{name}.offsets"] for name in opened.columns.lists} <= {"batch + 1"}
+    assert [sizes[f"{name}.keys"] for name in opened.columns.lists] == [
+        f"{name}_keys_size" for name in opened.columns.lists
+    ]
+    assert not any(re.search(r"\bs\d+", str(size)) for one in graph.graph.value_info for size in sizes_of(one))
     about = {entry.key: entry.value for entry in graph.metadata_props}
     assert json.loads(about["fields"]) == list(opened.columns.fields)
     assert (about["hash"], about["export"]) == ("xxh3_64", "abc")

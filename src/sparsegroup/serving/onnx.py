@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from sparsegroup.extras import MissingExtraError, missing, require
 from sparsegroup.serving.export_error import ExportError
+from sparsegroup.serving.onnx_sizes import name_sizes
 from sparsegroup.serving.program import quiet
 from sparsegroup.serving.torch_errors import reason
 
@@ -45,6 +46,8 @@ def save_onnx(
 ) -> None:
     """Write a model: one file, and `<name>.data` beside it where the weights are large.
 
+    The IR version is the oldest that has the operators' set, 9 for opset 20; open sizes are named by `name_sizes`.
+
     Args:
         program: The model, traced.
         path: The file.
@@ -77,6 +80,10 @@ def save_onnx(
         weights = sum(tensor.nbytes for tensor in program.state_dict.values())
         for node in converted.model.graph.all_nodes():
             node.metadata_props.clear()  # what torch notes of how it came about, larger than the node
+        name_sizes(converted.model.graph)
+        opsets = [onnx.helper.make_opsetid(*opset) for opset in converted.model.opset_imports.items()]
+        # torch writes a newer one than its operators need, and older runtimes refuse that.
+        converted.model.ir_version = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
         converted.model.metadata_props.update(metadata)
         converted.save(path, external_data=weights >= external_bytes)
     with quiet():
