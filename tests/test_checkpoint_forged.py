@@ -132,6 +132,15 @@ def test_a_forged_manifest(folder: Path, victim: Training, name: str) -> None:
         victim.load(last(folder))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 39])
+def test_fewer_rows_than_the_file_has(folder: Path, victim: Training, rows: int) -> None:
+    """They are read into memory for as many as the manifest says."""
+    first = Checkpoints(folder).paths()[0]
+    forge(first, of_table(rows=rows))
+    with unchanged(victim), pytest.raises(CheckpointError, match=rf"{first.name}/{TABLE}: 40 rows or more"):
+        victim.load(first)
+
+
 def test_an_index_out_of_proportion_is_not_made(folder: Path, victim: Training) -> None:
     forge(last(folder), of_table(buckets=1 << 60))
     victim.load(last(folder))

@@ -12,14 +12,13 @@ from sparsegroup.user_error import UserError
 
 Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
 
-_CHECKPOINT = ("safetensors", "xxhash")
+_CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = (
     "jinja2",
     "matplotlib",
     "polars",
     "polars_hash",
     "pyarrow",
-    "pydantic",
     "rich",
     "sklearn",
     "typer",

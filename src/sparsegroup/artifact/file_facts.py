@@ -6,6 +6,8 @@ from pathlib import Path
 
 import xxhash
 
+from sparsegroup.artifact.validation import Count
+
 _BLOCK = 8 << 20
 
 
@@ -18,7 +20,7 @@ class FileFacts:
         xxh3_64: XXH3_64 of its bytes, 16 hexadecimal digits.
     """
 
-    bytes: int
+    bytes: Count
     xxh3_64: str
 
 

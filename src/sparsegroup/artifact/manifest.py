@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import xxhash
+from pydantic import AfterValidator
 
 from sparsegroup.artifact import disk
 from sparsegroup.artifact.file_facts import FileFacts, check_file, facts_of
+from sparsegroup.artifact.validation import STRICT, validated
 
 FIRST_WITH_HEADER = 2
 Plain = dict[str, Any]
@@ -33,6 +35,16 @@ Migration = Callable[[Plain], Plain]
 """Makes the content of a manifest of one version that of the next; raises ValueError, KeyError or TypeError."""
 
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
+
+
+def _plain_name(name: str) -> str:
+    if not _PLAIN_NAME.fullmatch(name):
+        raise ValueError(f"impossible {name!r} as a name")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_plain_name)]
+"""Name of a file in the folder, and nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,8 @@ class Parent:
 class Manifest:
     """What every folder says of itself. A format is a subclass with more attributes, which JSON can hold.
 
+    Their annotations say what is taken for a folder of the format; `check` compares them with one another.
+
     Attributes:
         id: Names this folder in those that build on it; "" until it is written, then a digest of all the rest unless
             the format gives another.
@@ -62,10 +76,11 @@ class Manifest:
 
     id: str = ""
     parent: Parent | None = None
-    files: Mapping[str, FileFacts] = field(default_factory=dict)
+    files: Mapping[FileName, FileFacts] = field(default_factory=dict)
     written_by: str = field(default_factory=lambda: f"sparsegroup {version('sparsegroup')}")
 
     HEADER: ClassVar = ("id", "parent", "files", "written_by")
+    __pydantic_config__: ClassVar = STRICT
 
     @property
     def bytes(self) -> int:
@@ -77,13 +92,18 @@ class Manifest:
         return {name: value for name, value in asdict(self).items() if name not in self.HEADER}
 
     @classmethod
-    def from_plain(cls, content: Plain, **header: Any) -> Self:
-        """The manifest with this content.
+    def from_plain(cls, content: Plain) -> Self:
+        """The manifest with this content: the header's, and what `as_plain` gave.
 
         Raises:
-            ValueError, LookupError, TypeError, AttributeError: The content is not of this format.
+            ValueError: The content is not of this format; the message names the field.
         """
-        return cls(**content, **header)
+        manifest = validated(cls, content)
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raise ValueError, which names the field, unless all that it says goes together."""
 
     def check_files(self, folder: Path, error: type[ValueError], *names: str) -> None:
         """Compare files with their size and digest: those of the names, or all.
@@ -167,12 +187,16 @@ class FolderFormat(Generic[AnyManifest]):
             return self._parsed(path, json.loads(path.read_bytes()))
         except OSError as error:
             raise self.error(f"{path}: cannot be read ({error.strerror})") from error
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        except KeyError as error:
+            raise self.error(f"{path}: damaged ({error.args[0]} is missing)") from error
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             if isinstance(error, self.error):
                 raise
             raise self.error(f"{path}: damaged ({error})") from error
 
-    def _parsed(self, path: Path, document: Plain) -> AnyManifest:
+    def _parsed(self, path: Path, document: Any) -> AnyManifest:
+        if not isinstance(document, dict):
+            raise ValueError(f"it is no JSON object, but {type(document).__name__}")
         version = self._version(path, document)
         if version >= FIRST_WITH_HEADER and document.pop("checksum") != digest(document):
             raise ValueError("its checksum is not that of its content")
@@ -180,14 +204,9 @@ class FolderFormat(Generic[AnyManifest]):
             document = self.migrations[earlier](document)
         for name in ("format", "version"):
             document.pop(name, None)
-        parent, files = document.pop("parent"), document.pop("files")
-        header = {
-            "id": _text(document.pop("id"), "id"),
-            "parent": None if parent is None else Parent(_text(parent["id"], "id"), _text(parent["path"], "path")),
-            "files": {_plain_name(name): _facts(name, facts) for name, facts in files.items()},
-            "written_by": _text(document.pop("written_by"), "written_by"),
-        }
-        return self.manifest.from_plain(document, **header)
+        if missing := [name for name in self.manifest.HEADER if name not in document]:
+            raise ValueError(f"{missing[0]} is missing")
+        return self.manifest.from_plain(document)
 
     def _version(self, path: Path, document: Plain) -> int:
         """The version that a manifest is of: 1 where it has no header.
@@ -231,22 +250,3 @@ def facts_of_files(folder: Path) -> dict[str, FileFacts]:
 def _write(path: Path, text: str) -> None:
     with path.open("wb", buffering=0) as file:
         disk.write(file, text.encode())
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"impossible {what}")
-    return value
-
-
-def _plain_name(name: str) -> str:
-    if not _PLAIN_NAME.fullmatch(name):
-        raise ValueError(f"impossible {name!r} as a name")
-    return name
-
-
-def _facts(name: str, content: Plain) -> FileFacts:
-    facts = FileFacts(**content)
-    if type(facts.bytes) is not int or facts.bytes < 0 or not isinstance(facts.xxh3_64, str):
-        raise ValueError(f"impossible facts of {name}")
-    return facts

@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Self
+from typing import Any
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.validation import Count
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.table_file import TableFacts
 
@@ -28,26 +29,26 @@ class CheckpointManifest(Manifest):
         state: All the rest, as `as_plain` makes it.
     """
 
-    step: int
+    step: Count
     written: str
     versions: Mapping[str, str]
     tables: Mapping[str, tuple[str, TableFacts]]
     state: Any
 
-    @classmethod
-    def from_plain(cls, content: Plain, **header: Any) -> Self:
-        """See `Manifest.from_plain`."""
-        tables = {name: (where, TableFacts(**facts)) for name, (where, facts) in content.pop("tables").items()}
-        manifest = cls(tables=tables, **content, **header)
-        parent = manifest.parent
-        _expect(parent is None or _NEIGHBOUR.fullmatch(parent.path), "parent")
-        _expect(isinstance(manifest.written, str), "time")
-        _expect(all(isinstance(text, str) for item in manifest.versions.items() for text in item), "versions")
-        _expect(type(manifest.step) is int and manifest.step >= 0, "step")
-        _expect(tables.keys() <= manifest.files.keys(), "tables without files")
-        for name, (where, facts) in tables.items():
-            _expect(isinstance(where, str) and facts.is_possible(), f"facts of {name}")
-        return manifest
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        if self.parent is not None and not _NEIGHBOUR.fullmatch(self.parent.path):
+            raise ValueError(f"parent.path: a neighbour is expected, as in ../step-1, got {self.parent.path!r}")
+        places = [where for where, _ in self.tables.values()]
+        for name, (where, facts) in self.tables.items():
+            if name not in self.files:
+                raise ValueError(f"tables.{name}: is not among the files")
+            if places.count(where) > 1:
+                raise ValueError(f"tables.{name}: the table {where!r} is in another file, too")
+            try:
+                facts.check()
+            except ValueError as error:
+                raise ValueError(f"tables.{name}.1.{error}") from error
 
 
 def versions() -> dict[str, str]:
@@ -55,15 +56,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in ("sparsegroup", "torch")}}
 
 
-def _expect(holds: object, what: str) -> None:
-    if not holds:
-        raise ValueError(f"impossible {what}")
-
-
 def _from_version_1(content: Plain) -> Plain:
     """The id was the only checksum; the parent was a name and an id."""
     id = content.pop("id")
-    _expect(id == digest(content), "content: its checksum does not match")
+    if id != digest(content):
+        raise ValueError("its checksum is not that of its content")
     parent = content["parent"]
     return {
         **content,

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.data.log_errors import ClickLogError
 
 MANIFEST = "log.json"
@@ -36,25 +37,45 @@ class LogManifest(Manifest):
     fields: tuple[str, ...]
     numbers: tuple[str, ...]
     lists: tuple[str, ...]
-    rows: int
-    train_rows: int
-    positives: int
-    parts: Mapping[str, int]
-    features: Mapping[str, tuple[int, int]]
+    rows: Count
+    train_rows: Count
+    positives: Count
+    parts: Mapping[FileName, Count]
+    features: Mapping[str, tuple[Count, Count]]
     hash: str
     source: Mapping[str, Any]
-    bad_rows: Mapping[str, int] = field(default_factory=dict)
-    weighted: bool = False
-    timed: bool = False
+    bad_rows: Mapping[str, Count] = field(default_factory=dict)
+    weighted: Flag = False
+    timed: Flag = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_plain(cls, content: Plain, **header: Any) -> Self:
-        """See `Manifest.from_plain`."""
+    def check(self) -> None:
+        """See `Manifest.check`."""
         for name in ("fields", "numbers", "lists"):
-            content[name] = tuple(content[name])
-        content["features"] = {name: tuple(counts) for name, counts in content["features"].items()}
-        return cls(**content, **header)
+            if len(set(given := getattr(self, name))) < len(given):
+                raise ValueError(f"{name}: one is there twice")
+        if strange := set(self.lists) - set(self.fields):
+            raise ValueError(f"lists: {min(strange)} is no field")
+        if self.features.keys() != set(self.fields):
+            raise ValueError("features: are not those of the fields")
+        for name, (in_all, in_training) in self.features.items():
+            if in_training > in_all:
+                raise ValueError(f"features.{name}: {in_training:,} of {in_all:,}")
+        for name in ("train_rows", "positives"):
+            if getattr(self, name) > self.rows:
+                raise ValueError(f"{name}: {getattr(self, name):,} of {self.rows:,} rows")
+        if sum(self.parts.values()) != self.rows:
+            raise ValueError(f"parts: have {sum(self.parts.values()):,} rows, and not {self.rows:,}")
+        if self.files and (missing := self.parts.keys() - self.files.keys()):  # version 1 had no facts of files
+            raise ValueError(f"parts.{min(missing)}: is not among the files")
+        self._check_source()
+
+    def _check_source(self) -> None:
+        seed, files = self.source.get("seed"), self.source.get("files", [])
+        if "synthetic" in self.source and (type(seed) is not int or seed < 0):
+            raise ValueError(f"source.seed: a number >= 0 is expected, got {seed!r}")
+        if not isinstance(files, list) or not all(isinstance(one, list) and len(one) >= 2 for one in files):
+            raise ValueError("source.files: names and sizes are expected")
 
 
 def _from_version_1(content: Plain) -> Plain:

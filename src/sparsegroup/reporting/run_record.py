@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Key, Number, Real
 from sparsegroup.table import FieldCount
 
 
@@ -20,10 +22,10 @@ class Metrics:
     Where rows have weights, they count in all of them.
     """
 
-    auc: float
-    log_loss: float
-    normalized_entropy: float
-    calibration: float
+    auc: Number
+    log_loss: Number
+    normalized_entropy: Number
+    calibration: Number
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class ReliabilityBin:
         share: The share of all rows that they are.
     """
 
-    predicted: float
-    actual: float
-    share: float
+    predicted: Number
+    actual: Number
+    share: Number
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class GainPoint:
         captured: The share of all positives that is among them; over `share` it is the lift.
     """
 
-    share: float
-    captured: float
+    share: Number
+    captured: Number
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ class LargestFeature:
     """
 
     field: str
-    key: int
+    key: Key
     value: str | None
-    norm: float
+    norm: Number
 
 
 @dataclass(frozen=True)
@@ -109,24 +111,26 @@ class HistoryPoint:
             None without one, and where only one class is present.
     """
 
-    samples: int
-    auc: float
-    log_loss: float
-    normalized_entropy: float
-    calibration: float
-    feature_rate: float
-    live_rows: int
-    features_seen: int
-    table_bytes: int
-    seconds: float = field(compare=False)
-    samples_per_s: float = field(compare=False)
-    l21: float | None = None
-    scheduled_rate: float | None = None
-    epoch: int | None = None
-    validation_auc: float | None = None
-    validation_log_loss: float | None = None
-    baseline_auc: float | None = None
-    baseline_log_loss: float | None = None
+    __pydantic_config__: ClassVar = STRICT
+
+    samples: Count
+    auc: Number
+    log_loss: Number
+    normalized_entropy: Number
+    calibration: Number
+    feature_rate: Number
+    live_rows: Count
+    features_seen: Count
+    table_bytes: Count
+    seconds: Real = field(compare=False)
+    samples_per_s: Number = field(compare=False)
+    l21: AnyReal | None = None
+    scheduled_rate: AnyReal | None = None
+    epoch: Count | None = None
+    validation_auc: AnyReal | None = None
+    validation_log_loss: AnyReal | None = None
+    baseline_auc: AnyReal | None = None
+    baseline_log_loss: AnyReal | None = None
 
 
 @dataclass(frozen=True)
@@ -160,25 +164,27 @@ class Summary:
         largest: Features of the largest vectors.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     log: str
-    test_rows: int
+    test_rows: Count
     test: Metrics | None
-    samples: int
-    seconds: float
-    feature_rate: float
-    live_rows: int
-    features_seen: int
-    table_bytes: int
+    samples: Count
+    seconds: Number
+    feature_rate: Number
+    live_rows: Count
+    features_seen: Count
+    table_bytes: Count
     fields: Mapping[str, FieldCount]
     started: str
     versions: Mapping[str, str]
     continued_from: str | None = None
-    bad_rows: Mapping[str, int] = field(default_factory=dict)
-    evicted_rows: int = 0
-    refused_rows: int = 0
-    epochs: int = 1
-    best_epoch: int | None = None
-    validation_rows: int = 0
+    bad_rows: Mapping[str, Count] = field(default_factory=dict)
+    evicted_rows: Count = 0
+    refused_rows: Count = 0
+    epochs: Count = 1
+    best_epoch: Count | None = None
+    validation_rows: Count = 0
     validation: Metrics | None = None
     baseline: Metrics | None = None
     curves: ScoreCurves | None = None

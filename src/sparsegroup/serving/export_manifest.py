@@ -1,15 +1,15 @@
 """`manifest.json`, which says what an export holds. It is written last: a folder without it is none."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from sparsegroup.artifact.file_facts import FileFacts
-from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.validation import Count, Number
 from sparsegroup.bags import BagMode
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
@@ -27,13 +27,6 @@ UPSERTS = "upserts.safetensors"
 TOMBSTONES = "tombstones.safetensors"
 TABLE = "embedding"
 """Name of a trained model's only table; several begin with it and a dot."""
-
-Number = Annotated[
-    float,
-    BeforeValidator(lambda value: math.nan if value is None else value),
-    PlainSerializer(lambda value: value if math.isfinite(value) else None),
-]
-"""JSON has no NaN: an AUC of one class is null."""
 
 
 class ExportContent(StrictSettings):
@@ -60,12 +53,12 @@ class ExportedTable(StrictSettings):
         zero_rows: Rows that were live in training, and are all zeros in this format; they are left out.
     """
 
-    file: str
-    dim: int
+    file: FileName
+    dim: Count
     pooling: BagMode | None = None
-    live_rows: int
-    features_seen: int
-    zero_rows: int
+    live_rows: Count
+    features_seen: Count
+    zero_rows: Count
 
 
 class TensorFacts(StrictSettings):
@@ -79,7 +72,7 @@ class TensorFacts(StrictSettings):
 
     name: str
     dtype: str
-    shape: tuple[int | None, ...]
+    shape: tuple[Count | None, ...]
 
 
 class ModelSignature(StrictSettings):
@@ -99,8 +92,8 @@ class ModelSignature(StrictSettings):
 class FieldRows(StrictSettings):
     """Features of a field: those in the export, and those that training has seen."""
 
-    live: int
-    seen: int
+    live: Count
+    seen: Count
 
 
 class SizesBefore(StrictSettings):
@@ -111,8 +104,8 @@ class SizesBefore(StrictSettings):
         table: Bytes of the table in training: index, vectors, optimizer's state.
     """
 
-    dense: int
-    table: int
+    dense: Count
+    table: Count
 
 
 class PathScores(StrictSettings):
@@ -140,15 +133,15 @@ class TestResult(StrictSettings):
     """
 
     log: str
-    rows: int
+    rows: Count
     scores: Mapping[str, PathScores]
 
 
 class DeltaCounts(StrictSettings):
     """How many keys a delta sets and removes."""
 
-    upserts: int
-    tombstones: int
+    upserts: Count
+    tombstones: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +183,6 @@ class ExportManifest(Manifest):
     test: TestResult | None = None
     changes: DeltaCounts | None = None
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-
     @property
     def live_rows(self) -> int:
         """Keys in the tables."""
@@ -219,36 +210,46 @@ class ExportManifest(Manifest):
 
     def as_plain(self) -> Plain:
         """See `Manifest.as_plain`."""
-        content: Plain = _CHECKED.dump_python(self, mode="json")
+        content: Plain = _PLAIN.dump_python(self, mode="json")
         return {name: value for name, value in content.items() if name not in self.HEADER}
 
-    @classmethod
-    def from_plain(cls, content: Plain, **header: Any) -> Self:
-        """See `Manifest.from_plain`."""
-        try:
-            manifest: Self = _CHECKED.validate_python({**content, **header})
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        if manifest.has_columns:
-            manifest.columns_and_config()
-        if manifest.id != manifest.expected_id():
-            raise ValueError("its id is not that of its content")
-        return manifest
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        if (self.kind == "delta") != (self.parent is not None) or (self.changes is None) != (self.parent is None):
+            raise ValueError(f"parent: kind is {self.kind!r}; a delta has a parent and changes, and no other has them")
+        if not self.tables or self.content.tables.keys() != self.tables.keys():
+            raise ValueError("content.tables: are not the tables")
+        if self.kind == "delta" and self.tables.keys() != {TABLE}:
+            raise ValueError(f"tables: a delta has one, {TABLE}")
+        if self.has_columns:
+            self._check_trained()
+        if self.id != self.expected_id():
+            raise ValueError("id: is not that of the content")
+
+    def _check_trained(self) -> None:
+        if self.config is None:
+            raise ValueError("config is missing")
+        columns, _ = self.columns_and_config()
+        if self.fields.keys() != set(columns.fields):
+            raise ValueError(f"fields: are not those of the columns, {', '.join(columns.fields)}")
 
     def columns_and_config(self) -> tuple[Columns, Config]:
         """What the model expects, and the settings that it was trained with.
 
         Raises:
             ExportError: It has none.
-            KeyError, TypeError, SettingsError: They are not what this version knows.
+            ValueError: They are not what this version knows.
         """
         if self.columns is None or self.config is None:
             raise ExportError(
                 f"an export of {self.source}, a module with {', '.join(self.tables)}, has no columns of a log and no "
                 "settings of a run, which this takes; `sparsegroup.serving.load_export` opens it"
             )
-        return Columns.from_dict(self.columns), recorded_config(self.config, MANIFEST)
+        try:
+            columns = Columns.from_dict(self.columns)
+        except ValueError as error:
+            raise ValueError(f"columns.{error}") from error
+        return columns, recorded_config(self.config, "config")
 
     def expected_id(self) -> str:
         """`id` as it follows from the rest."""
@@ -281,7 +282,7 @@ class ExportManifest(Manifest):
         }
 
 
-_CHECKED: TypeAdapter[Any] = TypeAdapter(ExportManifest)
+_PLAIN: TypeAdapter[Any] = TypeAdapter(ExportManifest)
 
 
 def _from_version_1(content: Plain) -> Plain:

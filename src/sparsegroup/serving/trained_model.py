@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
@@ -16,8 +16,8 @@ from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.run_dir import NAMES, VOCABULARY, baseline_in, config_of, last_checkpoint
-from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
+from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import find_run
 
 Kind = Literal["run", "checkpoint", "export"]
@@ -95,12 +95,8 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
-    extra = kept_extra(checkpoint)
-    try:
-        config = recorded_config(extra["config"], str(checkpoint))
-        columns, samples = Columns.from_dict(extra["columns"]), extra["samples"]
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it says of no model") from error
+    extra = RunExtra.of(kept_extra(checkpoint), checkpoint)
+    config, columns = recorded_config(extra.config, str(checkpoint)), extra.columns
     model, optimizer = config.build_for(columns)
     load_checkpoint(checkpoint, model, optimizer, rng=False)
     if sweep:
@@ -113,17 +109,16 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         columns,
         model.eval(),
         vocabulary if vocabulary.is_file() else None,
-        samples=samples,
+        samples=extra.samples,
         steps=max(int(entry["step"]) if entry else 0 for entry in entries),
         baseline=_baseline(extra),
         names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )
 
 
-def _baseline(extra: Any) -> LogisticBaseline | None:
-    state = baseline_in(extra)
-    if state is None:
+def _baseline(extra: RunExtra) -> LogisticBaseline | None:
+    if extra.baseline is None:
         return None
     baseline = LogisticBaseline()
-    baseline.load_state_dict(state)
+    baseline.load_state_dict(extra.baseline)
     return baseline

@@ -8,20 +8,21 @@ rows are nothing but the changes since the table was empty. Rows keep their orde
 Packed rows come last where all rows are written, as any other; changes hold none, and what they hold is not packed.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Strict
 from safetensors import safe_open
 
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.tensor_file import NAMES, TensorWriter
+from sparsegroup.artifact.validation import Count, Real
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.changes import Changes
@@ -44,6 +45,8 @@ _BYTES_TO_SORT = 40
 
 _KEYS_PER_BUCKET = 4
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 _SHARE = 0.05
 """Of the table's memory, that its keys may take for a moment: they lie in the order of their hashes."""
 
@@ -63,19 +66,19 @@ class TableFacts:
         packed: How many of the table's rows are packed.
     """
 
-    dim: int
+    dim: Count
     dtype: str
-    std: float
+    std: Real
     init: str
-    seed: int
-    field_bits: int
-    parts: Mapping[str, float]
-    rows: int
-    seen: int
-    skipped_rows: int
-    buckets: int
-    written: int
-    packed: int = 0
+    seed: Annotated[int, Strict()]
+    field_bits: Count
+    parts: Mapping[str, Real]
+    rows: Count
+    seen: Count
+    skipped_rows: Count
+    buckets: Count
+    written: Count
+    packed: Count = 0
 
     @classmethod
     def of(cls, table: Table, written: int) -> "TableFacts":
@@ -91,17 +94,17 @@ class TableFacts:
             packed=table.directory.num_packed,
         )
 
-    def is_possible(self) -> bool:
-        """Whether there can be a table of which this is said; a file that was tampered with may say anything."""
-        counts = (self.dim, self.rows, self.seen, self.skipped_rows, self.buckets, self.written, self.packed)
-        parts = self.parts.items()
-        return (
-            all(type(count) is int and count >= 0 for count in counts)
-            and self.rows <= self.seen
-            and 0 <= self.rows - self.packed <= _KEYS_PER_BUCKET * self.buckets != 0
-            and all(isinstance(name, str) and name != WEIGHT for name, _ in parts)
-            and all(type(value) in (int, float) and math.isfinite(value) for _, value in parts)
-        )
+    def check(self) -> None:
+        """Raise ValueError, whose message begins with the field, unless there can be a table of which this is said."""
+        if self.rows > self.seen:
+            raise ValueError(f"seen: {self.seen:,} keys cannot have {self.rows:,} rows")
+        if self.packed > self.rows:
+            raise ValueError(f"packed: {self.packed:,} of {self.rows:,} rows")
+        if not self.buckets or self.rows - self.packed > _KEYS_PER_BUCKET * self.buckets:
+            raise ValueError(f"buckets: {self.buckets:,} cannot hold {self.rows - self.packed:,} keys")
+        for name, value in self.parts.items():
+            if name == WEIGHT or abs(value) > _LARGEST:
+                raise ValueError(f"parts.{name}: cannot be a part of new rows, with the value {value:g}")
 
     @property
     def sensible_buckets(self) -> int:
@@ -278,7 +281,10 @@ def _apply(
         if facts.rows > directory.total_rows + count:
             raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.total_rows:,}")
         aside = facts.packed if begins and packed is not None else 0
-        memory.reserve(facts.rows - (facts.packed if packed is not None else 0))
+        room = facts.rows - (facts.packed if packed is not None else 0)
+        if aside > count:
+            raise ValueError(f"{path}: {count:,} rows, of which the manifest says that {aside:,} are packed")
+        memory.reserve(room)
         with _WriteHelper(not config.on_device) as write:
             for piece in _pieces(count - aside, memory):
                 some = keys[piece]
@@ -286,13 +292,19 @@ def _apply(
                     packed.forget(some)
                 numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
                 new = numbers == ABSENT
-                numbers[new] = np.arange(directory.num_rows, directory.num_rows + int(new.sum()))
-                index.reserve(directory.num_rows + int(new.sum()))
+                came = int(new.sum())
+                if directory.num_rows + came > room:  # before anything is written where there is no memory
+                    raise ValueError(
+                        f"{path}: {directory.num_rows + came:,} rows or more; the manifest says {facts.rows:,}, "
+                        f"{facts.packed:,} of them packed"
+                    )
+                numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
+                index.reserve(directory.num_rows + came)
                 try:
                     index.insert(some[new], numbers[new])
                 except ValueError as error:
                     raise ValueError(f"{path}: {error}") from error
-                directory.came(int(new.sum()))
+                directory.came(came)
                 directory.set_uses(_of_rows(notes, piece), numbers)
                 write(memory.write_whole, numbers, rows[piece].reshape(len(some), -1))
         if packed is not None and aside:

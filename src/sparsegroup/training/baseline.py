@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.data.batches import Batch
-from sparsegroup.kernels.cpu.online_logistic import MOMENTS, PARTS, PER_NUMBER, SUM, online_pass
+from sparsegroup.kernels.cpu.online_logistic import COUNT, MOMENTS, PARTS, PER_NUMBER, SQUARES, SUM, online_pass
 from sparsegroup.rules.ftrl import FTRL
 
 HASH_BITS = 22
@@ -73,7 +73,12 @@ class LogisticBaseline:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from where `state_dict` found another with the same arguments."""
+        """Go on from where `state_dict` found another with the same arguments.
+
+        Raises:
+            ValueError: It is no such state; nothing has changed.
+        """
+        check_baseline_state(state)
         self._moments = state["moments"].numpy().copy()
         self._memory = self._new_memory() if len(state["places"]) else None  # of one that has learnt, the bias is there
         if self._memory is not None:
@@ -118,6 +123,30 @@ class LogisticBaseline:
             logits,
         )
         return torch.from_numpy(logits)
+
+
+def check_baseline_state(state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError, whose message begins with the field, unless `LogisticBaseline.state_dict` can have given it."""
+    if missing := {"places", "weights", "moments"} ^ state.keys():
+        raise ValueError(f"baseline.{min(missing)}: places, weights and moments are expected")
+    places, weights, moments = (state[name] for name in ("places", "weights", "moments"))
+    numbers = len(moments) if moments.ndim else 0
+    for name, dtype, shape in (
+        ("places", torch.int32, places.shape[:1]),
+        ("weights", torch.float32, (*places.shape[:1], PARTS)),
+        ("moments", torch.float64, (numbers, MOMENTS)),
+    ):
+        tensor = state[name]
+        if tensor.dtype != dtype or not tensor.ndim or tensor.shape != shape:
+            expected = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+            raise ValueError(f"baseline.{name}: {expected} are expected, got {tensor.dtype} {list(tensor.shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"baseline.{name}: has numbers that are not finite")
+    end = (1 << HASH_BITS) + 1 + numbers
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < end:
+        raise ValueError(f"baseline.places: {int(places.min())} to {int(places.max())} are not within 0 to {end - 1}")
+    if bool((weights[:, SUM] < 0).any()) or bool((moments[:, [COUNT, SQUARES]] < 0).any()):
+        raise ValueError("baseline: a sum of squares or a count is below 0")
 
 
 def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], int]:

@@ -1,10 +1,10 @@
 """Where a training stands among its epochs, and which of them was the best."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isnan
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.reporting.run_record import Metrics
 
 
@@ -30,11 +30,11 @@ class EpochProgress:
         is_over: Whether the training has come to its end.
     """
 
-    epoch: int = 0
-    position: int = 0
-    best: int | None = None
+    epoch: Count = 0
+    position: Count = 0
+    best: Count | None = None
     validation: Metrics | None = None
-    is_over: bool = False
+    is_over: Flag = False
 
     def end_epoch(self, validation: Metrics | None, *, may_be_best: bool) -> bool:
         """An epoch has ended; gives whether it is the best so far.
@@ -60,11 +60,5 @@ class EpochProgress:
         return self.epoch < epochs and not (patience and waited >= patience)
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers from which `from_dict` makes the same."""
+        """Its numbers, as `TrainerState` has them."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """What `as_dict` described; of nothing, a training that has not begun."""
-        validation = content.get("validation")
-        return cls(**{**content, "validation": None if validation is None else Metrics(**validation)})

@@ -1,6 +1,6 @@
 """What a model predicts for a stream of batches, and how good that is."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from math import isnan
 from time import perf_counter
@@ -16,6 +16,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.trainer_state import WindowState
 
 Float64s = npt.NDArray[np.float64]
 
@@ -78,14 +79,14 @@ class PredictionWindow:
         self._baseline: list[Tensor] = []
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "PredictionWindow":
+    def from_state(cls, state: WindowState) -> "PredictionWindow":
         """The window that `state_dict` described, to be begun again."""
         window = cls(0.0)
-        window.seconds = state["seconds"]
-        window.samples = len(state["labels"])
+        window.seconds = state.seconds
+        window.samples = len(state.labels)
         for part, values in window._parts().items():
-            if len(state.get(part, ())):  # windows of version 0.1 have no baseline
-                values.append(state[part])
+            if len(tensor := getattr(state, part)):
+                values.append(tensor)
         return window
 
     def _parts(self) -> dict[str, list[Tensor]]:

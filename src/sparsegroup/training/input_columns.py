@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.log import Log
 from sparsegroup.training.run_error import RunError
@@ -19,6 +20,8 @@ class Columns:
         numbers: Numeric ones.
         hash: What keys are made with.
     """
+
+    __pydantic_config__: ClassVar = STRICT
 
     fields: tuple[str, ...]
     lists: tuple[str, ...]
@@ -36,14 +39,21 @@ class Columns:
         )
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Columns":
+    def from_dict(cls, content: Any) -> "Columns":
         """Them from what `asdict` gave.
 
         Raises:
-            KeyError, TypeError: They are not.
+            ValueError: They are not; the message begins with the field.
         """
-        fields, lists, numbers = (tuple(content[name]) for name in ("fields", "lists", "numbers"))
-        return cls(fields, lists, numbers, content["hash"])
+        if isinstance(content, Mapping) and "hash" not in content:
+            raise ValueError("hash is missing")
+        columns = validated(cls, content)
+        for name in ("fields", "lists", "numbers"):
+            if len(set(given := getattr(columns, name))) < len(given):
+                raise ValueError(f"{name}: one is there twice")
+        if strange := set(columns.lists) - set(columns.fields):
+            raise ValueError(f"lists: {min(strange)} is no field")
+        return columns
 
     def check(self, log: Log) -> None:
         """Whether a model trained on these can go on with `log`.

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
+from sparsegroup.artifact.validation import STRICT, Count
 from sparsegroup.data.log import Log
 from sparsegroup.training.run_error import RunError
 
@@ -21,9 +22,11 @@ class Provenance:
         continued_id: The id of the checkpoint that it goes on from.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     started: str
-    rows: int
-    train_rows: int
+    rows: Count
+    train_rows: Count
     source: Mapping[str, Any] | None = None
     continued_from: str | None = None
     continued_id: str | None = None

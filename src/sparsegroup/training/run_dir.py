@@ -1,19 +1,20 @@
 """The folder that a training run leaves behind, in open formats."""
 
-import dataclasses
 import json
 import math
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sparsegroup.artifact import disk
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact.validation import validated
 from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
@@ -31,7 +32,8 @@ from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
-from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite, number
+from sparsegroup.training.run_extra import RunExtra
+from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 from sparsegroup.training.shown_settings import shown_settings
 from sparsegroup.yaml_settings import read_yaml
@@ -47,6 +49,8 @@ REPORT = "report.html"
 
 TENSORBOARD = "tensorboard"
 MLFLOW = "mlflow.json"
+
+Content = TypeVar("Content")
 
 _FILES = (BEGUN, COLUMNS, METRICS, MLFLOW, VOCABULARY, NAMES, REPORT, PLOT)
 
@@ -223,21 +227,12 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     if not same:
         was, now = before.optimizer.name, config.optimizer.name
         notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
-    try:
-        history = [_point(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
-    except _DAMAGE as error:
-        raise RunError(f"{folder}: damaged ({error})") from error
+    history = read_history(folder)
     checkpoint = CHECKPOINT.read(path)
-    beside = baseline_in(loaded.extra)
+    beside = RunExtra.of(loaded.extra, path).baseline
     return TrainingRun(
         folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes, beside
     )
-
-
-def baseline_in(extra: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The state of the baseline that a run's checkpoint keeps; None where there was none."""
-    state: Mapping[str, Any] | None = extra.get("trainer", {}).get("baseline")
-    return state
 
 
 def load_model(folder: str | Path) -> ClickModel:
@@ -271,10 +266,7 @@ def read_columns(folder: Path) -> Columns:
     Raises:
         RunError: The file is missing or damaged.
     """
-    try:
-        return Columns.from_dict(json.loads((folder / COLUMNS).read_text()))
-    except _DAMAGE as error:
-        raise RunError(f"{folder / COLUMNS}: damaged ({error})") from error
+    return _read_json(folder / COLUMNS, Columns.from_dict)
 
 
 def read_provenance(folder: Path) -> Provenance:
@@ -283,13 +275,34 @@ def read_provenance(folder: Path) -> Provenance:
     Raises:
         RunError: The file is missing or damaged.
     """
+    return _read_json(folder / BEGUN, partial(validated, Provenance))
+
+
+def read_history(folder: Path) -> list[HistoryPoint]:
+    """The points of `metrics.jsonl`.
+
+    Raises:
+        RunError: The file is missing, or a line is damaged. The message names file, line and field.
+    """
+    path = folder / METRICS
     try:
-        return Provenance(**json.loads((folder / BEGUN).read_text()))
-    except _DAMAGE as error:
-        raise RunError(f"{folder / BEGUN}: damaged ({error})") from error
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: damaged ({error})") from error
+    history = []
+    for number, line in enumerate(lines, 1):
+        try:
+            history.append(validated(HistoryPoint, json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path}, line {number}: damaged ({error})") from error
+    return history
 
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+def _read_json(path: Path, parsed: Callable[[Any], Content]) -> Content:
+    try:
+        return parsed(json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: damaged ({error})") from error
 
 
 def summarize(
@@ -349,13 +362,6 @@ def summarize(
         warnings=found.warnings,
         largest=tuple(largest),
     )
-
-
-def _point(content: Mapping[str, Any]) -> HistoryPoint:
-    fields = dataclasses.fields(HistoryPoint)
-    values: dict[str, Any] = {one.name: content.get(one.name) for one in fields if one.default is None}
-    values |= {one.name: number(content[one.name]) for one in fields if one.name not in values}
-    return HistoryPoint(**values)
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
-from sparsegroup.reporting.run_record import GainPoint, LargestFeature, Metrics, ReliabilityBin, ScoreCurves, Summary
-from sparsegroup.table import FieldCount
+from sparsegroup.artifact.validation import validated
+from sparsegroup.reporting.run_record import Summary
 from sparsegroup.training.run_error import RunError
 
 SUMMARY = "summary.json"
@@ -28,27 +28,16 @@ class RunManifest(Manifest):
         return content
 
     @classmethod
-    def from_plain(cls, content: Plain, **header: Any) -> Self:
+    def from_plain(cls, content: Plain) -> Self:
         """See `Manifest.from_plain`."""
-        for name in ("test", "baseline", "validation"):
-            content[name] = _metrics(content.get(name))
-        for name in ("curves", "baseline_curves"):
-            content[name] = _curves(content.get(name))
-        content["warnings"] = tuple(content.get("warnings", ()))
-        content["largest"] = tuple(LargestFeature(**feature) for feature in content.get("largest", ()))
-        content["fields"] = {name: FieldCount(**rows) for name, rows in content["fields"].items()}
-        return cls(summary=Summary(**content), **header)
+        header = {name: content.pop(name) for name in cls.HEADER}
+        return super().from_plain({**header, "summary": validated(Summary, content)})
 
-
-def _metrics(content: Plain | None) -> Metrics | None:
-    return None if content is None else Metrics(**{name: number(value) for name, value in content.items()})
-
-
-def _curves(content: Plain | None) -> ScoreCurves | None:
-    if content is None:
-        return None
-    bins = (ReliabilityBin(**{name: number(value) for name, value in one.items()}) for one in content["reliability"])
-    return ScoreCurves(tuple(bins), tuple(GainPoint(**point) for point in content["gains"]))
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        for name, rows in self.summary.fields.items():
+            if not 0 <= rows.live <= rows.rows or rows.seen < 0:
+                raise ValueError(f"fields.{name}: {rows.live:,} live of {rows.rows:,} rows, {rows.seen:,} seen")
 
 
 def finite(value: Any) -> Any:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.artifact.whole_folder import remove_folder
-from sparsegroup.checkpoint import Checkpoints, LoadResult
+from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.training_state import kept_extra
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
@@ -40,6 +41,7 @@ from sparsegroup.training.run_dir import (
 )
 from sparsegroup.training.run_dir import append_point as append
 from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.training.tracking import tracking_callbacks
 from sparsegroup.yaml_settings import SettingsError, read_yaml
@@ -141,15 +143,18 @@ class Session:
             run = load_run(begun.continued_from, config)
             if run.checkpoint_id != begun.continued_id:
                 raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
+        extra = None
         if latest is not None:
-            _check_settings(folder, config, kept_extra(latest))
+            extra = RunExtra.of(kept_extra(latest), latest)
+            _check_settings(folder, config, extra)
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
         session._follow(run)
         session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
-        if latest is not None:
+        if latest is not None and extra is not None:
+            session._stand_at(extra, latest)
             loaded = session.checkpoints.load(latest, model, optimizer, session.trainer.scheduler)
-            session._stand_at(loaded)
+            session._saved_at = loaded.step
             session.notes += loaded.notes
         write_history(folder, session.trainer.history)
         return session
@@ -165,11 +170,18 @@ class Session:
         for note in self.notes:
             _logger.warning(note)
 
-    def _stand_at(self, loaded: LoadResult) -> None:
-        trainer, self._saved_at = self.trainer, loaded.step
-        trainer.load_state_dict(loaded.extra["trainer"])
-        if "progress" not in loaded.extra["trainer"]:  # of a run from before there were epochs
-            trainer.progress.position = loaded.extra["position"]
+    def _stand_at(self, extra: RunExtra, checkpoint: Path) -> None:
+        trainer, state = self.trainer, extra.standing(checkpoint)
+        try:
+            if state.baseline is not None and len(state.baseline["moments"]) not in (0, len(extra.columns.numbers)):
+                raise ValueError(f"baseline.moments: are not of {len(extra.columns.numbers)} numbers")
+            trainer.load_state_dict(state)
+            if state.progress is None:  # of a run from before there were epochs
+                trainer.progress.position = extra.position or 0
+            if trainer.progress.epoch > self.plan.epochs or trainer.progress.position > self.plan.rows:
+                raise ValueError(f"progress: is beyond {self.plan.epochs} epochs of {self.plan.rows:,} rows")
+        except ValueError as error:
+            raise RunError(f"{checkpoint}: damaged (state.extra.trainer.{error})") from error
         if trainer.progress.best is not None and not trainer.progress.is_over:
             self.checkpoints.pinned = self._step_of_best
 
@@ -208,8 +220,9 @@ class Session:
         trainer = self.trainer
         path = self.checkpoints.of_step(self._step_of_best)
         loaded = self.checkpoints.load(path, self.model, self.optimizer, trainer.scheduler)
-        if trainer.target is not None:
-            trainer.target.load_state_dict(loaded.extra["trainer"]["target"])
+        state = RunExtra.of(loaded.extra, path).standing(path)
+        if trainer.target is not None and state.target is not None:
+            trainer.target.load_state_dict(asdict(state.target))
 
     def train(
         self,
@@ -337,11 +350,11 @@ class Session:
         return path
 
 
-def _check_settings(folder: Path, config: Config, extra: Any) -> None:
+def _check_settings(folder: Path, config: Config, extra: RunExtra) -> None:
     """Whether a run still has the settings that it was begun with; where its log lies may change, and checkpoints."""
     now = config.as_dict()
     for section in ("model", "optimizer", "training"):
-        for name, before in extra["config"][section].items():
+        for name, before in extra.config.get(section, {}).items():
             if now[section].get(name) != before:
                 raise RunError(
                     f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, but the run was begun with "

@@ -31,6 +31,7 @@ from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logi
 from sparsegroup.training.stepped_parameters import check_stepped
 from sparsegroup.training.stream_labels import with_checked_labels
 from sparsegroup.training.temporary_best import TemporaryBest
+from sparsegroup.training.trainer_state import TrainerState
 
 
 class Trainer:
@@ -309,19 +310,22 @@ class Trainer:
             "baseline": self.lessons.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` found another trainer with the same arguments.
+    def load_state_dict(self, state: Mapping[str, Any] | TrainerState) -> None:
+        """Go on from where `state_dict` found another with the same arguments: give `fit` the batches that are left.
 
-        `fit` is then to be given the batches that are left.
+        Raises:
+            ValueError: It is no such state; the message begins with the field. Nothing has changed.
         """
-        self.samples, self._seconds = state["samples"], state["seconds"]
-        self.history = [HistoryPoint(**point) for point in state["history"]]
-        self._window = PredictionWindow.from_state(state["window"])
-        self._dense.size = state["compiled_for"]
-        self.progress = EpochProgress.from_dict(state.get("progress", {}))
+        state = TrainerState.of(state)
         if self.target is not None:
-            self.target.load_state_dict(state["target"])
-        self.lessons.load_state_dict(state.get("baseline"))
+            if state.target is None:
+                raise ValueError("target: the state is of a training without one")
+            self.target.load_state_dict(asdict(state.target))
+        self.samples, self._seconds, self.history = state.samples, state.seconds, list(state.history)
+        self._window = PredictionWindow.from_state(state.window)
+        self._dense.size = state.compiled_for
+        self.progress = EpochProgress() if state.progress is None else replace(state.progress)
+        self.lessons.load_state_dict(state.baseline)
 
     def _tell_time(self, batch: Batch | None) -> None:
         """It is the time of `batch` now, for a table that goes by the log's: that of the row in its middle."""

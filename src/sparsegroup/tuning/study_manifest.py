@@ -4,9 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field, Strict
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
+from sparsegroup.artifact.validation import Count
 from sparsegroup.data.log import Log
 from sparsegroup.training.config import Config, recorded_config
 from sparsegroup.tuning.search_space import SearchSpace
@@ -37,17 +40,17 @@ class StudyManifest(Manifest):
     """
 
     log: str
-    rows: int
-    train_rows: int
+    rows: Count
+    train_rows: Count
     source: Mapping[str, Any] | None
     config: Mapping[str, Any]
     given: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     space: list[Plain]
-    part: int
-    held_out: int
-    steps: tuple[int, ...]
-    seed: int
+    part: Count
+    held_out: Count
+    steps: tuple[Count, ...]
+    seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
 
     @classmethod
     def of(
@@ -77,11 +80,14 @@ class StudyManifest(Manifest):
             seed=space.base.training.seed,
         )
 
-    @classmethod
-    def from_plain(cls, content: Plain, **header: Any) -> Self:
-        """See `Manifest.from_plain`."""
-        lists = {name: tuple(content[name]) for name in ("arguments", "steps")}
-        return cls(**{**content, **lists}, **header)
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        if not self.steps or list(self.steps) != sorted({*self.steps} - {0}):
+            raise ValueError(f"steps: rising numbers are expected, got {list(self.steps)}")
+        for name in self.given:
+            section, _, key = name.partition(".")
+            if key not in self.config.get(section, ()):
+                raise ValueError(f"given.{name}: is not in config")
 
     def base(self, folder: Path) -> Config:
         """The settings that the search begins with.

@@ -1,0 +1,82 @@
+"""What a file says, held against what it can say: fields, types and ranges, before anything is made of it."""
+
+import math
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, Strict, TypeAdapter, ValidationError
+
+Kind = TypeVar("Kind")
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+"""For the outermost class of a file, as its `__pydantic_config__`: no other fields, and finite numbers, all the way."""
+
+MOST = (1 << 63) - 1
+"""No file holds more of anything than an int64 counts."""
+
+Count = Annotated[int, Strict(), Field(ge=0, le=MOST)]
+"""How many there are of something."""
+
+Key = Annotated[int, Strict(), Field(ge=-MOST - 1, le=MOST)]
+"""An int64."""
+
+Real = Annotated[float, Strict()]
+"""A finite number, where `STRICT` holds."""
+
+AnyReal = Annotated[float, Strict(), Field(allow_inf_nan=True)]
+"""A number, NaN and the infinities among them."""
+
+Flag = Annotated[bool, Strict()]
+"""true or false, and neither 1 nor "yes"."""
+
+Number = Annotated[
+    AnyReal,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None),
+]
+"""A number that may be undefined; JSON has no NaN: an AUC of one class is null."""
+
+_SHOWN = 60
+
+
+def validated(kind: type[Kind], content: Any) -> Kind:
+    """What `content` describes: a dataclass of `kind`, those inside it made likewise.
+
+    Args:
+        kind: The class, whose fields' annotations say what they can be.
+        content: What JSON has; tensors, too, where the class has them.
+
+    Raises:
+        ValueError: Something is missing, too much, of another type or out of range. The message begins with the field.
+
+    Examples:
+        >>> from sparsegroup.artifact.file_facts import FileFacts
+        >>> validated(FileFacts, {"bytes": 3, "xxh3_64": "0" * 16}).bytes
+        3
+        >>> validated(FileFacts, {"bytes": -3, "xxh3_64": "0" * 16})
+        Traceback (most recent call last):
+        ValueError: bytes: input should be greater than or equal to 0, got -3
+    """
+    try:
+        made: Kind = _adapter(cast("Any", kind)).validate_python(content)
+    except ValidationError as error:
+        raise ValueError(_in_words(error.errors(include_url=False)[0])) from error
+    return made
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _in_words(error: Any) -> str:
+    field = ".".join(map(str, error["loc"])) or "the whole"
+    if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{field} is missing"
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{field} is unknown"
+    if error["type"] == "value_error":  # ours, in full
+        return f"{field}: {error['ctx']['error']}"
+    message, given = error["msg"], repr(error["input"])
+    shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}…"
+    return f"{field}: {message[0].lower()}{message[1:]}, got {shown}"

@@ -1,0 +1,109 @@
+"""Where a training stands, as its checkpoint holds it: checked as a whole before any of it is used."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from sparsegroup.artifact.validation import STRICT, Count, Real, validated
+from sparsegroup.reporting.run_record import HistoryPoint
+from sparsegroup.training.baseline import check_baseline_state
+from sparsegroup.training.epoch_progress import EpochProgress
+
+NotNegative = Annotated[Real, Field(ge=0)]
+
+
+def _none() -> Tensor:
+    return torch.zeros(0)
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """Predictions since the last point; see `PredictionWindow.state_dict`. Windows of version 0.1 have no baseline."""
+
+    logits: Tensor
+    labels: Tensor
+    weights: Tensor
+    seconds: Real
+    baseline: Tensor = field(default_factory=_none)
+
+    def check(self) -> None:
+        """Raise ValueError unless there is a number of each kind for each sample."""
+        count = len(self.labels) if self.labels.ndim else 0
+        for name in ("logits", "labels", "weights", "baseline"):
+            tensor = getattr(self, name)
+            may_lack = name in ("weights", "baseline") and tensor.shape == (0,)
+            if not tensor.is_floating_point() or (tensor.shape != (count,) and not may_lack):
+                raise ValueError(f"window.{name}: numbers [{count}] are expected, got {_shape(tensor)}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"window.{name}: has numbers that are not finite")
+        if not bool(((self.labels == 0) | (self.labels == 1)).all()):
+            raise ValueError("window.labels: has others than 0 and 1")
+        if bool((self.weights < 0).any()):
+            raise ValueError("window.weights: has some below 0")
+
+
+@dataclass(frozen=True)
+class PartState:
+    """Where a field's target stands; see `SizeTarget.state_dict`."""
+
+    begin: NotNegative
+    l21: NotNegative
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """Where a target stands; see `SizeTarget.state_dict`."""
+
+    count: Count
+    begin: NotNegative
+    l21: NotNegative
+    rate: NotNegative | None
+    scheduled_rate: NotNegative | None
+    fields: Mapping[int, PartState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Where a training stands; see `Trainer.state_dict`. Runs from before there were epochs have no progress.
+
+    Attributes:
+        samples, seconds, history, window, target, progress, baseline: See `Trainer`.
+        compiled_for: Samples of the batches that the network was compiled for; None before the first.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    samples: Count
+    seconds: Real
+    history: tuple[HistoryPoint, ...]
+    window: WindowState
+    compiled_for: Count | None
+    target: TargetState | None = None
+    progress: EpochProgress | None = None
+    baseline: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def of(cls, content: Any) -> "TrainerState":
+        """What `Trainer.state_dict` gave.
+
+        Raises:
+            ValueError: It is not that; the message begins with the field.
+        """
+        state = content if isinstance(content, cls) else validated(cls, content)
+        state.window.check()
+        if state.history and state.history[-1].samples > state.samples:
+            raise ValueError(f"samples: {state.samples:,} are fewer than those of the history")
+        progress = state.progress
+        if progress is not None and not 0 < (progress.best or 1) <= max(progress.epoch, 1):
+            raise ValueError(f"progress.best: {progress.best} of {progress.epoch} epochs")
+        if state.baseline is not None:
+            check_baseline_state(state.baseline)
+        return state
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
