@@ -4,21 +4,46 @@ All of it goes through `write`, `sync` and `rename`, so that tests can let the p
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import xxhash
+
+LONGEST_NAME = 255
+"""Bytes that file systems allow a name."""
+
+
+def beside(path: Path, prefix: str, suffix: str = "") -> Path:
+    """The place for what is to become `path`: its name with another before and after it, or, if too long, a digest."""
+    name = prefix + path.name + suffix
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        name = prefix + xxhash.xxh3_64(os.fsencode(path.name)).hexdigest() + suffix
+    return path.with_name(name)
+
+
+_OF_RUST = re.compile(r"\(os error (\d+)\)")
+
 
 @contextmanager
 def named(path: object) -> Iterator[None]:
-    """While it lasts, an error of the system that names no file names this one."""
+    """While it lasts, an error of the system that names no file names this one.
+
+    Those that libraries in Rust (safetensors, polars) put into errors of their own are made errors of the system.
+    """
     try:
         yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
+    except ValueError:  # of this package, or of what was given
         raise
+    except Exception as error:
+        if isinstance(error, OSError) and (error.filename is not None or error.errno is not None):
+            error.filename = error.filename or str(path)
+            raise
+        if (found := _OF_RUST.search(str(error))) is None:
+            raise
+        raise OSError(number := int(found[1]), os.strerror(number), str(path)) from error
 
 
 def write(file: BinaryIO, data: bytes | memoryview) -> None:
@@ -52,7 +77,7 @@ def rename(source: Path, target: Path) -> None:
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
     """Let `make(temporary)` make a file, and put it in its place when it is on disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = beside(path, ".", ".tmp")
     try:
         with named(path):
             make(temporary)

@@ -35,8 +35,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
         apart[name] = tensor.clone() if at in seen else tensor
         seen.add(at)
     try:
-        save_file(apart, path)
-    except SafetensorError as error:  # the library's word for a full disk, too
+        with disk.named(path):
+            save_file(apart, path)
+    except SafetensorError as error:
         raise OSError(f"{path}: cannot be written ({error})") from error
     return facts_of(path)
 

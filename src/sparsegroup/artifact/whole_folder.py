@@ -25,7 +25,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         OSError: The disk is full, say, or a folder that is not empty is in its place. Nothing is left behind, and
             the folder that was to be replaced is in its place.
     """
-    temporary, old = (folder.with_name(prefix + folder.name) for prefix in (_UNFINISHED, _REMOVED))
+    temporary, old = (disk.beside(folder, prefix) for prefix in (_UNFINISHED, _REMOVED))
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -55,7 +55,7 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that no part of it is ever taken for the whole."""
-    gone = folder.with_name(_REMOVED + folder.name)
+    gone = disk.beside(folder, _REMOVED)
     shutil.rmtree(gone, ignore_errors=True)
     try:
         disk.rename(folder, gone)

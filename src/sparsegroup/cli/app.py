@@ -4,15 +4,17 @@ The application and its commands' options are imported for every call, so they i
 command does is imported when it runs.
 """
 
+import errno
 import os
+import shlex
 import sys
 from collections.abc import Callable
-from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.output import logged, messages
+from sparsegroup.cli.output import fail, logged
+from sparsegroup.cli.streams import flush_streams, is_unread, mend_streams
 from sparsegroup.user_error import UserError
 
 app = typer.Typer(
@@ -64,30 +66,64 @@ class UsageError(UserError):
 
 
 def main(run: Callable[[], None] = app) -> None:
-    """Run the command line; what the user can mend is one line on stderr and exit status 2."""
-    for stream in (sys.stdout, sys.stderr):  # an encoding that has no λ is no reason to fail
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    """Run the command line; what is wrong is one line on stderr.
+
+    The exit status is 2 where the user can mend it, 1 where the machine ends: a full disk, or an output that nobody
+    reads.
+    """
+    mend_streams()
+    status = _status_of(run)
+    if (problem := flush_streams()) is not None and status == 0:
+        status = _end_of(problem)
+        flush_streams()
+    sys.exit(status)
+
+
+def _status_of(run: Callable[[], None]) -> int:
     try:
         with logged():
+            _check_arguments()
             run()
+    except SystemExit as ended:
+        return int(ended.code or 0)
     except UserError as error:
-        _fail(error.spelled(_option))
+        fail(error.spelled(_option))
     except FloatingPointError as error:
-        _fail(str(error))
+        fail(str(error))
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _end_of(error)
+    return 2
+
+
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE)
+"""Errors that no other argument helps."""
+
+
+def _end_of(error: OSError) -> int:
+    """The exit status, when the error has been told."""
+    if not is_unread(error):
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    return 1 if error.errno in _OF_THE_MACHINE else 2
+
+
+def _check_arguments() -> None:
+    """Whether all of them are text."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{os.fsencode(argument)!r}: the name is not UTF-8; rename the file or folder") from None
 
 
 _COMMANDS = {"prepare": "`sparsegroup prepare`", "resume": "`sparsegroup train --resume`"}
 """What is a function in Python, and a command or an option of one here."""
 
 
+def in_shell(*words: object) -> str:
+    """A call of `sparsegroup` for a message, to be copied into a shell."""
+    return f"`{shlex.join(['sparsegroup', *map(str, words)])}`"
+
+
 def _option(parameter: str) -> str:
     """A parameter of the library as the command line spells it."""
     return _COMMANDS.get(parameter, "--" + parameter.replace("_", "-"))
-
-
-def _fail(message: str) -> None:
-    messages.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(2)

@@ -54,5 +54,5 @@ def warn_of_columns(findings: Sequence[ColumnFinding]) -> None:
 
 
 def _plain(text: str) -> str:
-    """`text` for a table, in which brackets mean markup and control characters nothing good."""
-    return "".join(char if char.isprintable() else "�" for char in text).replace("[", r"\[")
+    """`text` for a table, in which control characters mean nothing good."""
+    return "".join(char if char.isprintable() else "�" for char in text)

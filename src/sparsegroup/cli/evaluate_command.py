@@ -15,8 +15,10 @@ def evaluate_command(
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
     ],
     log: Annotated[
-        Path,
-        typer.Argument(help="A raw log with labels, or a folder written by `prepare`.", show_default=False),
+        str,
+        typer.Argument(
+            metavar="LOG", help="A raw log with labels, or a folder written by `prepare`.", show_default=False
+        ),
     ],
     user: Annotated[
         str | None, typer.Option(metavar="FIELD", help="Also report gAUC, the mean AUC within this field's values.")

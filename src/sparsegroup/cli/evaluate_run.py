@@ -8,6 +8,7 @@ from rich.text import Text
 
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
+from sparsegroup.data.raw.file_listing import short_name, shown
 from sparsegroup.reporting.formatting import count, metric, percent
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.serving.acceptance import open_test_rows
@@ -23,16 +24,16 @@ _MEASURES = {
 }
 
 
-def evaluate_run(model: Path, log: Path, user: str | None, by: Sequence[str], top: int, threads: int) -> None:
+def evaluate_run(model: Path, log: str, user: str | None, by: Sequence[str], top: int, threads: int) -> None:
     """Score a log and print how good that is; the arguments are those of the command."""
     trained = open_trained(model)
-    with reading_bar(log.name) as on_progress:
+    with reading_bar(short_name(log)) as on_progress:
         test = open_test_rows(log, trained.config, threads, on_progress)
     trained.columns.check(test.log)
     found = evaluate_on(trained, test, user, by, top)
     tables = [_overall(found), *([_gains(found)] if found.curves.gains else []), *(_values(found, name) for name in by)]
-    content = {"model": str(model), "log": str(log), **found.as_plain()}
-    show(content, f"{count(found.rows)} rows of {log}", *tables)
+    content = {"model": str(model), "log": log, **found.as_plain()}
+    show(content, f"{count(found.rows)} rows of {shown(log)}", *tables)
 
 
 def _table(*columns: str, title: str | None = None) -> Table:

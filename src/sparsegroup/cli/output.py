@@ -3,19 +3,20 @@
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import strftime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
+from sparsegroup.cli.streams import to_stdout
 from sparsegroup.user_error import UserError
 
-console = Console()
+console = Console(markup=False, emoji=False, highlight=False)
 """For results, on stdout; silent with `--json` and `--quiet`."""
 
-messages = Console(stderr=True)
+messages = Console(stderr=True, markup=False, emoji=False, highlight=False)
 """For progress and log records, on stderr."""
 
 _with_place = warnings.formatwarning
@@ -49,7 +50,7 @@ class _MessageHandler(logging.Handler):
         if _choices.verbose:
             text = f"{strftime('%H:%M:%S')} {record.name}: {text}"
         style = "yellow" if record.levelno >= logging.WARNING else "dim" if record.levelno < logging.INFO else None
-        messages.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        _say(text, style)
 
 
 def _warning(
@@ -98,15 +99,27 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
 
         from sparsegroup.training.run_manifest import finite
 
-        print(json.dumps(finite(dict(result)), ensure_ascii=False, default=str))
+        with to_stdout():
+            print(json.dumps(finite(dict(result)), ensure_ascii=False, default=str))
     for part in parts:
-        console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+        with to_stdout():
+            console.print(part, soft_wrap=isinstance(part, str))
 
 
 def tell(*parts: RenderableType) -> None:
     """Print what a user should see beside the result, on stderr; nothing with `--quiet`."""
     for part in parts if not _choices.quiet else ():
-        messages.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+        _say(part)
+
+
+def fail(message: str) -> None:
+    """Print what is wrong, on stderr."""
+    _say(f"error: {message}")
+
+
+def _say(part: RenderableType, style: str | None = None) -> None:
+    with suppress(OSError):  # what cannot be said is no reason to stop
+        messages.print(part, style=style, soft_wrap=isinstance(part, str))
 
 
 def _set_json(given: bool) -> None:

@@ -1,7 +1,6 @@
 """What `sparsegroup predict` does."""
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -11,12 +10,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import typer
-
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import is_json, show
 from sparsegroup.cli.progress import progress, reading_bar
+from sparsegroup.cli.streams import to_stdout
 from sparsegroup.data import Log, open_log
 from sparsegroup.data.raw.file_listing import LogPaths, short_name
 from sparsegroup.serving.trained_model import open_trained
@@ -52,6 +50,8 @@ def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[s
         raise UsageError(f"--out must end with {', '.join(SUFFIXES)}, got {out.name!r}")
     if out is None and is_json():
         raise UsageError("--json wants --out: without it, stdout is for the predictions")
+    if out is None and sys.stdout is None:
+        raise UsageError("stdout is closed: give --out for the predictions")
     opened = open_trained(model)
     given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
     data = _open(log, opened.config, given, threads)
@@ -100,12 +100,8 @@ def _open(log: LogPaths, config: Config, given: Mapping[str, Any], threads: int)
 
 
 def _write_to_stdout(parts: Iterator[Predictions]) -> None:
-    try:
+    with to_stdout():
         write_csv(parts, sys.stdout.buffer)
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough; nothing is left to be said at the interpreter's end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def _outcome(tally: Tally, seconds: float, out: Path | None) -> str:

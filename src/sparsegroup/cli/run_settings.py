@@ -16,7 +16,9 @@ from sparsegroup.yaml_settings import assignment
 
 def settings_file(log: Sequence[str] | None) -> Path | None:
     """The YAML file of settings that stands in the place of a log, if one does."""
-    return Path(log[0]) if log and len(log) == 1 and log[0].endswith((".yaml", ".yml")) else None
+    if not log or len(log) > 1 or not log[0].endswith((".yaml", ".yml")) or Path(log[0]).is_dir():
+        return None
+    return Path(log[0])
 
 
 def setting_values(log: Sequence[str] | None, options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from sparsegroup.artifact.chain import verified_chain
 from sparsegroup.checkpoint import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
-from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.app import UsageError, in_shell
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
@@ -106,13 +106,14 @@ def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool
     if before is not None and folder.resolve() == before.resolve():
         raise UsageError(f"{folder} is the run to continue; give another --out, or use --resume if the run was cut off")
     taken = not is_free(folder)
+    again = in_shell("train", "--resume", folder)
     if taken and (folder / FINISHED).is_dir():
-        raise UsageError(f"{folder} holds a run that was cut off; `sparsegroup train --resume {folder}` completes it")
+        raise UsageError(f"{folder} holds a run that was cut off; {again} completes it")
     if taken and overwrite and not (folder / CONFIG).is_file():
         raise UsageError(f"{folder} holds no run to overwrite; give another --out")
     if taken and not overwrite:
         whole = (folder / SUMMARY).is_file() or not (folder / CONFIG).is_file()
-        hint = "" if whole else f", or complete the run that was cut off with `sparsegroup train --resume {folder}`"
+        hint = "" if whole else f", or complete the run that was cut off with {again}"
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
     run = None if before is None else load_run(before, config)
     data = open_config_log(config, threads, as_before=before is not None)

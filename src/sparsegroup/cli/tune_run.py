@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsegroup.cli.app import UsageError
+from sparsegroup.cli.app import UsageError, in_shell
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import progress
 from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
@@ -62,7 +62,7 @@ def tune_run(
     config, given = _asked(log, options, assignments)
     if out is not None and STUDY.is_in(out):
         raise UsageError(
-            f"{out} holds a study; give another --out, or `sparsegroup tune --resume {out}` to continue it"
+            f"{out} holds a study; give another --out, or {in_shell('tune', '--resume', out)} to continue it"
         )
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty; give another --out")
@@ -123,7 +123,7 @@ def _carry_on(study: Study, log: Log, limits: TuningLimits) -> None:
 
     study.run(limits.trials, 60 * limits.minutes, on_trial=on_trial, reporting=_rung_bar)
     trials, best = study.trials(), study.best
-    again = f"`sparsegroup tune --resume {folder}` continues the study"
+    again = f"{in_shell('tune', '--resume', folder)} continues the study"
     if best is None:
         raise UsageError(
             f"no trial has finished in {limits.minutes:g} min: {again}; or begin another study with fewer --tune-rows"

@@ -12,6 +12,7 @@ import polars as pl
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
+from sparsegroup.data.local_files import scan_parquet
 
 Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
 """Keys `[n]` → which of them have an effect on the label, `[n]`."""
@@ -96,7 +97,7 @@ class Log(ABC):
         """
         if self.vocabulary is None or not len(keys):
             return {}
-        named = pl.scan_parquet(self.vocabulary).filter(pl.col("key").is_in(keys.tolist())).select("key", "value")
+        named = scan_parquet([self.vocabulary]).filter(pl.col("key").is_in(keys.tolist())).select("key", "value")
         return dict(named.collect(engine="streaming").iter_rows())
 
     @property

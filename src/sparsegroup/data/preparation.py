@@ -5,17 +5,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
+from sparsegroup.data.local_files import check_name, parquet_metadata, parquet_writer, scan_parquet, write_parquet
 from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
 from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
 from sparsegroup.data.log_opening import FormatOptions, raw_log_files
@@ -129,6 +130,7 @@ def prepare(
         LogOptionError: Options that do not go together, or not with the log.
         OSError: No such file.
     """
+    check_name(folder)
     for path in (Path(path) for paths in logs for path in paths_of(paths)):
         if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
             raise ClickLogError(f"{folder}: lies in {path}, all of whose files are the log; give another folder")
@@ -203,8 +205,8 @@ def _complete(
     """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
     in_all, in_training = (count_features(folder, files, log.fields, rows) for rows in (state.rows, train_rows))
     if vocabulary:
-        joined = pl.scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
-        write_atomically(folder / VOCABULARY, joined.sink_parquet)
+        joined = scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
+        write_atomically(folder / VOCABULARY, partial(write_parquet, rows=joined))
     manifest = LogManifest(
         dataset=log.name,
         fields=log.fields,
@@ -233,7 +235,7 @@ def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int
     state, files = _State(), {}
     for path in sorted(folder.glob("part-*.parquet")):
         try:
-            metadata = pq.read_metadata(path)
+            metadata = parquet_metadata(path)
             content = json.loads(metadata.metadata[PART_META])
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ClickLogError(f"{path}: not a part of a prepared log ({error}); give an empty folder") from error
@@ -265,7 +267,7 @@ def _write_part(
     schema = log.schema.with_metadata({PART_META: content.encode()})
 
     def write(path: Path) -> None:
-        with pq.ParquetWriter(path, schema, compression="lz4") as writer:
+        with parquet_writer(path, schema, compression="lz4") as writer:
             for encoded in held:
                 writer.write_batch(encoded.batch)
 
@@ -277,7 +279,7 @@ def _write_part(
 
 def _write_vocabulary(path: Path, log: LogFormat, held: list[EncodedRows]) -> None:
     pieces = [named_keys(encoded, log, log.fields) for encoded in held]
-    write_atomically(path, pl.concat(pieces).unique("key").write_parquet)
+    write_atomically(path, partial(write_parquet, rows=pl.concat(pieces).unique("key").lazy()))
 
 
 def _vocabulary_parts(folder: Path, files: dict[str, int]) -> list[Path]:

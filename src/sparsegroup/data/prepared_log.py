@@ -6,10 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparsegroup.artifact.file_facts import check_size
 from sparsegroup.data.batches import Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.log_manifest import PREPARED_LOG
@@ -82,7 +82,7 @@ class PreparedLog(Log):
                 continue
             path = self.folder / name
             try:
-                with pq.ParquetFile(path) as file:
+                with parquet_file(path) as file:
                     for group in range(file.num_row_groups):
                         rows = file.metadata.row_group(group).num_rows
                         first, last = max(start - position, 0), min(stop - position, rows)
@@ -100,14 +100,14 @@ def is_prepared_folder(folder: Path) -> bool:
         return True
     try:
         first = next(folder.glob("part-*.parquet"), None)
-        return first is not None and PART_META in (pq.read_metadata(first).metadata or {})
+        return first is not None and PART_META in (parquet_metadata(first).metadata or {})
     except (OSError, pa.ArrowException):
         return False
 
 
 def count_features(folder: Path, files: Mapping[str, int], fields: tuple[str, ...], rows: int) -> dict[str, int]:
     """Distinct keys of each field in the first `rows` rows, one field in memory at a time."""
-    log = pl.scan_parquet([folder / name for name in files]).head(rows)
+    log = scan_parquet(folder / name for name in files).head(rows)
     counts = {}
     for name in fields:
         column = pl.col(name)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sparsegroup.reporting.formatting import size
-from sparsegroup.reporting.plots import COLOURS, INK, STYLE
+from sparsegroup.reporting.plots import COLOURS, INK, STYLE, save_png
 
 
 def plot_path(
@@ -60,6 +60,7 @@ def plot_path(
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.margins(0.12, 0.3)
-        axes.set(title=title, xlabel="feature rate: live features over features seen", ylabel="test AUC")
+        axes.set_title(title, parse_math=False)
+        axes.set(xlabel="feature rate: live features over features seen", ylabel="test AUC")
         axes.legend(loc="lower right", frameon=False)
-        figure.savefig(path, format="png", dpi=150, facecolor="white")
+        save_png(figure, path)

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,8 +203,16 @@ def plot_progress(history: Sequence[HistoryPoint], test_auc: float | None, title
         for axes, chart in ((top, auc_chart(history, test_auc)), (bottom, feature_rate_chart(history))):
             _draw(axes, chart)
             axes.set_ylabel(chart.title)
-        top.set(title=title, xlabel="")
+        top.set(xlabel="")
+        top.set_title(title, parse_math=False)
         top.legend(loc="lower right", frameon=False)
+        save_png(figure, path)
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure; a letter of a name that the font does not have is a box."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         figure.savefig(path, format="png", dpi=150, facecolor="white")
 
 

@@ -6,9 +6,14 @@ from pathlib import Path
 import polars as pl
 from torch import Tensor
 
+from sparsegroup.artifact.disk import named
+from sparsegroup.data.local_files import scan_parquet, write_parquet
+
 
 def save_vocabulary(sources: Sequence[Path], keys: Tensor, path: Path) -> None:
     """Write those rows of key, field and value whose key is among `keys` `[n]`, by key; once each."""
     wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
-    names = pl.concat([pl.scan_parquet(source) for source in sources])
-    names.join(wanted, on="key", how="semi").unique("key").sort("key").collect().write_parquet(path)
+    names = scan_parquet(sources)
+    found = names.join(wanted, on="key", how="semi").unique("key").sort("key").collect()
+    with named(path):
+        write_parquet(path, found.lazy())

@@ -1,6 +1,7 @@
 """Which features a model gives the largest vectors, by the text that the log has for them."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.data.keys import fields_of
+from sparsegroup.data.local_files import write_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.table.row_storage import WEIGHT
@@ -88,4 +90,5 @@ def write_names(features: Sequence[LargestFeature], path: Path) -> None:
     """Write columns `key`, `field` and `value` of the features whose text is known, as Parquet."""
     rows = [(one.key, one.field, one.value) for one in features if one.value is not None]
     schema = {"key": pl.Int64, "field": pl.String, "value": pl.String}
-    write_atomically(path, pl.DataFrame(rows, schema, orient="row").write_parquet)
+    named = pl.LazyFrame(rows, schema, orient="row")
+    write_atomically(path, partial(write_parquet, rows=named))

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sparsegroup.data.local_files import parquet_writer
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
@@ -125,7 +125,7 @@ def write_predictions(parts: Iterator[Predictions], path: Path, suffix: str) -> 
 def _write_parquet(parts: Iterator[Predictions], path: Path) -> None:
     first = pa.record_batch(_columns(next(parts)))  # a log has rows
     held: list[pa.RecordBatch] = [first]
-    with closing(pq.ParquetWriter(path, first.schema, compression="zstd")) as writer:
+    with closing(parquet_writer(path, first.schema, compression="zstd")) as writer:
         for part in parts:
             held.append(pa.record_batch(_columns(part)))
             if sum(batch.num_rows for batch in held) >= _ROW_GROUP:

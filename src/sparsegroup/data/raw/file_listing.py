@@ -12,12 +12,15 @@ from urllib.request import url2pathname
 
 import pyarrow.fs as fs
 
+from sparsegroup.artifact.disk import LONGEST_NAME
+from sparsegroup.data.local_files import LOCAL, check_name, on_disk
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.raw_file import RawFile, raw_file
 from sparsegroup.data.raw.stored_file import StoredFile, named, open_filesystem
 
 LogPath = str | Path
-"""A file, a folder, a pattern of `*`, `?`, `[…]` and `**` (any folders), or a URI such as s3://bucket/day=*/."""
+"""A file or a folder; where nothing has that name, a pattern of `*`, `?`, `[…]` and `**` (any folders), or a URI such
+as s3://bucket/day=*/."""
 
 LogPaths = LogPath | Sequence[LogPath]
 """One of them, or several that are one log."""
@@ -31,11 +34,13 @@ def paths_of(log: LogPaths) -> list[str]:
     """The paths that a log is named by, as text.
 
     Raises:
-        ClickLogError: There are none.
+        ClickLogError: There are none, or one is no text.
     """
     paths = [log] if isinstance(log, str | Path) else list(log)
     if not paths:
         raise ClickLogError("a log of several files has one at least, got an empty list")
+    for path in paths:
+        check_name(path)
     return [os.fspath(path) for path in paths]
 
 
@@ -53,16 +58,17 @@ def _public(path: str) -> str:
 def short_name(log: LogPaths) -> str:
     """A name for what is made of a log: that of its file, or of the folder that its files lie in."""
     first, *others = paths_of(log)
-    uri = _URI.fullmatch(first)
+    uri = _uri(first)
     place, path = ("", first) if uri is None else (uri[2].rpartition("@")[2], uri[3])
-    fixed, _ = _cut(path)
+    fixed, _ = _cut(path) if uri is not None or not os.path.lexists(path) else (path, [])
     name = Path(fixed).name
     if name in ("", "..") and uri is None:
         name = Path(fixed or ".").resolve().name
     name = name or place
     if "=" not in name:  # the value of a partition's key may have dots
         name = name.split(".")[0]
-    return (name or "log") + (f"+{len(others)}" if others else "")
+    more = f"+{len(others)}" if others else ""
+    return (name.encode()[: LONGEST_NAME - len(more)].decode(errors="ignore") or "log") + more
 
 
 def is_same(log: LogPaths, other: LogPaths) -> bool:
@@ -71,7 +77,12 @@ def is_same(log: LogPaths, other: LogPaths) -> bool:
 
 
 def _absolute(path: str) -> str:
-    return path if _URI.fullmatch(path) else str(Path(path).resolve())
+    return path if _uri(path) else str(Path(path).resolve())
+
+
+def _uri(path: str) -> re.Match[str] | None:
+    """The parts of a URI; of a path that exists as it is given, none."""
+    return None if os.path.lexists(path) else _URI.fullmatch(path)
 
 
 def listed(log: LogPaths, *, by_name: bool = True) -> list[RawFile]:
@@ -105,7 +116,7 @@ def _by_value(file: RawFile) -> tuple[list[list[Any]], str]:
 
 
 def _files_at(path: str) -> list[RawFile]:
-    uri = _URI.fullmatch(path)
+    uri = _uri(path)
     if uri is None or uri[1] == "file":
         return _on_disk(path if uri is None else url2pathname(uri[3]))
     scheme, place, inner, query = uri.groups()
@@ -118,9 +129,9 @@ def _files_at(path: str) -> list[RawFile]:
 def _on_disk(path: str) -> list[RawFile]:
     if os.path.isfile(path):
         return [raw_file(path)]
-    fixed, pattern = (path, []) if os.path.exists(path) else _cut(path)
+    fixed, pattern = (path, []) if os.path.lexists(path) else _cut(path)
     fixed = fixed.rstrip("/") or ("/" if fixed else "")
-    return _Tree(fs.LocalFileSystem(), fixed or ".", fixed).files(pattern, path)
+    return _Tree(LOCAL, on_disk(fixed or os.curdir), fixed).files(pattern, path)
 
 
 def _cut(path: str, signs: str = _IN_PATTERNS) -> tuple[str, list[str]]:
@@ -198,7 +209,10 @@ class _Tree:
 
     def _below(self, folder: str, *, recursive: bool = False) -> list[fs.FileInfo]:
         found = self.filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=recursive))
-        return [info for info in found if info.base_name]
+        try:
+            return [info for info in found if info.base_name]
+        except UnicodeDecodeError as error:
+            raise ClickLogError(f"{self.source}: the name of {error.object!r} in it is not UTF-8; rename it") from error
 
     def _is_hidden(self, info: fs.FileInfo, here: fs.FileInfo) -> bool:
         return any(part[0] in "._" for part in info.path.removeprefix(here.path).split("/") if part)

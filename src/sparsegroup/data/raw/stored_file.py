@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
 
+from sparsegroup.data.local_files import LOCAL, on_disk
 from sparsegroup.data.log_errors import ClickLogError
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
@@ -38,7 +39,7 @@ class StoredFile:
     @classmethod
     def at(cls, path: "StoredFile | str | Path") -> "StoredFile":
         """A file of this machine, or one that is known already."""
-        return path if isinstance(path, StoredFile) else cls(_LOCAL, str(path), str(path))
+        return path if isinstance(path, StoredFile) else cls(LOCAL, on_disk(path), str(path))
 
     @classmethod
     def of_info(cls, filesystem: fs.FileSystem, info: fs.FileInfo, source: str) -> "StoredFile":
@@ -111,9 +112,6 @@ class StoredFile:
             return ds.dataset(self.path, format=format, filesystem=self.filesystem)
         except pa.ArrowException as error:
             raise ClickLogError(f"{self}: damaged, or no {format} file ({error})") from error
-
-
-_LOCAL = fs.LocalFileSystem()
 
 
 def _facts(info: fs.FileInfo, source: str) -> tuple[int, int]:

@@ -6,11 +6,11 @@ from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.batches import LABEL
+from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
 from sparsegroup.data.prepared_log import PreparedLog, count_features
@@ -34,8 +34,9 @@ def synthesize(
 
     Raises:
         ValueError: Rows or seed out of range.
-        ClickLogError: The folder is not empty.
+        ClickLogError: The folder is not empty, or its name is no text.
     """
+    check_name(folder)
     batches = synthetic_batches(shape, rows, seed)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -72,6 +73,6 @@ def synthesize(
 
 
 def _write(path: Path, batches: list[pa.RecordBatch]) -> None:
-    with pq.ParquetWriter(path, batches[0].schema, compression="lz4") as writer:
+    with parquet_writer(path, batches[0].schema, compression="lz4") as writer:
         for batch in batches:
             writer.write_batch(batch)

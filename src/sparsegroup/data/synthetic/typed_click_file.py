@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.data.formats.log_format import TEST_FRACTION
+from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.synthetic.best_possible import BestPossible
 from sparsegroup.data.synthetic.typed_clicks import LABEL_COLUMN, TypedClicks
@@ -48,8 +48,9 @@ def write_clicks(
 
     Raises:
         ValueError: Rows or seed out of range.
-        ClickLogError: Another suffix, or the file exists.
+        ClickLogError: Another suffix, a name that is no text, or the file exists.
     """
+    check_name(path)
     if path.suffix not in SUFFIXES:
         raise ClickLogError(f"{path}: the log of typed columns is a file; name it *.csv or *.parquet")
     if path.exists():
@@ -72,7 +73,7 @@ def write_clicks(
         if path.suffix == ".csv":
             _write_csv(temporary, batches())
         else:
-            with pq.ParquetWriter(temporary, TypedClicks.schema) as writer:
+            with parquet_writer(temporary, TypedClicks.schema) as writer:
                 for batch in batches():
                     writer.write_batch(batch)
 

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from sparsegroup.data.keys import fields_of
+from sparsegroup.data.local_files import scan_parquet
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
@@ -258,7 +259,7 @@ def _of_inverse(bins: Bins) -> dict[float, float]:
 def _features(largest: Largest, trained: TrainedModel) -> tuple[Feature, ...]:
     values: dict[int, str] = {}
     if (source := trained.vocabulary or trained.names) is not None and len(largest.keys):
-        wanted = pl.scan_parquet(source).filter(pl.col("key").is_in(largest.keys.tolist()))
+        wanted = scan_parquet([source]).filter(pl.col("key").is_in(largest.keys.tolist()))
         found = wanted.select("key", "value").collect(engine="streaming")
         values = dict(zip(found["key"].to_list(), found["value"].to_list(), strict=True))
     names = [trained.columns.fields[number] for number in fields_of(largest.keys)]

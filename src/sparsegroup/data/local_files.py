@@ -1,0 +1,62 @@
+"""Files of this machine by their paths as they are: pyarrow takes some paths for URIs, and polars for patterns."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs as fs
+import pyarrow.parquet as pq
+
+from sparsegroup.data.log_errors import ClickLogError
+
+LOCAL = fs.LocalFileSystem()
+"""The file system of this machine. Its paths are to be given as `on_disk` gives them."""
+
+
+def check_name(path: str | Path) -> None:
+    """Whether a path is text: manifests and the libraries that read and write columns hold no other bytes.
+
+    Raises:
+        ClickLogError: It is not.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ClickLogError(f"{os.fsencode(path)!r}: the name is not UTF-8; rename it") from None
+
+
+def on_disk(path: str | Path) -> str:
+    """A path that pyarrow cannot take for a URI, such as `./log-12:30`."""
+    return os.path.join(os.curdir, path)  # an absolute one stays as it is
+
+
+def parquet_file(path: Path) -> pq.ParquetFile:
+    """The file at `path`, to be closed.
+
+    Raises:
+        OSError, pyarrow.ArrowException: It is missing or damaged.
+    """
+    return pq.ParquetFile(on_disk(path), filesystem=LOCAL)
+
+
+def parquet_metadata(path: Path) -> pq.FileMetaData:
+    """What stands at the end of the file at `path`; raises as `parquet_file`."""
+    return pq.read_metadata(on_disk(path), filesystem=LOCAL)
+
+
+def parquet_writer(path: Path, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
+    """A writer of the file at `path`, to be closed; `options` are pyarrow's."""
+    return pq.ParquetWriter(on_disk(path), schema, filesystem=LOCAL, **options)
+
+
+def write_parquet(path: Path, rows: pl.LazyFrame) -> None:
+    """Write rows to a file, on the way without having all of them in memory where that can be."""
+    rows.sink_parquet(on_disk(path))
+
+
+def scan_parquet(paths: Iterable[Path]) -> pl.LazyFrame:
+    """The rows of several files."""
+    return pl.scan_parquet([on_disk(path) for path in paths], glob=False)
