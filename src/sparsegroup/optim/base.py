@@ -15,6 +15,7 @@ from sparsegroup.optim.constructor import bound_arguments, shown_signature
 from sparsegroup.optim.executor import StepExecutor
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.penalty_watch import PenaltyWatch
 from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.state_loading import adapt_state_dict
 from sparsegroup.optim.stored import store_of
@@ -217,6 +218,9 @@ class GroupOptimizer(Optimizer):
         steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
         plans = self._completed([self._plan(step) for step in steps])
         for step, planned in zip(steps, plans, strict=True):
+            if step.has_threshold:
+                self._penalty_watch.look(step, planned)
+        for step, planned in zip(steps, plans, strict=True):
             if planned:
                 self._executor.carry_out(step, planned, self.state)
         return loss
@@ -312,6 +316,10 @@ class GroupOptimizer(Optimizer):
     @cached_property
     def _executor(self) -> StepExecutor:
         return StepExecutor(self.rule)
+
+    @cached_property
+    def _penalty_watch(self) -> PenaltyWatch:
+        return PenaltyWatch()
 
     def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
         """The step of a param group, whose hyperparameters are checked: the same one as long as they do not change."""

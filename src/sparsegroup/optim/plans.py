@@ -35,7 +35,18 @@ class ParameterSite(NamedTuple):
 
 
 class ParameterPlan(Protocol):
-    """One parameter's part of a step."""
+    """One parameter's part of a step.
+
+    Attributes:
+        parameter: The parameter.
+    """
+
+    @property
+    def parameter(self) -> Tensor: ...
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the gradient has every row of the parameter."""
 
     @property
     def gradient(self) -> Tensor:
@@ -70,6 +81,11 @@ class TensorPlan:
     repeats: bool = False
     unchecked: bool = False
 
+    @property
+    def is_dense(self) -> bool:
+        """See `ParameterPlan.is_dense`."""
+        return self.rows is None
+
     def with_gradient(self, gradient: Tensor) -> "TensorPlan":
         """The same with another gradient of the same shape."""
         return replace(self, gradient=gradient)
@@ -94,6 +110,11 @@ class StorePlan:
 
     parameter: Tensor
     rows: RowPlan
+
+    @property
+    def is_dense(self) -> bool:
+        """See `ParameterPlan.is_dense`; a store's are sparse."""
+        return False
 
     @property
     def gradient(self) -> Tensor:
