@@ -1,0 +1,128 @@
+"""DeepCTR-Torch: its models compute and train the same with tables, by their own `compile` and `fit`."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_example import run_example
+from sparsegroup import GroupAdam, HashEmbedding, TableEmbedding, convert, param_groups, to_embeddings
+
+pytest.importorskip("deepctr_torch")
+
+from deepctr_torch import models
+from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+VALUES = 40
+FIELDS = ("user", "item", "shop")
+ALONE = ("PNN", "AutoInt")
+"""Models whose constructor has no `l2_reg_linear`."""
+
+
+def columns(varlen: bool = False) -> list[Any]:
+    found = [SparseFeat(field, VALUES, embedding_dim=4) for field in FIELDS] + [DenseFeat("price")]
+    if varlen:
+        before = SparseFeat("before", VALUES, embedding_dim=4, embedding_name="item")
+        found.append(VarLenSparseFeat(before, maxlen=3, combiner="mean"))
+    return found
+
+
+def clicks(rows: int = 200) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    draw = np.random.default_rng(0)
+    x = {field: draw.integers(0, VALUES, rows) for field in FIELDS}
+    x |= {"price": draw.normal(size=rows), "before": draw.integers(0, VALUES, (rows, 3))}
+    return x, (x["item"] % 2 == 0).astype(np.float32)
+
+
+def deepfm(**options: Any) -> nn.Module:
+    feats = columns(varlen=True)
+    return models.DeepFM(feats, feats, dnn_hidden_units=(16,), **{"l2_reg_embedding": 0, "l2_reg_linear": 0, **options})
+
+
+def fitted(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int = 3) -> np.ndarray:
+    model.compile(optimizer, "binary_crossentropy", metrics=["auc"])
+    x, y = clicks()
+    model.fit(x, y, batch_size=32, epochs=epochs, shuffle=False, verbose=0)
+    return model.predict(x)
+
+
+@pytest.mark.parametrize("name", ["WDL", "DeepFM", "DCN", "NFM", "AFM", "FiBiNET", "AutoInt", "IFM", "PNN", "ONN"])
+def test_each_model_gives_what_it_gave_and_trains(name: str) -> None:
+    deep = columns()[: len(FIELDS)] if name == "AFM" else columns()
+    parts = (deep,) if name == "PNN" else (columns(), deep)
+    model = getattr(models, name)(*parts, l2_reg_embedding=0, **({"l2_reg_linear": 0} if name not in ALONE else {}))
+    x, y = clicks()
+    x.pop("before")
+    wanted = model.predict(x)
+    convert(model)
+    assert not [module for module in model.modules() if type(module) is nn.Embedding]
+    np.testing.assert_allclose(model.predict(x), wanted, rtol=1e-6)
+    model.compile(GroupAdam(param_groups(model, l21=1e-3), lr=1e-2), "binary_crossentropy", metrics=["auc"])
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    trained = model.predict(x)
+    assert not np.allclose(trained, wanted)
+    np.testing.assert_array_equal(to_embeddings(model).predict(x), trained)
+
+
+@pytest.mark.parametrize("options", [{}, {"l21": 0.5}])
+def test_deepfm_trains_as_with_sparse_embeddings(options: dict[str, float]) -> None:
+    plain = deepfm()
+    model = convert(copy.deepcopy(plain))
+    for module in plain.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = True
+    wanted = fitted(plain, GroupAdam(param_groups(plain, **options), lr=1e-2))
+    found = fitted(model, GroupAdam(param_groups(model, **options), lr=1e-2))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    to_embeddings(model)
+    for (name, weight), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(weight, expected, rtol=1e-3, atol=1e-6), name
+    dead = sum(int((module.weight == 0).all(1).sum()) for module in model.modules() if isinstance(module, nn.Embedding))
+    assert bool(dead) == bool(options)
+
+
+def test_new_rows_start_with_its_init_std_and_only_what_comes_counts() -> None:
+    feats = [SparseFeat("user", 10_000, embedding_dim=8)]
+    model = convert(models.DeepFM(feats, feats, init_std=0.01, l2_reg_embedding=0, l2_reg_linear=0), rows="none")
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, HashEmbedding)}
+    assert list(tables) == ["embedding_dict.user.table", "linear_model.embedding_dict.user.table"]
+    for table, std in zip(tables.values(), (0.01, 0.0001), strict=True):
+        assert table.num_seen == 0
+        assert table.table.config.std == pytest.approx(std, rel=0.03)
+    model.compile(GroupAdam(param_groups(model)), "binary_crossentropy")
+    model.fit({"user": np.arange(100)}, np.ones(100, np.float32), verbose=0)
+    assert [table.num_seen for table in tables.values()] == [100, 100]
+
+
+def test_its_l2_on_embeddings_is_left_out_with_a_warning_and_the_networks_stays() -> None:
+    model = deepfm(l2_reg_embedding=1e-5, l2_reg_linear=1e-4, l2_reg_dnn=0.5)
+    with pytest.warns(UserWarning, match=r"of 3 embeddings, l1=0 and l2=1e-05; .* of 3 embeddings, l1=0 and l2=0.0001"):
+        convert(model)
+    wanted = 0.5 * sum(float(layer.weight.detach().square().sum()) for layer in [*model.dnn.linears, model.dnn_linear])
+    wanted += 1e-4 * float(model.linear_model.weight.detach().square().sum())
+    assert float(model.get_regularization_loss()) == pytest.approx(wanted, rel=1e-5)
+    before = model.predict(clicks()[0])
+    assert not np.allclose(fitted(model, GroupAdam(param_groups(model), lr=1e-2)), before)
+
+
+def test_a_shared_embedding_is_one_table_and_its_state_is_saved(tmp_path) -> None:
+    model = convert(deepfm())
+    assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 2 * len(FIELDS)
+    wanted = fitted(model, GroupAdam(param_groups(model, l21=0.5), lr=1e-2))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other = convert(deepfm(seed=1))
+    other.load_state_dict(torch.load(tmp_path / "model.pt"))
+    np.testing.assert_array_equal(other.predict(clicks()[0]), wanted)
+    assert isinstance(other.embedding_dict["item"], TableEmbedding)
+
+
+def test_the_example_learns_and_has_the_size_that_was_asked_for() -> None:
+    auc, rate, printed = run_example("deepctr_torch_model")
+    assert auc > 0.8
+    assert rate == pytest.approx(0.1, abs=0.001)
+    assert f"AUC {auc:.4f} without tables" in printed

@@ -1,0 +1,145 @@
+"""TorchRec: unsharded collections of embeddings and of bags compute and train the same with tables."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_example import run_example
+from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups, to_embeddings
+
+pytest.importorskip("torchrec")
+
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    PoolingType,
+)
+from torchrec.modules.embedding_configs import DataType
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROWS = 30
+
+
+def bags(is_weighted: bool = False, **options: Any) -> EmbeddingBagCollection:
+    torch.manual_seed(0)
+    pooling = [PoolingType.SUM, PoolingType.SUM if is_weighted else PoolingType.MEAN]
+    tables = [
+        EmbeddingBagConfig(
+            name="things", embedding_dim=4, num_embeddings=ROWS, feature_names=["item", "seen"], pooling=pooling[0]
+        ),
+        EmbeddingBagConfig(
+            name="tags", embedding_dim=3, num_embeddings=ROWS, feature_names=["tag"], pooling=pooling[1], **options
+        ),
+    ]
+    return EmbeddingBagCollection(tables=tables, is_weighted=is_weighted)
+
+
+def features(seed: int = 0, rows: int = 8, dtype: torch.dtype = torch.int64, weighted: bool = False) -> Any:
+    """Empty bags, too."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (3 * rows,), generator=draw).to(dtype)
+    count = int(lengths.sum())
+    values = torch.randint(0, ROWS, (count,), generator=draw).to(dtype)
+    weights = torch.rand(count, generator=draw) if weighted else None
+    return KeyedJaggedTensor(keys=["item", "seen", "tag"], values=values, lengths=lengths, weights=weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_give_what_they_gave(weighted: bool, dtype: torch.dtype) -> None:
+    model = bags(weighted)
+    given = features(dtype=dtype, weighted=weighted)
+    wanted = model(given)
+    convert(model)
+    assert all(isinstance(bag.table, HashEmbeddingBag) for bag in model.embedding_bags.values())
+    for training in (True, False):
+        found = model.train(training)(given)
+        assert isinstance(found, KeyedTensor)
+        assert found.keys() == wanted.keys()
+        assert torch.allclose(found.values(), wanted.values(), atol=1e-6)
+    assert torch.equal(to_embeddings(model)(given).values(), wanted.values())
+
+
+def test_embeddings_give_what_they_gave() -> None:
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingConfig(name="things", embedding_dim=4, num_embeddings=ROWS, feature_names=["item", "seen"]),
+        EmbeddingConfig(name="tags", embedding_dim=4, num_embeddings=ROWS, feature_names=["tag"]),
+    ]
+    model = EmbeddingCollection(tables=tables)
+    wanted = model(features())
+    convert(model)
+    assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 2
+    for training in (True, False):
+        found = model.train(training)(features())
+        assert list(found) == list(wanted)
+        for key, jagged in found.items():
+            assert isinstance(jagged, JaggedTensor)
+            assert torch.equal(jagged.values(), wanted[key].values())
+            assert torch.equal(jagged.lengths(), wanted[key].lengths())
+    assert list(to_embeddings(model)(features())) == list(wanted)
+
+
+class Clicks(nn.Module):
+    """Bags and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = bags(), nn.Linear(11, 1)
+
+    def forward(self, given: Any) -> Tensor:
+        return self.head(self.bags(given).values()).squeeze(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"l21": 0.02}])
+def test_a_collection_trains_as_with_sparse_embeddings(options: dict[str, float]) -> None:
+    plain = Clicks()
+    model = convert(copy.deepcopy(plain))
+    for module in plain.modules():
+        if isinstance(module, nn.EmbeddingBag):
+            module.sparse = True
+    optimizers = [GroupAdam(param_groups(one, **options), lr=0.02) for one in (plain, model)]
+    for step in range(20):
+        for one, optimizer in zip((plain, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            labels = (features(step).lengths()[:8] > 1).float()
+            nn.functional.binary_cross_entropy_with_logits(one(features(step)), labels).backward()
+            optimizer.step()
+    to_embeddings(model)
+    for (name, found), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-5), name
+    dead = sum(int((bag.weight == 0).all(1).sum()) for bag in model.bags.embedding_bags.values())
+    assert bool(dead) == bool(options)
+
+
+def test_new_rows_start_in_the_range_of_the_config() -> None:
+    config = {"weight_init_min": -0.3, "weight_init_max": 0.3}
+    tables = [EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=2_000, feature_names=["f"], **config)]
+    bag = convert(EmbeddingBagCollection(tables=tables), rows="none").embedding_bags["t"]
+    starts = bag.table.initial(torch.arange(10_000))
+    assert float(starts.abs().max()) == pytest.approx(0.3, rel=0.02)
+    assert float(starts.std()) == pytest.approx(0.3 / 3**0.5, rel=0.02)
+
+
+def test_half_precision_asks_for_a_dtype() -> None:
+    with pytest.raises(
+        ValueError, match=r"embedding_bags\.tags: dtype must be torch\.float32 or torch\.float64 on cpu"
+    ):
+        convert(bags(data_type=DataType.FP16))
+    model = convert(bags(data_type=DataType.FP16), dtype=torch.float32)
+    assert torch.allclose(model(features())["tag"], bags(data_type=DataType.FP16)(features())["tag"], atol=1e-3)
+
+
+def test_the_example_learns_and_has_the_size_that_was_asked_for() -> None:
+    auc, rate, _ = run_example("torchrec_model")
+    assert auc > 0.75
+    assert rate == pytest.approx(0.1, abs=0.01)
