@@ -6,7 +6,7 @@ CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_
 new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(1); }
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: demo test test-slow test-wheel test-torch check docs paper-small paper-criteo clean
+.PHONY: demo test test-slow test-wheel test-torch test-clients check docs paper-small paper-criteo clean
 
 demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic click log
 	$(RUN)/sparsegroup demo
@@ -44,6 +44,20 @@ test-torch:  ## The optimizers, the table, checkpoints and exports with another 
 	PIP_CONSTRAINT=$(TORCH)/constraints.txt $(TORCH)/bin/python -m pip install --quiet torch==$(VERSION) \
 	  --editable '.[cli]' pytest hypothesis
 	$(TORCH)/bin/python -m pytest -p no:cacheprovider -W default $(CORE)
+
+CLIENTS = $(CURDIR)/.venv-clients
+IN_CLIENTS = PIP_CONSTRAINT=$(CURDIR)/tests/clients/constraints.txt $(CLIENTS)/bin/python -m pip install --quiet
+
+test-clients: $(CLIENTS)/.installed  ## In Lightning, Hugging Face, DeepCTR-Torch, FuxiCTR, TorchRec: their versions are pinned
+	$(CLIENTS)/bin/python -m pytest -p no:cacheprovider -W default --numprocesses auto --maxprocesses 4 tests/clients
+
+$(CLIENTS)/.installed: pyproject.toml tests/clients/constraints.txt
+	rm -rf $(CLIENTS)
+	$(call new-venv,$(CLIENTS))
+	$(IN_CLIENTS) torch
+	$(IN_CLIENTS) --editable '.[clients]' pytest pytest-xdist
+	$(IN_CLIENTS) --no-deps torchrec # it asks for fbgemm-gpu, whose build for the CPU has a name of its own
+	touch $@
 
 check: $(VENV)/.installed-dev
 	$(RUN)/ruff check .
