@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ if not torch.cuda.is_available():  # Triton's kernels are interpreted; it looks 
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from command import Done, Run, call
+from distributed_cases import Ranks
 
 collect_ignore = ["installed"]
 """Tests of the wheel, for `make test-wheel`."""
@@ -23,3 +25,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """`sparsegroup` with some arguments, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: Done(call(monkeypatch, *arguments), *capsys.readouterr())
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two ranks of a distributed world."""
+    started = Ranks()
+    yield started
+    started.end()

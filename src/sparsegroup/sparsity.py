@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsegroup.groups import grouping
+from sparsegroup.groups import GroupSpec, grouping
 from sparsegroup.optim.base import GroupOptimizer
+from sparsegroup.optim.local_shard import has_whole_groups, is_spread, local_part, summed_over_shards, whole
 from sparsegroup.optim.stored import RowStore, store_of
 
 
@@ -16,7 +17,8 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
     """The paper's "sparsity": rows with a non-zero vector over distinct features ever seen in training.
 
     Args:
-        weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen.
+        weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen. For a
+            DTensor, all ranks have to call this.
         seen: `[rows]` bool, which rows training has seen (a row never seen keeps its random start and counts neither
             above nor below); or the number of features ever seen; or None, where all rows were.
 
@@ -35,7 +37,7 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
     store = store_of(weight)
     if store is not None and seen is None:
         return store.num_live / store.num_seen if store.num_seen else 0.0
-    live = (weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0
+    live = whole((weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0)
     if isinstance(seen, Tensor):
         if seen.shape != live.shape or seen.dtype != torch.bool:
             raise ValueError(
@@ -104,7 +106,8 @@ def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
     """How many groups of each parameter of `optimizer` are exactly zero, by the groups it regularizes.
 
     In a `HashEmbedding` the groups are the rows that it has. Give the optimizer named parameters
-    (`model.named_parameters()` or `param_groups`) to see their names.
+    (`model.named_parameters()` or `param_groups`) to see their names. Where there are DTensors, it counts the groups of
+    all ranks, which all have to call it.
     """
     entries = []
     for group_index, group in enumerate(optimizer.param_groups):
@@ -115,10 +118,21 @@ def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
             if store is not None:
                 entries.append(_store_sparsity(name, store))
                 continue
-            live, total = grouping(group["groups"], parameter.shape, parameter.device).count_nonzero(parameter)
-            zeros = parameter.numel() - int(torch.count_nonzero(parameter))
+            live, total, elements = _counts(parameter, group["groups"])
+            zeros = parameter.numel() - elements
             entries.append(ParameterSparsity(name, tuple(parameter.shape), total, total - live, zeros))
     return SparsityReport(entries)
+
+
+def _counts(parameter: Tensor, spec: GroupSpec) -> tuple[int, int, int]:
+    """Groups with a non-zero element, groups, and non-zero elements."""
+    if is_spread(type(parameter)):
+        if not has_whole_groups(parameter, spec):
+            return _counts(whole(parameter), spec)
+        live, total, elements = summed_over_shards(parameter, _counts(local_part(parameter), spec))
+        return live, total, elements
+    live, total = grouping(spec, parameter.shape, parameter.device).count_nonzero(parameter)
+    return live, total, int(torch.count_nonzero(parameter))
 
 
 def _store_sparsity(name: str, store: RowStore) -> ParameterSparsity:

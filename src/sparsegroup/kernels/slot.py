@@ -55,7 +55,8 @@ class Slot:
         addresses: Where the parts begin in memory.
         width: The number of elements of a group, where groups lie one after the other; else 0.
         count: The number of groups, where they lie one after the other; else 0.
-        fits: All parts are contiguous, shaped as `x` and on its device, so that one address per part says it all.
+        fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
+            on its device, so that one address per part says it all.
     """
 
     def __init__(self, x: Tensor, u: Tensor | None, state: tuple[Tensor, ...], execution: Execution) -> None:
@@ -64,7 +65,9 @@ class Slot:
         self.carries_u = u is not None
         self.parts: tuple[Tensor, ...] = (x, *state) if u is None else (x, u, *state)
         self.addresses = [part.data_ptr() for part in self.parts]
-        self.fits = all(p.shape == x.shape and p.is_contiguous() and p.device == x.device for p in self.parts)
+        self.fits = (all(self.addresses) or self.is_empty) and all(
+            p.shape == x.shape and p.is_contiguous() and p.device == x.device for p in self.parts
+        )
         layout = contiguous_groups(execution.groups, x.shape)
         self.is_contiguous_in_groups = layout is not None
         self.width, self.count = layout or (0, 0)

@@ -1,6 +1,7 @@
-"""How an optimizer reaches its parameters: as tensors, or as rows in a store of their own."""
+"""How an optimizer reaches its parameters: as tensors, as parts of DTensors, or as rows in a store of their own."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -8,7 +9,9 @@ from torch import Tensor
 
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.local_shard import is_spread
 from sparsegroup.optim.plans import ParameterPlan
+from sparsegroup.optim.shard_adapter import ShardAdapter
 from sparsegroup.optim.store_adapter import StoreAdapter
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.optim.tensor_adapter import TensorAdapter
@@ -77,9 +80,16 @@ class ParameterAdapter(Protocol):
         """Bring a state that has come through torch's loader to where it belongs; `entry` is changed."""
 
 
-_TENSOR, _STORE = TensorAdapter(), StoreAdapter()
+_TENSOR, _STORE, _SHARD = TensorAdapter(), StoreAdapter(), ShardAdapter()
+
+
+@cache
+def _adapter_for(kind: type[Tensor]) -> ParameterAdapter:
+    if issubclass(kind, StoredParameter):
+        return _STORE
+    return _SHARD if is_spread(kind) else _TENSOR
 
 
 def adapter_of(parameter: Tensor) -> ParameterAdapter:
     """The adapter of a parameter."""
-    return _STORE if isinstance(parameter, StoredParameter) else _TENSOR
+    return _adapter_for(type(parameter))

@@ -10,6 +10,7 @@ from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.kernels.step_request import Backend, StepRequest, TensorStep
 from sparsegroup.optim.group_step import GroupStep, advance_steps
+from sparsegroup.optim.local_shard import local_entry
 from sparsegroup.optim.places import Place, State
 from sparsegroup.optim.plans import ParameterPlan, TensorPlan
 from sparsegroup.optim.stored import Claim, RowStep
@@ -80,14 +81,21 @@ class StepBatch:
         self._plans: list[TensorPlan] = []
         self._places: list[Place] = []
 
-    def add(self, plan: TensorPlan) -> None:
-        """Have a tensor stepped when the batch is run."""
+    def add(self, plan: TensorPlan, state: State | None = None) -> None:
+        """Have a tensor stepped when the batch is run; with the optimizer's state of it, unless another is given."""
         self._plans.append(plan)
-        parameter, state = plan.parameter, self._states[plan.parameter]
+        parameter = plan.parameter
+        state = self._states[parameter] if state is None else state
         place = self._known.get(id(parameter))  # a tensor's own hash takes as long as all the rest
         if place is None or not place.holds(parameter, state, self._execution, self._step.wants_u):
             place = self._executor.new_place(self._step, self._execution, parameter, state)
         self._places.append(place)
+
+    def local_state(self, parameter: Tensor) -> State:
+        """What lies on this rank of the state of a parameter that is spread over ranks; what it lacks is added."""
+        state = self._states[parameter]
+        self._step.prepare(parameter, state)
+        return local_entry(state)
 
     def row_step(self, parameter: Tensor) -> RowStep:
         """Count a step of a parameter in a store; gives what the store needs for it."""

@@ -100,6 +100,32 @@ class TensorPlan:
 
 
 @dataclass(slots=True)
+class ShardPlan:
+    """The part of a parameter that is spread over ranks: what this rank does.
+
+    Attributes:
+        parameter: The parameter, a DTensor.
+        local: The plan of what lies here of it.
+    """
+
+    parameter: Tensor
+    local: TensorPlan
+
+    @property
+    def gradient(self) -> Tensor:
+        """That of the part that lies here."""
+        return self.local.gradient
+
+    def with_hessian(self, diagonal: Tensor) -> "ShardPlan":
+        """See `ParameterPlan.with_hessian`."""
+        return replace(self, local=self.local.with_hessian(diagonal))
+
+    def join(self, batch: "StepBatch") -> None:
+        """Let what lies here be stepped as a tensor."""
+        batch.add(self.local, batch.local_state(self.parameter))
+
+
+@dataclass(slots=True)
 class StorePlan:
     """The part of a parameter whose rows lie in a store of their own.
 

@@ -16,6 +16,7 @@ from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import Shielded, check_names
+from sparsegroup.optim.local_shard import check_is_not_flattened, is_spread, whole
 from sparsegroup.optim.plans import ParameterSite, TensorPlan
 from sparsegroup.rules import Rule
 
@@ -35,35 +36,15 @@ class TensorAdapter:
                 f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({where})"
             )
         check_groups(group["groups"], parameter.shape, where)
+        check_is_not_flattened(parameter, group, where)
         check_device(parameter, group, where)
 
     def plan(
         self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, dict[str, Any]], number: int
     ) -> TensorPlan:
         """See `ParameterAdapter.plan`."""
-        gradient = parameter.grad
-        assert gradient is not None
-        dtype = parameter.dtype
-        dense = step.takes_gradients_as_they_are and gradient.layout is torch.strided and dtype in _COMPUTED
-        if dense and gradient.dtype is dtype and gradient.shape == parameter.shape:
-            return TensorPlan(parameter, gradient)
-        group = step.group
-        site = ParameterSite.of(group, (step.number, number))
-        for_device = _is_for_device(parameter, group)
-        if gradient.layout == torch.sparse_coo:
-            plan = _read_sparse(parameter, gradient, group, for_device, site)
-        elif gradient.layout == torch.strided:
-            plan = TensorPlan(parameter, gradient.detach())
-        else:
-            raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({site})")
-        gradient, dtype = plan.gradient, compute_dtype(parameter.dtype)
-        if not for_device:
-            gradient = gradient.to(dtype)
-        if group["maximize"]:
-            gradient = -gradient
-        if group.get("weight_decay"):
-            gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
-        return plan.with_gradient(gradient)
+        assert parameter.grad is not None
+        return planned(parameter, parameter.grad, step, number)
 
     def census(
         self,
@@ -103,7 +84,34 @@ class TensorAdapter:
         """See `ParameterAdapter.restore`: u and the state keep their dtype, whatever the parameter's is."""
         for name, value in entry.items():
             if isinstance(value, Shielded):
+                if not is_spread(type(parameter)):
+                    value = Shielded(whole(value.tensor))
                 entry[name] = value.unshield(parameter, group["state_dtype"] or compute_dtype(parameter.dtype))
+
+
+def planned(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> TensorPlan:
+    """The part that a tensor with that gradient has in a step; see `ParameterAdapter.plan`."""
+    dtype = parameter.dtype
+    dense = step.takes_gradients_as_they_are and gradient.layout is torch.strided and dtype in _COMPUTED
+    if dense and gradient.dtype is dtype and gradient.shape == parameter.shape:
+        return TensorPlan(parameter, gradient)
+    group = step.group
+    site = ParameterSite.of(group, (step.number, number))
+    for_device = _is_for_device(parameter, group)
+    if gradient.layout == torch.sparse_coo:
+        plan = _read_sparse(parameter, gradient, group, for_device, site)
+    elif gradient.layout == torch.strided:
+        plan = TensorPlan(parameter, gradient.detach())
+    else:
+        raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({site})")
+    gradient, dtype = plan.gradient, compute_dtype(parameter.dtype)
+    if not for_device:
+        gradient = gradient.to(dtype)
+    if group["maximize"]:
+        gradient = -gradient
+    if group.get("weight_decay"):
+        gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
+    return plan.with_gradient(gradient)
 
 
 def _is_for_device(parameter: Tensor, group: Mapping[str, Any]) -> bool:

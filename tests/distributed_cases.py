@@ -1,0 +1,93 @@
+"""Two processes with gloo between them, which call functions of test modules."""
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+WORLD = 2
+PATIENCE = 100  # seconds
+
+
+class Ranks:
+    """Two ranks, which begin when they are first needed."""
+
+    def __init__(self) -> None:
+        self._ranks: list[tuple[Any, Connection]] = []
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `function(*arguments)` gives on each rank; it must not leave a rank waiting for one that has failed."""
+        if not self._ranks:
+            self._begin()
+        for _, pipe in self._ranks:
+            pipe.send((function, arguments))
+        answers = []
+        for number, (process, pipe) in enumerate(self._ranks):
+            if not pipe.poll(PATIENCE):
+                self.end()
+                raise AssertionError(f"rank {number} does not answer")
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                process.join()
+                self.end()
+                raise AssertionError(f"rank {number} died with exit code {process.exitcode}") from None
+        for number, (failed, answer) in enumerate(answers):
+            assert not failed, f"rank {number}:\n{answer}"
+        return [answer for _, answer in answers]
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        folder = tempfile.mkdtemp()
+        for rank in range(WORLD):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, folder, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    def end(self) -> None:
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._ranks.clear()
+
+
+def on_two() -> bool:
+    """Whether this is one of the two ranks."""
+    return dist.is_initialized()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of what is spread over ranks."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def own_half(batch: Tensor) -> Tensor:
+    """The rank's half of a batch; all of it on one process."""
+    return batch.chunk(WORLD)[dist.get_rank()] if on_two() else batch
+
+
+def _serve(rank: int, folder: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send((False, function(*arguments)))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))
+    dist.destroy_process_group()
