@@ -1,13 +1,13 @@
 """Settings that people write in YAML files: checked, with errors that name the key and the one that was meant."""
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from sparsegroup.near_match import did_you_mean
 from sparsegroup.user_error import UserError
 
 
@@ -15,6 +15,38 @@ class StrictSettings(BaseModel):
     """Keys with types; others are refused, and nothing is changed once it is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes true for 1, and integers of any length."""
+        kinds = _kinds_in(cls.model_fields[str(info.field_name)].annotation)
+        if any(isinstance(kind, type) and issubclass(kind, StrictSettings) for kind in kinds):
+            return value
+        given = list(_leaves(value))
+        if kinds & {int, float} and not kinds & {bool, Any} and any(isinstance(one, bool) for one in given):
+            raise ValueError("true and false are no numbers" + ("" if isinstance(value, bool) else f", got {value}"))
+        if any(isinstance(one, int) and abs(one) >= 1 << 64 for one in given):
+            raise ValueError("whole numbers must be below 2⁶⁴")
+        return value
+
+
+def _kinds_in(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    return {annotation}.union(*map(_kinds_in, get_args(annotation))) if _is_made(annotation) else {annotation}
+
+
+def _is_made(annotation: Any) -> bool:
+    return bool(get_args(annotation)) and get_origin(annotation) is not Literal
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """A value, or what lists and mappings hold in the end."""
+    if isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(one)
+    else:
+        yield value
 
 
 def share_of(value: object) -> object:
@@ -42,6 +74,22 @@ class SettingsError(UserError):
 AnySettings = TypeVar("AnySettings", bound=StrictSettings)
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    "reading a mapping", node.start_mark, f"the key {key.value!r} is there twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, without what it leaves empty.
 
@@ -50,8 +98,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise SettingsError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if content is None:
         return {}
@@ -83,8 +131,7 @@ def _explain(kind: type[StrictSettings], error: Any, source: str) -> str:
         known = list(keys_of(kind))
         if isinstance(error["input"], Mapping) and error["input"]:  # an unknown section
             key = f"{key}.{next(iter(error['input']))}"
-        near = difflib.get_close_matches(key, known, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        hint = did_you_mean(key, known, likeness=0.5) or f"there are {', '.join(known)}"
         return f"{source}: no setting {key!r}; {hint}"
     if error["type"] == "model_type":
         return f"{source}: {key} has settings of its own, as in {key}.{_first_key(kind, key)}; got {error['input']!r}"
@@ -139,6 +186,6 @@ def assignment(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise SettingsError(f"`set` wants key=value, as in optimizer.l21=1e-3, got {text!r}", "set")
     try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        return key.strip(), yaml.load(value, _OnceLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that there is not
         raise SettingsError(f"`set` {text}: the value is not YAML ({' '.join(str(error).split())})", "set") from error

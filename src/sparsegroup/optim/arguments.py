@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
+from sparsegroup.near_match import did_you_mean
 from sparsegroup.penalties import Norm, NormName, Penalty, PenaltyName
 from sparsegroup.rules import Hyperparameter, Rule, at_least
 
@@ -72,7 +73,8 @@ def known_options(
         if name in REFUSED:
             refuse(name, value, f"{optimizer}{where}")
         elif name not in known:
-            raise TypeError(f"{optimizer} got an unexpected argument {name!r}{where}")
+            hint = did_you_mean(name, known, most=3) or f"it takes {', '.join(sorted(known))}"
+            raise TypeError(f"{optimizer} got an unexpected argument {name!r}{where}; {hint}")
     return {name: value for name, value in options.items() if name in known}
 
 

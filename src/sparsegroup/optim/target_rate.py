@@ -183,12 +183,14 @@ def bytes_of(size: object) -> int:
     """A number of bytes, ≥ 1, from a number or a text such as "200MB" (10⁶) or "1.5 GiB" (2³⁰).
 
     Raises:
-        ValueError: It is neither.
+        ValueError: It is neither, or 2⁶³ and more.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(size).lower())
     if isinstance(size, bool) or match is None or match[2] not in _UNITS:
         raise ValueError(f"a size must be a number of bytes, or a text such as '200MB' or '1.5GiB', got {size!r}")
-    count = int(float(match[1]) * _UNITS[match[2]])
+    count = float(match[1]) * _UNITS[match[2]]
+    if count >= 2.0**63:
+        raise ValueError(f"a size must be below 2⁶³ bytes, got {count:g}")
     if count < 1:
         raise ValueError(f"a size must be at least 1 byte, got {size!r}")
-    return count
+    return int(count)

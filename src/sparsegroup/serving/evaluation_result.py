@@ -1,6 +1,5 @@
 """What `evaluate` finds: a trained model on a log's test rows, over all, by user, and by value of a field."""
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
+from sparsegroup.near_match import did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.acceptance import TestRows
 from sparsegroup.serving.trained_model import TrainedModel
@@ -126,9 +126,8 @@ def _texts(log: Log, values: Sequence[ValueMetrics]) -> dict[int, str]:
 
 def _check_field(name: str, log: Log) -> None:
     if name not in log.fields:
-        near = difflib.get_close_matches(name, log.fields, 1, 0.6)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"{log.name} has no field {name!r}; {hint}its fields are {', '.join(log.fields) or 'none'}")
+        there = f"{did_you_mean(name, log.fields)} its fields are {', '.join(log.fields) or 'none'}".lstrip()
+        raise UserError(f"{log.name} has no field {name!r}; {there}")
 
 
 class _Column:

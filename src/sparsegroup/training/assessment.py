@@ -22,7 +22,8 @@ DIVERGED = 1.5
 """The normalized entropy of the last windows from which on a run may be said to diverge."""
 
 FAR = 1.2
-"""Times the baseline's normalized entropy from which on the model is to blame, whatever the baseline's is."""
+"""A normalized entropy that is worth a warning even where it may be noise; and so many times the baseline's, from which on
+the model is to blame."""
 
 Float64s = npt.NDArray[np.float64]
 
@@ -66,9 +67,9 @@ def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint]) -> 
         window: Predictions of the test rows, with the baseline's where there is one; None without test rows.
         history: The points along the pass.
     """
-    diverging = _divergence(history)
+    diverging, empty = _divergence(history), _nothing_left(history)
     if window is None or not window.samples:
-        return Assessment(warnings=diverging)
+        return Assessment(warnings=empty + diverging)
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
     test, beside = evaluate(labels, own, weights), window.baseline_metrics()
     warnings = diverging or (
@@ -82,7 +83,7 @@ def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint]) -> 
         beside,
         curves_of(labels, own, weights),
         None if theirs is None else curves_of(labels, theirs, weights),
-        warnings,
+        empty + warnings,
     )
 
 
@@ -145,7 +146,8 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics |
         return ()
     constant = np.full(window.samples, np.average(window.labels(), weights=window.weights()), np.float64)
     pairs = zip(_by_block(window, window.probabilities()), _by_block(window, constant), strict=True)
-    if not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
+    is_sure = _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs])
+    if not is_sure and test.normalized_entropy < FAR:
         return ()
     if (
         beside is not None
@@ -179,6 +181,16 @@ def _calibration(
         f"The predictions are {abs(test.calibration - 1):.0%} too {way} on the test rows: calibration "
         f"{test.calibration:.3f}. Try a lower learning rate (lr), training on rows closer in time, or "
         "calibrating on recent ones.",
+    )
+
+
+def _nothing_left(history: Sequence[HistoryPoint]) -> tuple[str, ...]:
+    """Whether training has ended with no feature of those that it has seen."""
+    if not history or history[-1].live_rows or not history[-1].features_seen:
+        return ()
+    return (
+        f"No feature is left: the vectors of all {history[-1].features_seen:,} are zero, and no prediction depends on "
+        "them. Lower λ21 (l21) and λ1 (l1), or ask for a larger size (target_rate).",
     )
 
 

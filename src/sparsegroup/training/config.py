@@ -20,6 +20,7 @@ from sparsegroup.training.defaults import RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
+from sparsegroup.training.network_size import check_network_memory
 from sparsegroup.training.network_start import start_network
 from sparsegroup.training.optimizer_config import OptimizerConfig, targets_in
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
@@ -294,6 +295,8 @@ class Config(StrictSettings):
         options = self.model
         try:
             sizes = options.sizes(columns)
+            state = len(self.optimizer.rule.state)
+            check_network_memory(lambda: options.network(columns), state, self.training.batch_size)
             network = options.network(columns)
             embedding = new_embedding(
                 options.network_dim,

@@ -1,6 +1,5 @@
 """The network of a run and its table, as people write them down."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -10,6 +9,7 @@ from torch import nn
 from sparsegroup.data.log import Log
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
 from sparsegroup.names import ModelName
+from sparsegroup.near_match import did_you_mean
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS
 from sparsegroup.training.input_columns import Columns
@@ -121,11 +121,8 @@ class ModelConfig(StrictSettings):
     def _check_dims(self, fields: Sequence[str]) -> None:
         for name in self.dims:
             if name not in fields:
-                near = difflib.get_close_matches(name, fields, 1, 0.6)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(
-                    f"dims: there is no field {name!r}; {hint}the fields are {', '.join(fields) or 'none'}"
-                )
+                there = f"{did_you_mean(name, fields)} the fields are {', '.join(fields) or 'none'}".lstrip()
+                raise ValueError(f"dims: there is no field {name!r}; {there}")
 
     def network(self, columns: Columns) -> nn.Module:
         """A freshly initialized network over the columns of a log. Draws from torch's generator.

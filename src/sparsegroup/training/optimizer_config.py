@@ -1,6 +1,5 @@
 """The optimizer of a run, as people write it down."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -11,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from sparsegroup.data.log import Log
 from sparsegroup.groups import is_rows
 from sparsegroup.names import NormName, OptimizerName, ScheduleName
+from sparsegroup.near_match import did_you_mean
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -28,6 +28,7 @@ from sparsegroup.optim import (
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
+from sparsegroup.training.further_options import check_further_options, check_magnitude
 from sparsegroup.training.rate_schedule import RateSchedule
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings
 
@@ -94,7 +95,8 @@ class OptimizerConfig(StrictSettings):
         field_rates: Field's name → the share of its own features that is to be left; `target_rate` is then that of all
             other fields together.
         least_features: Features that `target_rate` keeps in any case; all, where there are fewer.
-        options: Further arguments of the optimizer, such as `betas`, as its rule declares them.
+        options: Further arguments of the optimizer, such as `betas`, as its rule declares them; none that has a setting
+            of its own.
     """
 
     name: OptimizerName = "adam"
@@ -150,8 +152,11 @@ class OptimizerConfig(StrictSettings):
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
+        check_further_options(self.options, own=("lr", *self._regularizer()))
+        for name in ("lr", "network_lr", "l1", "l21", "l2"):
+            check_magnitude(name, getattr(self, name))
         needs_lr = any(one.name == "lr" and one.default is REQUIRED for one in self.rule.hyperparameters)
-        if needs_lr and self.lr is None and "lr" not in self.options:
+        if needs_lr and self.lr is None:
             raise ValueError(f"the optimizer {self.name} has no default learning rate: give lr")
         try:
             arguments = self.arguments
@@ -228,12 +233,8 @@ class OptimizerConfig(StrictSettings):
         """
         for name in self.field_rates:
             if name not in log.fields:
-                near = difflib.get_close_matches(name, log.fields, 1, 0.6)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise SettingsError(
-                    f"optimizer.field_rates: {log.name} has no field {name!r}; {hint}its fields are "
-                    f"{', '.join(log.fields) or 'none'}"
-                )
+                there = f"{did_you_mean(name, log.fields)} its fields are {', '.join(log.fields) or 'none'}".lstrip()
+                raise SettingsError(f"optimizer.field_rates: {log.name} has no field {name!r}; {there}")
         return {log.fields.index(name): rate for name, rate in self.field_rates.items()}
 
     @property

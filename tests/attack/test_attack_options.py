@@ -1,0 +1,194 @@
+"""Hostile values for the settings and options of `train`: exit status 2 and a line that names the setting, or it works.
+
+The long form tries every setting and option with every value; `-s` shows how many cases ended how.
+"""
+
+import inspect
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli_cases import click_log
+from command import Run
+from sparsegroup.cli.train_command import train_command
+from sparsegroup.training import Config
+from sparsegroup.yaml_settings import keys_of
+
+LONG = "1" + "0" * 400
+SETTINGS = [
+    ("training.batch_size=true", "training.batch_size: true and false are no numbers"),
+    ("training.seed=false", "training.seed: true and false are no numbers"),
+    ("training.seed=-1", "training.seed: input should be greater than or equal to 0"),
+    ("training.windows=.nan", "training.windows: input should be a finite number"),
+    (f"training.epochs={LONG}", "training.epochs: whole numbers must be below 2⁶⁴"),
+    ("training.batch_size=", "training.batch_size: input should be a valid integer, got None"),
+    ("training.validation=[0.1]", "training.validation: input should be a valid number"),
+    ("model.hidden=[true]", "model.hidden: true and false are no numbers, got [True]"),
+    ("model.hidden=[100000000, 100000000]", "the network has 10,000,0"),
+    ("model.hidden=[100000000, 100000000]", "bytes, and this machine has"),
+    ("model.hidden=[1000000000000000000]", "the network is larger than any machine's memory"),
+    ("model.dims={color: true}", "model.dims: true and false are no numbers"),
+    ("model.fallback=2", "model.fallback: input should be a valid boolean"),
+    (f"model.max_table_bytes={'9' * 400}", "model.max_table_bytes: whole numbers must be below 2⁶⁴"),
+    ("model.evict_unseen=5000000000", "model.evict_unseen: an age must be at most 4,294,967,295 steps"),
+    ("optimizer.target_rate=true", "optimizer.target_rate: true and false are no numbers"),
+    ("optimizer.l21=1e308", "l21 must be at most 1e+30, got 1e+308: beyond, float32"),
+    ("optimizer.lr=1e300", "lr must be at most 1e+30, got 1e+300: beyond, float32"),
+    ("optimizer.network_lr=1e300", "network_lr must be at most 1e+30"),
+    ("optimizer.options={eps: 1.0e+300}", "options.eps must be at most 1e+30"),
+    ("optimizer.options={betas: [.nan, 0.9]}", "betas must be two numbers in [0, 1)"),
+    ("optimizer.options={lr: 5}", "options.lr: this is a setting of its own: give optimizer.lr, got 5 here"),
+    ("optimizer.options={l21: 5}", "options.l21: this is a setting of its own: give optimizer.l21"),
+    ("optimizer.options={penalty: mcp}", "options.penalty: this is a setting of its own"),
+    ("optimizer.options={maximize: true}", "options.maximize=True is not for a run: a run lowers its loss"),
+    ("optimizer.options={weight_decay: 0.1}", "options.weight_decay=0.1 is not for a run"),
+    ("optimizer.options={bettas: [0.9, 0.9]}", "unexpected argument 'bettas'; did you mean 'betas'?"),
+    ("optimizer.options={eps: 1, eps: 2}", "the key 'eps' is there twice"),
+    (f"optimizer.lr={'[' * 2000}", "optimizer.lr="),
+    ("data.test_fraction=2024-13-45", "the value is not YAML"),
+    ("training=7", "training has settings of its own"),
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    return str(click_log(tmp_path / "log.csv", rows=60))
+
+
+@pytest.mark.parametrize(("assignment", "message"), SETTINGS, ids=[one[:40] for one, _ in SETTINGS])
+def test_a_setting_is_refused_in_one_line(log: str, run: Run, assignment: str, message: str) -> None:
+    done = run("train", log, "--set", assignment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: "), "one line"
+    assert not Path("runs").exists()
+
+
+def test_a_second_way_to_a_setting_is_refused_beside_its_option(log: str, run: Run) -> None:
+    done = run("train", log, "--lr", 0.1, "--set", "optimizer.options={lr: 5}")
+    assert (done.returncode, "give optimizer.lr" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["optimizer: {lr: 1}\noptimizer: {l21: 2}\n", "training: {seed: 1, seed: 2}\n"])
+def test_a_key_that_a_file_has_twice_is_refused_with_its_line(tmp_path: Path, run: Run, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    done = run("train", "run.yaml")
+    assert done.returncode == 2
+    assert "run.yaml: not YAML" in done.stderr
+    assert "is there twice" in done.stderr
+    assert "line" in done.stderr
+
+
+def test_what_is_harmless_works(log: str, run: Run) -> None:
+    settings = ["optimizer.options={maximize: false, eps: 1.0e-10}", "training.batch_size='32'", "model.fallback=false"]
+    done = run("train", log, *(word for one in settings for word in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (("--l21", 1e6), "No feature is left: the vectors of all"),
+        (("--l1", 1e6), "No feature is left: the vectors of all"),
+        (("--l21", 0, "--lr", 10, "--test-fraction", 0.3), "worse than their mean would|Training diverges"),
+    ],
+)
+def test_a_run_that_has_learnt_nothing_says_so(
+    tmp_path: Path, run: Run, options: tuple[object, ...], warning: str
+) -> None:
+    log = click_log(tmp_path / "log.csv", rows=1_000)
+    done = run("train", log, *options)
+    assert done.returncode == 0, done.stderr
+    assert any(part in done.stderr for part in warning.split("|"))
+
+
+HOSTILE = [
+    *(
+        "true",
+        ".nan",
+        ".inf",
+        "-1",
+        "-1e30",
+        "1e308",
+        "1e30",
+        "1" + "0" * 30,
+        LONG,
+        "",
+        "[]",
+        "[[[1]]]",
+        "word",
+        "null",
+    ),
+    *("{a: {b: 1}}", "'1'", "0", "2024-13-45", "[true]", "[" * 2000),
+]
+NO_VALUE = {"log", "set_", "out", "overwrite", "continue_", "resume", "json", "quiet", "verbose", "baseline"}
+TRACKED = {"tensorboard", "mlflow"}
+FLAGS = {"fallback", "pack_dead"}
+
+
+class Late(BaseException):
+    """A run goes on: its settings are in order."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def cases() -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
+    """What is tried, the arguments, and the words of which an error must have one."""
+    for key in keys_of(Config):
+        if key.split(".")[-1] not in TRACKED:
+            for value in HOSTILE:
+                yield f"{key}={value[:20]}", ["--set", f"{key}={value}"], (key.split(".")[-1], value[:20])
+    for name in inspect.signature(train_command).parameters:
+        if name not in NO_VALUE | TRACKED | FLAGS:
+            option = "--" + name.replace("_", "-")
+            for value in HOSTILE:
+                yield f"{option} {value[:20]}", [option, value], (option, name, value[:20], "earning rate")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no alarms")
+@pytest.mark.filterwarnings("ignore")
+def test_every_setting_and_option_with_every_value(log: str, run: Run) -> None:
+    ends: Counter[str] = Counter()
+    wrong = []
+    for what, arguments, words in cases():
+        try:
+            with limited(5):
+                done = run("train", log, "--out", "run", "--overwrite", "--quiet", *arguments)
+        except Late:
+            ends["still trains"] += 1
+            continue
+        except Exception as error:
+            wrong.append(f"{what}: {type(error).__name__}: {error}"[:200])
+            continue
+        ends[f"status {done.returncode}"] += 1
+        told = " ".join(done.stderr.split())
+        if done.returncode not in (0, 2) or (done.returncode == 2 and not any(word in told for word in words)):
+            wrong.append(f"{what}: {done.returncode}, {told[:200]}")
+    print(dict(ends))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_have_no_second_loader() -> None:
+    """YAML that the library writes reads back as it was."""
+    content = Config.of(lr=0.1, l21=0.5).as_dict()
+    assert yaml.safe_load(Config.of(lr=0.1, l21=0.5).as_yaml()) == content
