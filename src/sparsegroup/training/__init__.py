@@ -12,9 +12,10 @@ from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.mlflow_callback import MLflowCallback
 from sparsegroup.training.optimizer_config import OptimizerConfig
+from sparsegroup.training.optuna_callback import OptunaPruningCallback
 from sparsegroup.training.pruning import prune_rows
 from sparsegroup.training.run_dir import TrainingRun, load_model, load_run, save_run, summarize
-from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.session import Session
 from sparsegroup.training.tensorboard_callback import TensorBoardCallback
 from sparsegroup.training.trainer import Trainer
@@ -28,8 +29,10 @@ __all__ = [
     "MLflowCallback",
     "Metrics",
     "OptimizerConfig",
+    "OptunaPruningCallback",
     "PassResult",
     "RunError",
+    "RunStoppedError",
     "Session",
     "Summary",
     "TensorBoardCallback",

@@ -1,6 +1,7 @@
 """Callbacks of a `Trainer`: what others are told while it trains."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class Callback:
     """Is told what happens while a model is trained. By itself it does nothing: override what is needed.
 
-    A `Trainer` calls the first four. The others are of a run in a folder (`Session`, `sparsegroup train`), around them.
+    A `Trainer` calls the first five, and each may call its `stop`. The others are of a run in a folder (`Session`,
+    `sparsegroup train`), around them.
 
     Examples:
         >>> import torch
@@ -44,6 +46,9 @@ class Callback:
     def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
         """A point has joined the history; some batches after it, as its metrics take a while."""
 
+    def on_validation(self, trainer: "Trainer", metrics: Metrics) -> None:
+        """An epoch has ended, and the model has these metrics on the validation rows; see `trainer.progress`."""
+
     def on_end(self, trainer: "Trainer") -> None:
         """`fit` is over, or has failed."""
 
@@ -68,6 +73,18 @@ def final_scalars(summary: Summary) -> dict[str, float]:
     return {
         f"{name}/{metric}": value for name, metrics in found.items() for metric, value in _flat(asdict(metrics), "")
     }
+
+
+@contextmanager
+def told(callbacks: Sequence[Callback], trainer: "Trainer") -> Iterator[None]:
+    """While it lasts, callbacks know that training is under way: they are told of its begin and its end."""
+    try:
+        for callback in callbacks:
+            callback.on_begin(trainer)
+        yield
+    finally:
+        for callback in callbacks:
+            callback.on_end(trainer)
 
 
 def flat_settings(config: "Config") -> dict[str, str | int | float | bool]:

@@ -41,6 +41,13 @@ def keys_to_look_up(keys: Tensor, bags: Sequence[Bags]) -> Tensor:
     return torch.cat([keys.flatten(), *(bag.keys for bag in bags)]) if bags else keys
 
 
+def frozen_vectors(embedding: nn.Module, keys: Tensor) -> Tensor:
+    """Vectors of keys that are not trained; their gradients nobody uses, but a compiled network stays the same one."""
+    with torch.no_grad():
+        vectors: Tensor = embedding(keys)
+    return vectors.requires_grad_()
+
+
 def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]) -> Tensor:
     """Logits `[batch]` of a batch whose keys have been looked up.
 

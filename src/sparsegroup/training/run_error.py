@@ -5,3 +5,7 @@ from sparsegroup.user_error import UserError
 
 class RunError(UserError):
     """A folder that holds no run, or a run that does not fit what is asked of it."""
+
+
+class RunStoppedError(RunError):
+    """A run that `Trainer.stop` has interrupted. It stands at a checkpoint, from which `Session.resume` goes on."""

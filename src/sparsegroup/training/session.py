@@ -17,7 +17,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.assessment import assess
 from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.callbacks import Callback
+from sparsegroup.training.callbacks import Callback, told
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, recorded_config
 from sparsegroup.training.divergence import check_weights
@@ -29,6 +29,7 @@ from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
     TrainingRun,
+    append_point,
     begin_run,
     checkpoint_extra,
     finish_run,
@@ -39,8 +40,7 @@ from sparsegroup.training.run_dir import (
     summarize,
     write_history,
 )
-from sparsegroup.training.run_dir import append_point as append
-from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.training.tracking import tracking_callbacks
@@ -240,12 +240,12 @@ class Session:
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
             FloatingPointError: Training has diverged; checkpoints from before stay.
+            RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
-        told = [*callbacks, *tracking_callbacks(self.config.tracking, self.folder)]
-        self.trainer.callbacks = told
+        callbacks = self.trainer.callbacks = [*callbacks, *tracking_callbacks(self.config.tracking, self.folder)]
         with self._lock or nullcontext():
             summary = None
-            for callback in told:
+            for callback in callbacks:
                 callback.on_run_begin(self.folder, self.config)
             try:
                 summary = self._train(on_batch, on_progress)
@@ -257,7 +257,7 @@ class Session:
                     raise
                 raise FloatingPointError(f"{error}; the last good checkpoint is {paths[-1]}") from error
             finally:
-                for callback in told:
+                for callback in callbacks:
                     callback.on_run_end(self.folder, summary)
             return summary
 
@@ -265,7 +265,7 @@ class Session:
         self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[HistoryPoint], None] | None
     ) -> Summary:
         def note(point: HistoryPoint) -> None:
-            append(self.folder, point)
+            append_point(self.folder, point)
             if on_progress is not None:
                 on_progress(point)
 
@@ -281,7 +281,7 @@ class Session:
                 self.checkpoint()
 
         if trainer.progress.is_over:  # what is left is to write what the run leaves behind
-            with trainer.told():
+            with told(trainer.callbacks, trainer):
                 pass
         else:
             trainer.fit(
@@ -293,15 +293,18 @@ class Session:
                 after_batch=between_batches,
                 after_epoch=between_epochs,
             )
+            if not trainer.progress.is_over:
+                if self._saved_at != self.step:
+                    self.checkpoint()
+                raise RunStoppedError(f"{self.folder}: stopped at row {self.position:,}; resume it to go on")
         self.checkpoints.pinned = None
         if self._saved_at != self.step:
             self.checkpoint(whole=True)
         else:  # cut off after that one
             self.checkpoints.tidy()
-        tested = len(log) > log.train_rows
         stream = log.batches(log.train_rows, len(log), EVALUATED)
         named = named_features(log, self.model.rows.values())
-        assessment = assess(self.trainer.predictions(stream) if tested else None, self.trainer.history)
+        assessment = assess(trainer.predictions(stream) if len(log) > log.train_rows else None, trainer.history)
         summary = summarize(
             log,
             self.model,

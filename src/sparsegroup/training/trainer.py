@@ -1,8 +1,8 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
@@ -21,17 +21,20 @@ from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.row_restart import restart_tables
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
-from sparsegroup.training.callbacks import Callback
+from sparsegroup.training.callbacks import Callback, told
 from sparsegroup.training.compiled_network import CompiledNetwork
 from sparsegroup.training.divergence import backward, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, predictions_over
-from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up, logits_of
+from sparsegroup.training.log_time import tell_time
+from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, keys_to_look_up, logits_of
 from sparsegroup.training.stepped_parameters import check_stepped
+from sparsegroup.training.stop_request import StopRequest
 from sparsegroup.training.stream_labels import with_checked_labels
 from sparsegroup.training.temporary_best import TemporaryBest
 from sparsegroup.training.trainer_state import TrainerState
+from sparsegroup.training.window_point import point_of
 
 
 class Trainer:
@@ -98,6 +101,7 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.progress = EpochProgress()
         self._is_frozen = False
+        self._stop = StopRequest()
         self.go_on_after(history)
         self._begun: float | None = None
         self._window = PredictionWindow(0.0)
@@ -162,6 +166,7 @@ class Trainer:
         """
         check_epochs(stream, epochs, validation, patience, after_first_epoch)
         begin = len(self.history)
+        self._stop.withdraw()
         if self.progress.is_over:
             self.progress = EpochProgress()
         keeps_own = best is None and validation is not None and epochs > 1
@@ -175,23 +180,45 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_point(self, point)
 
-        with self.told(), own or nullcontext():
+        with told(self.callbacks, self), own or nullcontext():
             best = own if best is None else best
-            while self.progress.goes_on(epochs, patience):
+            while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
-                has_last = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
-                is_best = self._end_epoch(validation)
-                if has_last:
+                is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
+                last = self._settle()
+                metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
+                if last is not None:
                     note(self.history[-1])
-                if self.progress.goes_on(epochs, patience):
+                if metrics is not None:
+                    for callback in self.callbacks:
+                        callback.on_validation(self, metrics)
+                if is_whole and self._goes_on(epochs, patience):
                     if is_best and best is not None:
                         best.keep()
                     if after_epoch is not None:
                         after_epoch()
-            if best is not None and self.progress.best not in (None, self.progress.epoch):
+            is_over = not self._goes_on(epochs, patience)
+            if is_over and best is not None and self.progress.best not in (None, self.progress.epoch):
                 best.restore()
-        self.progress.is_over = True
+        self.progress.is_over = is_over
         return self.history[begin:]
+
+    def stop(self, *, finish: bool = False) -> None:
+        """End `fit` after the batch under way: from a callback, another thread, or a signal handler.
+
+        The state is then one between two batches: a checkpoint of it, with `state_dict`, resumes with the samples
+        behind `progress.position` and ends with the bits of a training that was never stopped. One batch more is
+        trained on if it has been looked up already and a table counts its sightings. After the last batch of an epoch
+        comes its validation. Where nothing is trained, nothing happens.
+
+        Args:
+            finish: The training is over, not interrupted: the epoch ends here and is validated, and the state after the
+                best one comes back.
+        """
+        self._stop.make(finish=finish)
+
+    def _goes_on(self, epochs: int, patience: int) -> bool:
+        return self.progress.goes_on(epochs, patience) and not self._stop.finishes
 
     def _begin_epoch(self, after_first_epoch: AfterFirstEpoch) -> None:
         is_later = self.progress.epoch > 0
@@ -201,8 +228,8 @@ class Trainer:
             if self.target is not None:
                 self.target.restart()
 
-    def _end_epoch(self, validation: Epochs | None) -> bool:
-        """Measure the model, and note how good it is; gives whether it is the best so far."""
+    def _end_epoch(self, validation: Epochs | None) -> tuple[Metrics | None, bool]:
+        """Measure the model, and note how good it is; gives that, and whether it is the best so far."""
         target, metrics = self.target, None
         is_met = target is None or target.count >= target.ramp
         if validation is not None:
@@ -212,7 +239,7 @@ class Trainer:
             if self.history:
                 last = self.history[-1]
                 self.history[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
-        return self.progress.end_epoch(metrics, may_be_best=is_met)
+        return metrics, self.progress.end_epoch(metrics, may_be_best=is_met)
 
     def _pass(
         self,
@@ -221,31 +248,32 @@ class Trainer:
         note: Callable[[HistoryPoint], None],
         after_batch: Callable[[], None] | None,
     ) -> bool:
-        """Train on each batch of the stream once; gives whether the last point is still to be noted."""
+        """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
         self._begun = perf_counter()
         self._window.begin = self._begun - self._window.seconds
         self._model.train()
         if self._is_frozen:
             self.table.eval()
-
         # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
-        admissions = [table.table.config.admission for table in self._tables]
-        looks_ahead = after_batch is None or all(isinstance(admission, EveryKey) for admission in admissions)
+        counts = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
+        is_sighted = False
         batches = with_checked_labels(stream)
         batch = next(batches, None)
-        self._tell_time(batch)
+        tell_time(self._tables, batch)
         keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
         # Sorting for the AUC leaves the interpreter free.
         with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
-            while batch is not None:
+            while batch is not None and (is_sighted or not self._stop.is_made):
                 assert keys is not None
                 following = next(batches, None)
                 next_keys = None if following is None else keys_to_look_up(following.keys, following.bags)
                 window = self._window
                 ends = following is None or window.samples + len(batch) >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
+                looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
+                is_sighted = looks_ahead and counts
                 with divergence_told(self.samples):
-                    logits, loss = self._step(batch, keys, None if ends or not looks_ahead else next_keys, following)
+                    logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
                 self.samples += len(batch)
                 self.progress.position += len(batch)
                 window.add(batch, logits)
@@ -258,26 +286,24 @@ class Trainer:
                 if (ends or (self._measured is not None and self._measured.done())) and (point := self._settle()):
                     note(point)
                 if ends:
-                    self._measured = metrics.submit(self._point(window))
-                    self._window = PredictionWindow(perf_counter())
+                    self._end_window(metrics)
                 if after_batch is not None:
                     after_batch()
                 batch, keys = following, next_keys
+            is_whole = batch is None or self._stop.finishes
+            if is_whole and self._window.samples:
+                if (point := self._settle()) is not None:
+                    note(point)
+                self._end_window(metrics)
             self.lessons.wait()
-            has_last = self._settle() is not None
+        self._window.seconds = perf_counter() - self._window.begin
         self._seconds, self._begun = self.seconds, None
-        return has_last
+        return is_whole
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """While it lasts, callbacks know that training is under way: they are told of its begin and its end."""
-        try:
-            for callback in self.callbacks:
-                callback.on_begin(self)
-            yield
-        finally:
-            for callback in self.callbacks:
-                callback.on_end(self)
+    def _end_window(self, metrics: ThreadPoolExecutor) -> None:
+        """Let a thread measure the window that ends here; a new one begins."""
+        self._measured = metrics.submit(point_of(self, self._window))
+        self._window = PredictionWindow(perf_counter())
 
     @property
     def seconds(self) -> float:
@@ -327,20 +353,14 @@ class Trainer:
         self.progress = EpochProgress() if state.progress is None else replace(state.progress)
         self.lessons.load_state_dict(state.baseline)
 
-    def _tell_time(self, batch: Batch | None) -> None:
-        """It is the time of `batch` now, for a table that goes by the log's: that of the row in its middle."""
-        by_seconds = any(table.table.config.unit == "seconds" for table in self._tables)
-        if batch is not None and len(batch) and by_seconds:
-            self.table.set_time(int(batch.times.median()))
-
     def _step(
         self, batch: Batch, keys: Tensor, next_keys: Tensor | None, following: Batch | None
     ) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        vectors = self._vectors(keys)
+        vectors = frozen_vectors(self.table, keys) if self._is_frozen else self.table(keys)
         target = None if self._is_frozen else self.target
-        self._tell_time(following)  # before its rows are looked up ahead
+        tell_time(self._tables, following)  # before its rows are looked up ahead
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
         batch = batch.for_device(vectors.device)
@@ -354,32 +374,6 @@ class Trainer:
         if self.scheduler is not None:
             self.scheduler.step()
         return logits.detach(), loss.detach()
-
-    def _vectors(self, keys: Tensor) -> Tensor:
-        if not self._is_frozen:
-            vectors: Tensor = self.table(keys)
-            return vectors
-        with torch.no_grad():
-            vectors = self.table(keys)
-        return vectors.requires_grad_()  # which nobody uses, but a compiled network stays the same one
-
-    def _point(self, window: PredictionWindow) -> Callable[[], HistoryPoint]:
-        """What is known at the end of a window, to be completed with its metrics."""
-        table = self.table
-        seconds = self.seconds
-        facts: dict[str, Any] = {
-            "samples": self.samples,
-            "epoch": self.progress.epoch + 1,
-            "feature_rate": table.feature_rate,
-            "live_rows": table.num_live,
-            "features_seen": table.num_seen,
-            "table_bytes": table.memory().total,
-            "seconds": seconds,
-            "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
-            "l21": None if self.target is None else self.target.l21,
-            "scheduled_rate": None if self.target is None else self.target.scheduled_rate,
-        }
-        return lambda: HistoryPoint(**facts, **window.point_metrics())
 
     def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> Metrics:
         """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode.
