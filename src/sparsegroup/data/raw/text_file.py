@@ -22,8 +22,11 @@ CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is a bad row: it is not kept in memory."""
 
-# Arrow takes a quote for one only where a value begins, and reads on over the line's end where none follows.
-_CLOSED_QUOTES = re.compile(rb'(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|)(?:,(?:"(?:[^"]|"")*"(?!")[^,]*|[^",][^,]*|))*')
+# Arrow takes a quote for one only where a value begins: it reads on over the line's end where none follows, and appends
+# to the value what stands between a closing quote and the next comma.
+_VALUE = rb'(?:"(?:[^"]|"")*+"|[^",][^,]*+|)'
+_CLOSED = re.compile(rb"%b(?:,%b)*+\r?" % (_VALUE, _VALUE))
+_CLOSED_SOMEHOW = re.compile(_CLOSED.pattern.replace(b'*+"', b'*+"[^,]*+'))
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,9 @@ def _whole_lines(chunk: TextChunk, log: LogFormat, bad: list[BadRow]) -> tuple[b
             reason = "invalid UTF-8"
         elif b"\r" in line[:-1]:
             reason = "a carriage return within the line"
-        elif quoted and b'"' in line and not _CLOSED_QUOTES.fullmatch(line):
-            reason = "a quote that is not closed"
+        elif quoted and b'"' in line and not _CLOSED.fullmatch(line):
+            closed = _CLOSED_SOMEHOW.fullmatch(line)
+            reason = "text after a closing quote" if closed else "a quote that is not closed"
         else:
             kept.append(line + b"\n")
             numbers.append(number)
