@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.data.columns.typed_columns import text_of
+from sparsegroup.data.columns.arrow_columns import LONGEST_VALUE, ArrowColumn, too_long
 from sparsegroup.data.formats.log_format import Head, LogFormat
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.log_errors import SAMPLE
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
+from sparsegroup.data.raw.record_batches import SUFFIXES, checked_batches, damage, opened
 
-_FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc"}
 _ROWS = 1 << 16
 
 
@@ -22,12 +22,15 @@ class ColumnarChunk(Chunk):
 
     Attributes:
         rows: The rows, as `frame` gives them.
+        unusable: Rows that cannot be read.
     """
 
     rows: pl.DataFrame
+    unusable: Sequence[BadRow] = ()
 
     def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
         """The rows."""
+        bad.extend(self.unusable)
         return self.rows
 
 
@@ -39,11 +42,12 @@ class ColumnarFile(RawFile):
         name: See `RawFile`.
     """
 
-    suffixes = tuple(_FORMATS)
+    suffixes = SUFFIXES
     size = None
 
     def _read_head(self) -> Head:
-        return Head(self.source, tuple(self._dataset().schema.names))
+        with opened(self.stored) as batches:
+            return Head(self.source, batches.names)
 
     def columns(self, log: LogFormat) -> list[str]:
         """All columns of the file, in order."""
@@ -61,44 +65,39 @@ class ColumnarFile(RawFile):
         """The rows from row `offset` on.
 
         Raises:
-            ClickLogError: The file is damaged, or a column holds lists or structs where the format knows no kinds.
+            ClickLogError: The file is damaged, or a column holds what cannot be read, or lists or structs where the
+                format knows no kinds.
         """
-        row = 0
-        try:
-            dataset = self._dataset()
-            wanted = [name for name in log.raw if name not in self.added]
-            scanner = dataset.scanner(columns=wanted, batch_size=_ROWS, use_threads=False)
-            for batch in scanner.to_batches():
-                first, row = row, row + batch.num_rows
-                if row > offset and batch.num_rows:
-                    frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(
-                        _as_text(self.source, name, dtype, typed=bool(log.kinds))
-                        for name, dtype in zip(batch.schema.names, batch.schema.types, strict=True)
+        wanted = [name for name in log.raw if name not in self.added]
+        for batches, first, batch in checked_batches(self.stored, wanted, _ROWS, offset):
+            end = first + batch.num_rows
+            if end > offset and batch.num_rows:
+                with damage(self.source, batches):
+                    chunk = _chunk(
+                        self.source,
+                        batch.slice(skipped := max(offset - first, 0)),
+                        first + skipped,
+                        typed=bool(log.kinds),
                     )
-                    frame = frame.with_columns(pl.int_range(first + 1, row + 1).alias(LINE))
-                    yield ColumnarChunk(first + 1, row, row + 1, frame[max(offset - first, 0) :])
-        except (OSError, pa.ArrowException) as error:
-            raise ClickLogError(f"{self.source}: damaged ({error})") from error
-
-    def _dataset(self) -> Any:
-        return self.stored.dataset(_FORMATS[self.stored.suffix])
+                yield chunk
 
 
-def _as_text(source: str, name: str, dtype: pa.DataType, *, typed: bool) -> pl.Expr:
-    if typed:
-        return text_of(name, pl.DataFrame(pl.from_arrow(pa.schema([(name, dtype)]).empty_table())).schema[name])
-    if pa.types.is_nested(dtype):
-        raise ClickLogError(f"{source}: column {name!r} is {dtype}; write it as text, with a separator")
-    column = pl.col(name)
-    if pa.types.is_boolean(dtype):
-        column = column.cast(pl.UInt8)
-    elif pa.types.is_temporal(dtype):
-        column = column.cast(pl.Datetime).dt.epoch("s")
-    elif pa.types.is_floating(dtype):
-        # 1.0 and 1 are the same value.
-        column = (
-            pl.when((column == column.round()) & (column.abs() < 2.0**63))
-            .then(column.cast(pl.Int64, strict=False).cast(pl.String))
-            .otherwise(column.cast(pl.String))
-        )
-    return column.cast(pl.String).replace("", None)
+def _chunk(source: str, batch: pa.RecordBatch, first: int, *, typed: bool) -> ColumnarChunk:
+    """A batch that begins with row `first`, from 0, as texts."""
+    names, end = batch.schema.names, first + batch.num_rows
+    columns = [ArrowColumn(source, name, values) for name, values in zip(names, batch.columns, strict=True)]
+    bad = {row: (first + row + 1, reason, text) for column in columns for row, reason, text in column.unusable()}
+    plain = pa.RecordBatch.from_arrays([column.values for column in columns], names)
+    lines = pl.int_range(first + 1, end + 1, eager=True).alias(LINE)
+    if bad:
+        keep = np.isin(np.arange(batch.num_rows), list(bad), invert=True)
+        plain, lines = plain.filter(pa.array(keep)), lines.filter(keep)
+    frame = pl.DataFrame(pl.from_arrow(plain)).with_columns(column.as_text(typed=typed) for column in columns)
+    frame = frame.with_columns(lines)
+    for column in columns:
+        if pa.types.is_nested(column.values.type):  # how long such a text is, only writing it tells
+            long = frame[column.name].str.len_bytes().fill_null(0) > LONGEST_VALUE
+            for line, text in frame.filter(long).select(LINE, pl.col(column.name).str.slice(0, SAMPLE)).iter_rows():
+                bad[line - first - 1] = (line, too_long(column.name), f"{column.name}={text}")
+            frame = frame.filter(~long)
+    return ColumnarChunk(first + 1, end, end + 1, frame, list(bad.values()))

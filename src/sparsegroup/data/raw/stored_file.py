@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.fs as fs
 
 from sparsegroup.data.local_files import LOCAL, on_disk
@@ -72,6 +71,7 @@ class StoredFile:
 
         Raises:
             FileNotFoundError, IsADirectoryError: There is no such file.
+            ClickLogError: It is a pipe or a device.
         """
         return _facts(self.filesystem.get_file_info(self.path), self.source)
 
@@ -83,35 +83,30 @@ class StoredFile:
         """
         return _facts(self.filesystem.get_file_info(self.path), self.source)[0]
 
+    def open_bytes(self) -> Any:
+        """A stream of the bytes as they lie there; it can seek.
+
+        Raises:
+            FileNotFoundError, IsADirectoryError: There is no such file.
+            ClickLogError: It is a pipe or a device.
+        """
+        _ = self.facts  # opening a pipe would wait for whoever writes into it
+        try:
+            return self.filesystem.open_input_file(self.path)
+        except OSError:
+            self.size_now()  # says it better, if there is no such file
+            raise
+
     def open_text(self) -> Any:
         """A binary stream of the text, uncompressed; it can seek unless the file `is_compressed`.
 
         Raises:
             FileNotFoundError, IsADirectoryError: There is no such file.
         """
-        try:
-            stream = self.filesystem.open_input_file(self.path)
-        except OSError:
-            self.size_now()  # says it better, if there is no such file
-            raise
+        stream = self.open_bytes()
         if self.suffix == ".xz":  # the one compression that Arrow does not know
             return lzma.open(stream, "rb")
         return pa.CompressedInputStream(stream, _CODECS[self.suffix]) if self.is_compressed else stream
-
-    def dataset(self, format: str) -> ds.Dataset:
-        """The file as a data set of Arrow's.
-
-        Args:
-            format: "parquet" or "ipc".
-
-        Raises:
-            ClickLogError: It is damaged, or of another format.
-            FileNotFoundError: There is no such file.
-        """
-        try:
-            return ds.dataset(self.path, format=format, filesystem=self.filesystem)
-        except pa.ArrowException as error:
-            raise ClickLogError(f"{self}: damaged, or no {format} file ({error})") from error
 
 
 def _facts(info: fs.FileInfo, source: str) -> tuple[int, int]:
@@ -119,6 +114,8 @@ def _facts(info: fs.FileInfo, source: str) -> tuple[int, int]:
         raise IsADirectoryError(errno.EISDIR, "is a directory, not a click log", source)
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError(errno.ENOENT, "no such file", source)
+    if info.type != fs.FileType.File:
+        raise ClickLogError(f"{source}: is a pipe or a device, and a log is read more than once; write a file first")
     return info.size or 0, info.mtime_ns or 0
 
 

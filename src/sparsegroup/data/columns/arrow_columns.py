@@ -1,0 +1,182 @@
+"""Columns of Arrow as texts: which types can be read, and which rows hold values that no log has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparsegroup.data.columns.typed_columns import text_of
+from sparsegroup.data.log_errors import SAMPLE, ClickLogError
+
+LONGEST_VALUE = 1 << 20
+"""Bytes. A row with a longer text is a bad one."""
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_SECONDS = (-62135596800, 253402300800)
+"""The years 1 to 9999, which ISO 8601 writes with four digits; Polars ends in a panic far beyond them."""
+_DAY = 24 * 3600
+
+
+@dataclass(frozen=True)
+class ArrowColumn:
+    """A column of a columnar file.
+
+    Args:
+        source: The file, for messages.
+        name: The column's name.
+        values: Some rows of it, valid ones.
+
+    Raises:
+        ClickLogError: It is of a type that cannot be read, or of bytes that are no UTF-8.
+    """
+
+    source: str
+    name: str
+    values: pa.Array
+
+    def __post_init__(self) -> None:
+        """Take what is stored of an extension for it, and texts for bytes."""
+        if not _is_read(self.values.type):
+            raise self._error(
+                f"is {self.values.type}, which cannot be read; write it as text, or give a schema without it"
+            )
+        values = self.values.storage if isinstance(self.values, pa.ExtensionArray) else self.values
+        if _is_binary(values.type):
+            try:
+                values = values.cast(pa.large_binary()).cast(pa.large_string())
+            except pa.ArrowInvalid as error:
+                raise self._error(
+                    f"is {values.type}, of bytes that are no UTF-8; write it as text, or give a schema without it"
+                ) from error
+        object.__setattr__(self, "values", values)
+
+    def _error(self, what: str) -> ClickLogError:
+        return ClickLogError(f"{self.source}: column {self.name!r} {what}")
+
+    def as_text(self, *, typed: bool) -> pl.Expr:
+        """What makes texts of it once Polars has it, null where there is no value.
+
+        Args:
+            typed: Whether kinds are known of the log's columns; if not, times are seconds, booleans 0 and 1, and there
+                are no lists.
+
+        Raises:
+            ClickLogError: It holds lists or structs, and no kinds are known.
+        """
+        dtype = self.values.type
+        if typed:
+            empty = pl.DataFrame(pl.from_arrow(pa.schema([(self.name, dtype)]).empty_table()))
+            return text_of(self.name, empty.schema[self.name])
+        if pa.types.is_nested(dtype):
+            raise self._error(f"is {dtype}; write it as text, with a separator")
+        column = pl.col(self.name)
+        if pa.types.is_boolean(dtype):
+            column = column.cast(pl.UInt8)
+        elif pa.types.is_time(dtype):
+            column = column.cast(pl.Int64) // 10**9
+        elif pa.types.is_duration(dtype):
+            column = column.dt.total_seconds()
+        elif pa.types.is_temporal(dtype):
+            column = column.cast(pl.Datetime).dt.epoch("s")
+        elif pa.types.is_floating(dtype):
+            # 1.0 and 1 are the same value.
+            column = (
+                pl.when((column == column.round()) & (column.abs() < 2.0**63))
+                .then(column.cast(pl.Int64, strict=False).cast(pl.String))
+                .otherwise(column.cast(pl.String))
+            )
+        return column.cast(pl.String).replace("", None)
+
+    def unusable(self) -> Iterator[tuple[int, str, str]]:
+        """The rows with a text that is too long or a time that no calendar has: their numbers, why, and the value.
+
+        Raises:
+            ClickLogError: Such a time is within a list or a struct.
+        """
+        for part, low, high in _times(self.values):
+            least, most = pc.min_max(part).values()
+            if not least.is_valid or (low <= least.as_py() and most.as_py() < high):
+                continue
+            beyond = "is not within the years 1 to 9999"
+            if pa.types.is_nested(self.values.type):
+                raise self._error(f"has a time in it that {beyond}")
+            whole = pc.take(part, self.values.indices) if pa.types.is_dictionary(self.values.type) else part
+            for row in _where(pc.or_(pc.less(whole, low), pc.greater_equal(whole, high))):
+                yield row, f"{self.name!r} {beyond}", f"{self.name}={whole[row]}"
+        if self.values.nbytes > LONGEST_VALUE and not pa.types.is_nested(self.values.type):
+            for row in _where(pc.greater(_lengths(self.values), LONGEST_VALUE)):
+                text = pc.utf8_slice_codeunits(_decoded(self.values.slice(row, 1)), 0, SAMPLE)[0]
+                yield row, too_long(self.name), f"{self.name}={text}"
+
+
+def too_long(name: str) -> str:
+    """Why a row is bad that has a longer text than `LONGEST_VALUE` in a column."""
+    return f"{name!r} has more than {LONGEST_VALUE:,} bytes"
+
+
+def _is_read(dtype: pa.DataType, *, inner: bool = False) -> bool:
+    types = pa.types
+    if types.is_struct(dtype) or types.is_list(dtype) or types.is_large_list(dtype):
+        return all(_is_read(dtype.field(number).type, inner=True) for number in range(dtype.num_fields))
+    if types.is_fixed_size_list(dtype):
+        return int(dtype.list_size) > 0 and _is_read(dtype.value_type, inner=True)
+    if types.is_dictionary(dtype):
+        flat = not types.is_nested(dtype.value_type) and not _is_binary(dtype.value_type)
+        return flat and _is_read(dtype.value_type, inner=True)
+    if isinstance(dtype, pa.BaseExtensionType):
+        return not inner and _is_read(dtype.storage_type)
+    if _is_binary(dtype):
+        return not inner and str(dtype) != "fixed_size_binary[0]"
+    if types.is_decimal(dtype):
+        return int(dtype.bit_width) <= 128
+    if types.is_temporal(dtype):
+        return not types.is_interval(dtype)
+    return any(kind(dtype) for kind in (types.is_null, types.is_boolean, types.is_integer, types.is_floating, _is_text))
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    return str(dtype) in ("string", "large_string", "string_view")
+
+
+def _is_binary(dtype: pa.DataType) -> bool:
+    return str(dtype) in ("binary", "large_binary", "binary_view") or pa.types.is_fixed_size_binary(dtype)
+
+
+def _where(rows: pa.Array) -> list[int]:
+    found: list[int] = pc.indices_nonzero(pc.fill_null(rows, False)).to_pylist()
+    return found
+
+
+def _decoded(values: pa.Array) -> pa.Array:
+    """Texts as a plain array of them, which all of Arrow's functions take."""
+    return values.cast(pa.large_string())
+
+
+def _lengths(values: pa.Array) -> pa.Array:
+    """Bytes of each text; 0 of other values."""
+    if pa.types.is_dictionary(values.type):
+        return pc.take(_lengths(values.dictionary), values.indices)
+    if not _is_text(values.type):
+        return pa.nulls(len(values), pa.int32())
+    return pc.binary_length(_decoded(values) if str(values.type) == "string_view" else values)
+
+
+def _times(values: pa.Array) -> Iterator[tuple[pa.Array, int, int]]:
+    """All times and durations in a column as whole numbers, the least that they may be, and what they are below."""
+    dtype, types = values.type, pa.types
+    if types.is_struct(dtype):
+        for inner in values.flatten():
+            yield from _times(inner)
+    elif types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
+        yield from _times(values.flatten())
+    elif types.is_dictionary(dtype):
+        yield from _times(values.dictionary)
+    elif types.is_date32(dtype):
+        yield values.view(pa.int32()), _SECONDS[0] // _DAY, _SECONDS[1] // _DAY
+    elif types.is_date64(dtype):
+        yield values.view(pa.int64()), _SECONDS[0] * 1000, _SECONDS[1] * 1000
+    elif types.is_timestamp(dtype) or types.is_duration(dtype):
+        low, high = (second * _PER_SECOND[dtype.unit] for second in _SECONDS)
+        yield values.view(pa.int64()), max(low, -(1 << 63)), min(high, (1 << 63) - 1)
