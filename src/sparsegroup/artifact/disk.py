@@ -6,7 +6,7 @@ All of it goes through `write`, `sync` and `rename`, so that tests can let the p
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +44,20 @@ def named(path: object) -> Iterator[None]:
         if (found := _OF_RUST.search(str(error))) is None:
             raise
         raise OSError(number := int(found[1]), os.strerror(number), str(path)) from error
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder to write into, made if need be with those above it; what is empty of these goes again at an error."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for empty in made:
+            with suppress(OSError):  # there is something in it
+                empty.rmdir()
+        raise
 
 
 def write(file: BinaryIO, data: bytes | memoryview) -> None:

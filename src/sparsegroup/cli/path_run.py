@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.disk import made_folder, write_atomically
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
@@ -48,7 +48,6 @@ def path_run(
     config = config.resolved_for(data)
     points = size_path(data, config, asked, partial(training_bar, config.training.plan(data.train_rows).samples))
     best = cheapest(points, tolerance)
-    folder.mkdir(parents=True, exist_ok=True)
     content = {
         "log": data.name,
         "config": config.as_dict(),
@@ -57,7 +56,8 @@ def path_run(
         "points": [asdict(point) for point in points],
     }
     text = json.dumps(finite(content), indent=1) + "\n"
-    write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
+    with made_folder(folder):
+        write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
     if isnan(points[0].test.auc):
         written = f"{_JSON}\nno plot: the test rows are all of one class, so there is no AUC"
     else:
@@ -71,7 +71,8 @@ def _plotted(config: Config, name: str, points: Sequence[PathPoint], tolerance: 
     best = cheapest(points, tolerance)
     smaller = [point for point in others if point.live_rows]  # nothing has no place on a logarithmic axis
     title = f"{config.model.name.upper()} on {Path(name).name}: how small can it be?"
-    plot_path(
+    draw = partial(
+        plot_path,
         [point.feature_rate for point in smaller],
         [point.test.auc for point in smaller],
         [point.bytes for point in smaller],
@@ -79,8 +80,8 @@ def _plotted(config: Config, name: str, points: Sequence[PathPoint], tolerance: 
         tolerance,
         best.feature_rate if best is not everything else None,
         title,
-        folder / _PNG,
     )
+    write_atomically(folder / _PNG, draw)
     return _PNG
 
 

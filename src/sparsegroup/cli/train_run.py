@@ -1,6 +1,7 @@
 """What `sparsegroup train` does."""
 
 import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -103,7 +104,7 @@ def train_run(
 
 def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> Session:
     """Begin a run in a folder that was asked for; one that it is to replace stays until the new one is complete."""
-    if before is not None and folder.resolve() == before.resolve():
+    if before is not None and os.path.realpath(folder) == os.path.realpath(before):
         raise UsageError(f"{folder} is the run to continue; give another --out, or use --resume if the run was cut off")
     taken = not is_free(folder)
     again = in_shell("train", "--resume", folder)

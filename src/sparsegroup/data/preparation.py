@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -132,7 +133,7 @@ def prepare(
     """
     check_name(folder)
     for path in (Path(path) for paths in logs for path in paths_of(paths)):
-        if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+        if path.is_dir() and Path(os.path.realpath(folder)).is_relative_to(path.resolve()):
             raise ClickLogError(f"{folder}: lies in {path}, all of whose files are the log; give another folder")
     raw, log, tests = raw_log_files(logs[0], logs[1] if len(logs) > 1 else None, log, sort_files=sort_files, **options)
     if on_format is not None:

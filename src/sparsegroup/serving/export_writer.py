@@ -1,5 +1,6 @@
 """Writing an export: its files, tested against each other, and the manifest that makes it whole."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def export_trained(
     """
     wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
-    if Path(out).resolve() == trained.path.resolve():
+    if os.path.realpath(out) == os.path.realpath(trained.path):
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     wanted.check(trained.columns)
     return write_export(draft_of(trained, dtype), Path(out), wanted, overwrite=overwrite)

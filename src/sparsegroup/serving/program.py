@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from io import StringIO
+from io import FileIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from sparsegroup.artifact.disk import named
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.torch_errors import reason
 
@@ -55,8 +56,34 @@ def trace(
 
 def save_program(program: ExportedProgram, path: Path) -> None:
     """Write a traced model, for `torch.export.load`."""
-    with quiet():
-        torch.export.save(program, path)
+    with named(path), _Sink(path, "wb") as file:
+        try:
+            with quiet():
+                torch.export.save(program, file)
+        finally:
+            if file.error is not None:
+                raise file.error
+
+
+class _Sink(FileIO):
+    """A file that takes what comes after an error, and forgets it: torch's writer would end the process.
+
+    Attributes:
+        error: The first one.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of it; or, after an error, nothing."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while len(left) and self.error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return size
 
 
 def load_program(path: Path) -> nn.Module:

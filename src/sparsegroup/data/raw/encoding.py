@@ -181,7 +181,7 @@ def encode_frame(
     missing = math.nan if log.kinds else 0.0
     columns += [frame[name].fill_null(missing).cast(pl.Float32).to_numpy() for name in log.numbers]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, log.schema, strict=True)]
-    is_test = (frame[log.split_column] == "2").to_numpy() if log.split_column else None
+    is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
     raw = frame.select(log.fields) if keep_raw else None
     return pa.record_batch(arrays, schema=log.schema), raw, is_test
 

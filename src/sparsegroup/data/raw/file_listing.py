@@ -63,7 +63,7 @@ def short_name(log: LogPaths) -> str:
     fixed, _ = _cut(path) if uri is not None or not os.path.lexists(path) else (path, [])
     name = Path(fixed).name
     if name in ("", "..") and uri is None:
-        name = Path(fixed or ".").resolve().name
+        name = os.path.basename(os.path.realpath(fixed or os.curdir))
     name = name or place
     if "=" not in name:  # the value of a partition's key may have dots
         name = name.split(".")[0]
@@ -77,7 +77,7 @@ def is_same(log: LogPaths, other: LogPaths) -> bool:
 
 
 def _absolute(path: str) -> str:
-    return path if _uri(path) else str(Path(path).resolve())
+    return path if _uri(path) else os.path.realpath(path)
 
 
 def _uri(path: str) -> re.Match[str] | None:

@@ -1,13 +1,13 @@
 """A synthetic log as a prepared folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.disk import made_folder, write_atomically
 from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.local_files import check_name, parquet_writer
@@ -38,9 +38,27 @@ def synthesize(
     """
     check_name(folder)
     batches = synthetic_batches(shape, rows, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ClickLogError(f"{folder}: is not empty")
+    with made_folder(folder):
+        if any(folder.iterdir()):
+            raise ClickLogError(f"{folder}: is not empty")
+        try:
+            PREPARED_LOG.write(folder, _written(shape, rows, folder, seed, batches, on_progress))
+        except BaseException:
+            for part in folder.iterdir():
+                part.unlink()
+            raise
+    return PreparedLog(folder)
+
+
+def _written(
+    shape: LogShape,
+    rows: int,
+    folder: Path,
+    seed: int,
+    batches: Iterator[pa.RecordBatch],
+    on_progress: Callable[[int], None] | None,
+) -> LogManifest:
+    """Write the rows, and say what they are."""
     fields = tuple(field.name for field in shape.fields)
     files: dict[str, int] = {}
     written = positives = 0
@@ -54,7 +72,7 @@ def synthesize(
             on_progress(written)
     train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
     everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
-    manifest = LogManifest(
+    return LogManifest(
         dataset=f"synthetic-{shape.name}",
         fields=fields,
         numbers=tuple(shape.numbers),
@@ -68,8 +86,6 @@ def synthesize(
         hash="none",
         source={"synthetic": shape.name, "rows": rows, "seed": seed},
     )
-    PREPARED_LOG.write(folder, manifest)
-    return PreparedLog(folder)
 
 
 def _write(path: Path, batches: list[pa.RecordBatch]) -> None:

@@ -1,0 +1,201 @@
+"""Where the machine ends: files of limited size, outputs that are full or closed, caches without a folder."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hostile_names import TINY, Originals, contents
+
+from command import Run, call
+from sparsegroup.data import open_log
+from sparsegroup.serving.trained_model import open_trained
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Originals]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Originals(tmp_path_factory.mktemp("originals"), lambda *arguments: call(patch, *arguments))
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writing more to any file is an error (EFBIG), as on a full disk; Python ignores the signal."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+WRITERS = {
+    "a schema": lambda o: ("columns", o.log, "--schema", "out.yaml"),
+    "predictions": lambda o: ("predict", o.run, o.log, "--out", "out.csv"),
+    "compressed predictions": lambda o: ("predict", o.run, o.log, "--out", "out.csv.gz"),
+    "predictions as Parquet": lambda o: ("predict", o.run, o.log, "--out", "out.parquet"),
+    "a page": lambda o: ("inspect", o.run, "--html", "out.html"),
+    "an export": lambda o: ("export", o.run, "out", "--no-onnx"),
+    "a program": lambda o: ("export", o.run, "out", "--no-onnx", "--program"),
+    "a difference": lambda o: ("export", o.run, "out", "--since", o.export),
+    "clicks": lambda o: ("synthesize", "clicks", "out.csv", "--rows", "300"),
+    "clicks as Parquet": lambda o: ("synthesize", "clicks", "out.parquet", "--rows", "300"),
+    "a synthetic log": lambda o: ("synthesize", "avazu", "out", "--rows", "300"),
+    "a path": lambda o: ("path", o.log, "--out", "out", "--rates", ".5", "--batch-size", "64", "--model", "lr"),
+}
+LIMITS = (0, 100, 1_000, 4_000, 16_000)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(
+    writer: str, originals: Originals, run: Run, tmp_path: Path
+) -> None:
+    command = WRITERS[writer](originals)
+    refused = 0
+    for limit in LIMITS:
+        with files_of_at_most(limit):
+            done = run(*command)
+        if done.returncode == 0:
+            break
+        refused += 1
+        assert done.returncode == 1, done.stderr
+        said = done.stderr.splitlines()[-1]
+        assert "out" in said.removeprefix("error: ").split(": ")[0], done.stderr
+        assert said.endswith(os.strerror(errno.EFBIG)), done.stderr
+        assert not {*contents(tmp_path)} - {"out", "out/path.json"}, limit
+        assert writer == "a path" or not contents(tmp_path), limit
+        shutil.rmtree("out", ignore_errors=True)
+    assert refused
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_log_or_a_run_that_could_not_be_written_is_completed(
+    limit: int, originals: Originals, run: Run, tmp_path: Path
+) -> None:
+    for first, again in (
+        (("prepare", originals.log, "out", "--vocabulary"), None),
+        (("train", originals.log, "--out", "run", *TINY), ("train", "--resume", "run")),
+    ):
+        with files_of_at_most(limit):
+            done = run(*first)
+        if done.returncode:
+            assert done.returncode == 1, done.stderr
+            said = done.stderr.splitlines()[-1]
+            assert said.startswith(f"error: {first[2] if first[0] == 'prepare' else 'run'}/"), done.stderr
+            assert said.endswith(os.strerror(errno.EFBIG)), done.stderr
+            begun = again is not None and (tmp_path / "run" / "config.yaml").is_file()
+            assert run(*(again if begun and again is not None else first)).returncode == 0
+        assert not [path for path in contents(tmp_path) if Path(path).name.endswith(".tmp")]
+    assert len(open_log("out")) == 300
+    assert open_trained(Path("run")).columns.fields
+
+
+@pytest.mark.parametrize("command", [("predict", "log.csv", "--out"), ("inspect", "--html")], ids=lambda one: one[0])
+def test_what_was_there_stays(command: tuple[str, ...], originals: Originals, run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "out.csv"
+    place.write_text("old")
+    name, *rest = command
+    with files_of_at_most(100):
+        done = run(name, originals.run, *(originals.log if word == "log.csv" else word for word in rest), place)
+    assert (done.returncode, contents(tmp_path)) == (1, {"out.csv": 3})
+
+
+SAYING = {
+    "columns": lambda o: ("columns", o.log),
+    "columns as JSON": lambda o: ("columns", o.log, "--json"),
+    "prepare": lambda o: ("prepare", o.log, "out"),
+    "train": lambda o: ("train", o.log, "--out", "out", *TINY),
+    "train as JSON": lambda o: ("train", o.log, "--out", "out", "--json", *TINY),
+    "evaluate": lambda o: ("evaluate", o.run, o.log),
+    "predict": lambda o: ("predict", o.run, o.log),
+    "export": lambda o: ("export", o.run, "out", "--no-onnx"),
+    "inspect": lambda o: ("inspect", o.run),
+    "inspect as JSON": lambda o: ("inspect", o.run, "--json"),
+    "what tune searches": lambda o: ("tune", o.log, "--trials", "0"),
+    "synthesize": lambda o: ("synthesize", "avazu", "out", "--rows", "200"),
+    "version": lambda o: ("--version",),
+    "help": lambda o: ("--help",),
+    **{f"help of {name}": lambda o, name=name: (name, "--help") for name in ("train", "export", "demo", "path")},
+}
+
+
+@pytest.mark.parametrize("what", SAYING)
+def test_an_output_that_takes_nothing(
+    what: str, originals: Originals, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = SAYING[what](originals)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        done = run(*command)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(os.strerror(errno.ENOSPC)), done.stderr
+    shutil.rmtree("out", ignore_errors=True)
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        done = run(*command)
+    assert done.returncode == 1, done.stderr
+    assert "error" not in done.stderr.lower()
+    shutil.rmtree("out", ignore_errors=True)
+
+    monkeypatch.setattr(sys, "stdout", None)
+    done = run(*command)
+    if what == "predict":
+        assert (done.returncode, "stdout is closed: give --out" in done.stderr) == (2, True)
+    else:
+        assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("", ">&-", ">&- 2>&-", "2>/dev/full", ">/dev/full")),
+        *("<&- >&- 2>&-", ">/dev/full 2>/dev/full"),
+    ],
+)
+def test_streams_of_a_process(closed: str, tmp_path: Path) -> None:
+    script = f'"$1" -m sparsegroup synthesize clicks out.csv --rows 50 {closed}'
+    done = subprocess.run(["sh", "-c", script, "sh", sys.executable], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == (1 if closed.startswith(">/dev/full") else 0), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    assert (tmp_path / "out.csv").read_text().count("\n") == 51
+
+
+def test_a_link_to_itself(run: Run, originals: Originals, tmp_path: Path) -> None:
+    Path("loop").symlink_to("loop")
+    Path("loop.csv").symlink_to("loop.csv")
+    for command in (
+        ("inspect", "loop"),
+        ("columns", "loop.csv"),
+        ("prepare", "loop", "out"),
+        ("prepare", originals.log, "loop"),
+        ("train", "loop.csv"),
+        ("train", originals.log, "--out", "loop"),
+        ("train", "--resume", "loop"),
+        ("train", originals.log, "--continue", "loop"),
+        ("evaluate", originals.run, "loop.csv"),
+        ("export", originals.run, "loop", "--no-onnx"),
+        ("export", "loop", "out", "--no-onnx"),
+        ("tune", "--resume", "loop"),
+        ("predict", originals.run, originals.log, "--out", "loop/x.csv"),
+    ):
+        done = run(*command)
+        assert done.returncode == 2, (command, done.stderr)
+        assert "loop" in done.stderr.splitlines()[-1], (command, done.stderr)
+
+
+def test_a_split_cell_that_is_empty_marks_no_test_row(tmp_path: Path) -> None:
+    rows = [f"{number % 2},v{number % 3},{split}" for number, split in enumerate(["", "0", "", "1", "2", "2"])]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["label,c,split", *rows]) + "\n")
+    log = open_log(path)
+    assert (log.train_rows, len(log)) == (4, 6)
