@@ -87,7 +87,9 @@ _TENSOR, _STORE, _SHARD = TensorAdapter(), StoreAdapter(), ShardAdapter()
 def _adapter_for(kind: type[Tensor]) -> ParameterAdapter:
     if issubclass(kind, StoredParameter):
         return _STORE
-    return _SHARD if is_spread(kind) else _TENSOR
+    if is_spread(kind):
+        return _SHARD
+    return _TENSOR
 
 
 def adapter_of(parameter: Tensor) -> ParameterAdapter:

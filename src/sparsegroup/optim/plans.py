@@ -112,6 +112,11 @@ class ShardPlan:
     local: TensorPlan
 
     @property
+    def is_dense(self) -> bool:
+        """See `ParameterPlan.is_dense`; the rows of other ranks are not here."""
+        return False
+
+    @property
     def gradient(self) -> Tensor:
         """That of the part that lies here."""
         return self.local.gradient

@@ -22,8 +22,8 @@ DIVERGED = 1.5
 """The normalized entropy of the last windows from which on a run may be said to diverge."""
 
 FAR = 1.2
-"""A normalized entropy that is worth a warning even where it may be noise; and so many times the baseline's, from which on
-the model is to blame."""
+"""A normalized entropy that is worth a warning even where it may be noise; and so many times the baseline's, from which
+on the model is to blame."""
 
 Float64s = npt.NDArray[np.float64]
 
