@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -11,9 +12,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versions
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import Penalty
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_state_dict import rows_left_out
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def kind_of(optimizer: Optimizer) -> str:
@@ -44,6 +48,59 @@ def check_scheduler(folder: Path, content: Any, own: LRScheduler) -> None:
     if saved != ours:
         what = "no learning-rate scheduler" if saved is None else f"the state of a {saved}"
         raise CheckpointError(f"{folder}: holds {what}, and a {ours} is to be loaded")
+    state = own.state_dict()
+    for name, value in content["scheduler"].items():  # they become its attributes as they are
+        if name in state and not _is_like(value, state[name]):
+            raise CheckpointError(f"{folder}: damaged (state.scheduler.{name} is {value!r}, not like {state[name]!r})")
+        if name not in state and (name == "optimizer" or hasattr(type(own), name)):
+            raise CheckpointError(f"{folder}: damaged (state.scheduler.{name} is no state of a {ours})")
+
+
+def _is_like(value: Any, own: Any) -> bool:
+    """Whether a value can stand in the place of one's own."""
+    if own is None or value is None:
+        return True
+    if isinstance(own, bool) or isinstance(value, bool):
+        return type(value) is type(own)
+    if isinstance(own, int):
+        return isinstance(value, int)
+    if isinstance(own, float | Tensor):
+        return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+    if isinstance(own, list | tuple):
+        same = isinstance(value, type(own)) and len(value) == len(own)
+        return same and all(map(_is_like, value, own))
+    return isinstance(value, Mapping) if isinstance(own, Mapping) else isinstance(value, type(own))
+
+
+def check_state(
+    folder: Path, content: Mapping[str, Any], own: Sequence[Optimizer], rows: Mapping[Table, Table]
+) -> None:
+    """Raise CheckpointError unless steps and settings are in reach, and rows have the parts of who trains them.
+
+    Args:
+        folder: The checkpoint.
+        content: What its state holds.
+        own: The optimizers.
+        rows: The model's table → what was read for it.
+    """
+    for place, (state, optimizer) in enumerate(zip(content["optimizers"], own, strict=False)):
+        if isinstance(optimizer, GroupOptimizer):
+            _check_settings(
+                f"{folder}: damaged (state.optimizers.{place}.param_groups", state["param_groups"], optimizer
+            )
+        parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+        for number, entry in state["state"].items():
+            where = f"{folder}: damaged (state.optimizers.{place}.state.{number}"
+            if "step" in entry and not 0 <= float(entry["step"]) < float("inf"):
+                raise CheckpointError(f"{where}.step: a count is expected, got {entry['step']})")
+            if not isinstance(optimizer, GroupOptimizer) or type(number) is not int or number >= len(parameters):
+                continue
+            parameter, group = parameters[number]
+            store = store_of(parameter)
+            table = rows.get(store) if isinstance(store, Table) else None
+            expected = set(optimizer.rule.initial_state(group))
+            if table is not None and (found := set(table.rows.initial) - {"u"}) != expected:
+                raise CheckpointError(f"{where}: its rows hold {sorted(found)}, the rule has {sorted(expected)})")
 
 
 def check_model(folder: Path, saved: Mapping[str, Any], model: nn.Module) -> None:
@@ -105,3 +162,13 @@ def version_notes(manifest: CheckpointManifest) -> list[str]:
         for name, was in manifest.versions.items()
         if name in now and now[name] != was
     ]
+
+
+def _check_settings(where: str, saved: Sequence[Mapping[str, Any]], own: GroupOptimizer) -> None:
+    """Raise CheckpointError where a setting in its own range is beyond what a step can be taken with."""
+    for at, (settings, group) in enumerate(zip(saved, own.param_groups, strict=False)):
+        for name, value in settings.items():
+            if isinstance(value, int | float) and abs(value) > _LARGEST:
+                raise CheckpointError(f"{where}.{at}.{name} is beyond float32)")
+        if settings.get("weight_decay") and any(store_of(parameter) is not None for parameter in group["params"]):
+            raise CheckpointError(f"{where}.{at}.weight_decay cannot be applied to the rows of a HashEmbedding)")

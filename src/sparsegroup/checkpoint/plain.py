@@ -63,17 +63,21 @@ def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What `as_plain` was given; arrays come back as tensors.
 
     Raises:
-        KeyError: A tensor is missing, or a dtype is unknown.
+        ValueError, TypeError: It is nothing that `as_plain` gives: a tensor is missing, say.
     """
     if isinstance(content, list):
         return [from_plain(item, tensors) for item in content]
     if not isinstance(content, dict):
         return content
     if TENSOR in content:
+        if content[TENSOR] not in tensors:
+            raise ValueError(f"the tensor {content[TENSOR]!r} is missing")
         return tensors[content[TENSOR]]
     if NUMBER in content:
         return float(content[NUMBER])
     if DTYPE in content:
+        if content[DTYPE] not in _DTYPES:
+            raise ValueError(f"the dtype {content[DTYPE]!r} is unknown")
         return _DTYPES[content[DTYPE]]
     if TUPLE in content:
         return tuple(from_plain(item, tensors) for item in content[TUPLE])

@@ -17,6 +17,7 @@ from sparsegroup.artifact.chain import verified_chain
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.manifest import Parent
 from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
+from sparsegroup.artifact.validation import validated
 from sparsegroup.artifact.whole_folder import whole_folder
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, MANIFEST, CheckpointManifest, versions
@@ -24,12 +25,14 @@ from sparsegroup.checkpoint.compatibility import (
     check_model,
     check_optimizers,
     check_scheduler,
+    check_state,
     check_tables,
     kind_of,
     version_notes,
 )
 from sparsegroup.checkpoint.plain import as_plain, from_plain
 from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
+from sparsegroup.checkpoint.saved_state import SavedState
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore
@@ -140,8 +143,8 @@ def save_checkpoint(
     return manifest
 
 
-def kept_extra(folder: str | Path) -> Any:
-    """What a checkpoint keeps as `extra`; its rows are not looked at.
+def kept_state(folder: str | Path) -> dict[str, Any]:
+    """What a checkpoint keeps beside its rows, which are not looked at: `model`, `extra` and the others.
 
     Raises:
         CheckpointError: It is missing or damaged.
@@ -149,10 +152,19 @@ def kept_extra(folder: str | Path) -> Any:
     folder = Path(folder)
     manifest = CHECKPOINT.read(folder)
     manifest.check_files(folder, CheckpointError, STATE)
+    return _state(folder, manifest)
+
+
+def _state(folder: Path, manifest: CheckpointManifest) -> dict[str, Any]:
+    if STATE not in manifest.files:
+        raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
+    tensors = read_tensors(folder / STATE, CheckpointError)
     try:
-        return from_plain(manifest.state["extra"], read_tensors(folder / STATE, CheckpointError))
-    except _DAMAGE as error:
-        raise CheckpointError(f"{folder}: damaged ({error})") from error
+        content: dict[str, Any] = from_plain(manifest.state, tensors)
+        validated(SavedState, content)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"{folder / MANIFEST}: damaged (state.{error})") from error
+    return content
 
 
 def load_checkpoint(
@@ -193,9 +205,7 @@ def load_checkpoint(
     optimizers = _listed(optimizer)
     tables = _tables(model)
     try:
-        if STATE not in manifest.files:
-            raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
-        content = from_plain(manifest.state, read_tensors(folder / STATE, CheckpointError))
+        content = _state(folder, manifest)
         check_tables(folder, manifest, tables)
         check_model(folder, content["model"], model)
         notes = version_notes(manifest)
@@ -205,6 +215,7 @@ def load_checkpoint(
             check_scheduler(folder, content, scheduler)
         check_rng_state(content["rng"])
         read = {where: _read(chain, where, table) for where, table in tables.items()}
+        check_state(folder, content, optimizers, {table: read[where] for where, table in tables.items()})
     except CheckpointError:
         raise
     except _DAMAGE as error:
@@ -300,4 +311,6 @@ def _read(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: T
         for name, (place, facts) in manifest.tables.items()
         if place == where
     ]
+    if len(parts) < len(chain):
+        raise CheckpointError(f"{chain[-1][0]}: builds on one without the table {where!r}")
     return read_table(table.config, parts)

@@ -8,11 +8,11 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.artifact.file_facts import check_size
-from sparsegroup.data.batches import Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.batches import TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_manifest import PREPARED_LOG
+from sparsegroup.data.log_manifest import MANIFEST, PREPARED_LOG
 from sparsegroup.data.raw.raw_file import identity_of
 from sparsegroup.data.synthetic.truth import is_informative
 
@@ -74,6 +74,18 @@ class PreparedLog(Log):
         """
         yield from rebatched(read_ahead(self._row_groups(start, stop)), size)
 
+    def _check_part(self, path: Path, file: pq.ParquetFile, rows: int) -> None:
+        """Raise ClickLogError unless a part has the rows and columns that the manifest says."""
+        if file.metadata.num_rows != rows:
+            raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
+        types = {column.name: column.type for column in file.schema_arrow}
+        expected: dict[str, pa.DataType] = dict.fromkeys(self.numbers, pa.float32())
+        expected |= {name: pa.list_(pa.int64()) if name in self.lists else pa.int64() for name in self.fields}
+        expected |= {TIME: pa.int64()} | ({WEIGHT: pa.float32()} if self.weighted else {})
+        for name, kind in expected.items():
+            if types.get(name) != kind:
+                raise ClickLogError(f"{path}: damaged ({MANIFEST} names a column {name!r} of {kind}, not there)")
+
     def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
         position = 0
         for name, count in self.manifest.parts.items():
@@ -83,6 +95,7 @@ class PreparedLog(Log):
             path = self.folder / name
             try:
                 with parquet_file(path) as file:
+                    self._check_part(path, file, count)
                     for group in range(file.num_row_groups):
                         rows = file.metadata.row_group(group).num_rows
                         first, last = max(start - position, 0), min(stop - position, rows)

@@ -14,6 +14,7 @@ from sparsegroup.serving.embeddings import Embeddings, load_embeddings
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import (
     EXPORT,
+    MANIFEST,
     NETWORK,
     TABLE,
     TOMBSTONES,
@@ -25,7 +26,9 @@ from sparsegroup.serving.export_manifest import (
 from sparsegroup.serving.frozen_copy import tables_of
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.serving_model import ServingModel
+from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import VOCABULARY
+from sparsegroup.yaml_settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,12 @@ class Export:
             ExportError: As `load_network`.
         """
         columns, config = self.manifest.columns_and_config()
-        with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
-            built, _ = config.build_for(columns)
+        try:
+            check_network_shapes(config, columns, self.network)
+            with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
+                built, _ = config.build_for(columns)
+        except SettingsError as error:
+            raise ExportError(f"{self.folder / MANIFEST}: damaged (config.{error})") from error
         found = {name: table.dim for name, table in tables_of(built).items()}
         if found != (given := {name: rows.dim for name, rows in self.tables.items()}):
             raise ExportError(f"{self.folder}: damaged (its tables are {given}, those of its settings {found})")
@@ -133,6 +140,8 @@ def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
     tables = {
         name: load_embeddings(folder / table.file, table.dim, manifest.dtype) for name, table in manifest.tables.items()
     }
+    for name, table in manifest.tables.items():
+        _check_count(folder, f"tables.{name}.live_rows", table.live_rows, len(tables[name]))
     network = read_tensors(folder / NETWORK, ExportError)
     return Export(folder, manifest, tables, network, _vocabulary(folder, manifest))
 
@@ -155,8 +164,22 @@ def apply(export: Export, folder: Path) -> Export:
 
 def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
     _verify_files(folder, manifest, (UPSERTS, TOMBSTONES, NETWORK))
+    base = export.embeddings
+    for what, ours, theirs in (
+        (f"tables.{TABLE}.dim", manifest.tables[TABLE].dim, base.dim),
+        ("dtype", manifest.dtype, export.manifest.dtype),
+        ("columns", manifest.columns, export.manifest.columns),
+    ):
+        if ours != theirs:
+            raise ExportError(f"{folder / MANIFEST}: damaged ({what}: {ours} cannot follow {theirs})")
     upserts = load_embeddings(folder / UPSERTS, manifest.tables[TABLE].dim, manifest.dtype)
-    tables = {TABLE: merge(export.embeddings, Difference(upserts, _load_tombstones(folder / TOMBSTONES)))}
+    tombstones = _load_tombstones(folder / TOMBSTONES)
+    merged = merge(base, Difference(upserts, tombstones))
+    if manifest.changes is not None:
+        _check_count(folder, "changes.upserts", manifest.changes.upserts, len(upserts))
+        _check_count(folder, "changes.tombstones", manifest.changes.tombstones, len(tombstones))
+    _check_count(folder, f"tables.{TABLE}.live_rows", manifest.tables[TABLE].live_rows, len(merged))
+    tables = {TABLE: merged}
     vocabularies = (*export.vocabularies, *_vocabulary(folder, manifest))
     return Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
 
@@ -165,6 +188,11 @@ def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...
     if missing := [name for name in needed if name not in manifest.files]:
         raise ExportError(f"{folder}: damaged (the manifest does not name {missing[0]})")
     manifest.check_files(folder, ExportError)
+
+
+def _check_count(folder: Path, field: str, said: int, found: int) -> None:
+    if said != found:
+        raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {said:,}, but the files have {found:,})")
 
 
 def _load_tombstones(path: Path) -> Tensor:

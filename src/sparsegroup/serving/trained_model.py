@@ -6,7 +6,7 @@ from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
-from sparsegroup.checkpoint.training_state import kept_extra
+from sparsegroup.checkpoint.training_state import kept_state
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
@@ -16,9 +16,12 @@ from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
+from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import find_run
+from sparsegroup.yaml_settings import SettingsError
 
 Kind = Literal["run", "checkpoint", "export"]
 
@@ -95,9 +98,17 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
-    extra = RunExtra.of(kept_extra(checkpoint), checkpoint)
+    kept = kept_state(checkpoint)
+    extra = RunExtra.of(kept["extra"], checkpoint)
     config, columns = recorded_config(extra.config, str(checkpoint)), extra.columns
-    model, optimizer = config.build_for(columns)
+    try:
+        parts = {name.partition(".")[::2]: weight for name, weight in kept["model"].items()}
+        check_network_shapes(
+            config, columns, {name: weight for (part, name), weight in parts.items() if part == "network"}
+        )
+        model, optimizer = config.build_for(columns)
+    except SettingsError as error:
+        raise RunError(f"{checkpoint}: damaged (state.extra.config.{error})") from error
     load_checkpoint(checkpoint, model, optimizer, rng=False)
     if sweep:
         optimizer.sweep(drop_untrained=True)

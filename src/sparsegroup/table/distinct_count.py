@@ -78,6 +78,8 @@ class DistinctCount:
                 f"seen_registers: uint8 {list(self._registers.shape)} is expected, got {registers.dtype} "
                 f"{list(registers.shape)}"
             )
+        if (highest := int(registers.max(initial=0))) > (most := 65 - self._log2):
+            raise ValueError(f"seen_registers: numbers from 0 to {most} are expected, got {highest}")
         self._registers = registers.copy()
 
 

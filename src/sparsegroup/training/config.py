@@ -310,7 +310,7 @@ class Config(StrictSettings):
                 pack_dead=options.pack_dead,
             )
             model = ClickModel(embedding, network)
-        except ValueError as error:  # of numbers that depend on each other
+        except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
             raise SettingsError(f"model: {error}") from error
         return model, self.optimizer.make(model)
 

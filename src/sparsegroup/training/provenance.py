@@ -50,4 +50,6 @@ class Provenance:
             RunError: It is not.
         """
         if (len(log), log.train_rows, log.identity) != (self.rows, self.train_rows, self.source):
-            raise RunError(f"{log.name}: has changed since the run began, so it cannot be told which rows are left")
+            raise RunError(
+                f"{log.name}: has changed since the run began (begun.json), so it cannot be told which rows are left"
+            )

@@ -11,7 +11,7 @@ from typing import Any
 from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.checkpoint.training_state import kept_extra
+from sparsegroup.checkpoint.training_state import kept_state
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
@@ -145,7 +145,7 @@ class Session:
                 raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
         extra = None
         if latest is not None:
-            extra = RunExtra.of(kept_extra(latest), latest)
+            extra = RunExtra.of(kept_state(latest)["extra"], latest)
             _check_settings(folder, config, extra)
         model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
