@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+from pyarrow import parquet
 
 from sparsegroup.artifact.file_facts import check_size
 from sparsegroup.data.batches import TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
@@ -74,7 +75,7 @@ class PreparedLog(Log):
         """
         yield from rebatched(read_ahead(self._row_groups(start, stop)), size)
 
-    def _check_part(self, path: Path, file: pq.ParquetFile, rows: int) -> None:
+    def _check_part(self, path: Path, file: parquet.ParquetFile, rows: int) -> None:
         """Raise ClickLogError unless a part has the rows and columns that the manifest says."""
         if file.metadata.num_rows != rows:
             raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
