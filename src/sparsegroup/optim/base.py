@@ -13,6 +13,7 @@ from sparsegroup.optim.adapters import adapter_of
 from sparsegroup.optim.arguments import check_hyperparameters, known_options, plain_threshold
 from sparsegroup.optim.constructor import bound_arguments, shown_signature
 from sparsegroup.optim.executor import StepExecutor
+from sparsegroup.optim.given_params import check_given
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.penalty_watch import PenaltyWatch
@@ -78,6 +79,7 @@ class GroupOptimizer(Optimizer):
     rule: ClassVar[Rule]
 
     def __init__(self, params: ParamsT, *hyperparameters: Any, **options: Any) -> None:
+        check_given(params, type(self).__name__)
         super().__init__(params, bound_arguments(self.rule, type(self).__name__, hyperparameters, options))
 
     def __init_subclass__(cls) -> None:
@@ -112,9 +114,10 @@ class GroupOptimizer(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
+        where = f"param group {len(self.param_groups)}"
+        check_given(group["params"], type(self).__name__, f" ({where})")
         if not isinstance(group["params"], Tensor | set):
             group["params"] = list(group["params"])
-        where = f"param group {len(self.param_groups)}"
         # Unlike torch, so that a misspelt l21 does not pass; the last two are what others keep there.
         known = {*self.defaults, "field_l21", "params", "param_names", "initial_lr", "name", "lr_scale"}
         group = known_options(group, known, type(self).__name__, f" ({where})")
@@ -128,6 +131,7 @@ class GroupOptimizer(Optimizer):
         for index, item in enumerate([params] if isinstance(params, Tensor) else params):
             name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)
             here = f"{where}, {name}"
+            check_given(parameter, type(self).__name__, f" ({here})")
             if not isinstance(parameter, Tensor):
                 raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
             adapter_of(parameter).check(parameter, group, here)

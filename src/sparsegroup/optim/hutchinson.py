@@ -6,6 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+_LINEAR = (
+    "the loss is linear in these parameters, and their Hessian is zero: take an optimizer without second derivatives, "
+    "such as GroupAdam"
+)
+
 
 def hessian_diagonals(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], generator: torch.Generator | None
@@ -22,14 +27,17 @@ def hessian_diagonals(
         order. A gradient that does not depend on any parameter has diagonal 0.
 
     Raises:
-        RuntimeError: No gradient has a graph.
+        RuntimeError: No gradient has a graph, or none depends on a parameter: the loss is linear in them.
     """
     # coalesce() keeps the graph, and gives the distinct rows that the step will update.
     gradients = [g.coalesce() if g.layout == torch.sparse_coo else g for g in gradients]
     outputs = [g.values() if g.layout == torch.sparse_coo else g for g in gradients]
     # torch gives the empty sparse gradient of an empty lookup no graph.
     if outputs and not any(output.requires_grad or not output.numel() for output in outputs):
-        raise RuntimeError("GroupAdaHessian needs second derivatives: call loss.backward(create_graph=True)")
+        raise RuntimeError(
+            "GroupAdaHessian needs second derivatives: call loss.backward(create_graph=True). If that was done, "
+            + _LINEAR
+        )
     vectors = [_rademacher(output, generator) for output in outputs]
     linked = [i for i, output in enumerate(outputs) if output.requires_grad]
     if not linked:
@@ -40,6 +48,8 @@ def hessian_diagonals(
         grad_outputs=[vectors[i] for i in linked],
         allow_unused=True,
     )
+    if all(product is None for product in products) and any(output.numel() for output in outputs):
+        raise RuntimeError(f"GroupAdaHessian finds no second derivatives: {_LINEAR}")
     return [
         vector * _like(product, gradient, vector)
         for vector, product, gradient in zip(vectors, products, gradients, strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.optim.stored_gradient import StoredGradient
+from sparsegroup.optim.torch_optimizers import keep_from_torch_optimizers
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -206,6 +207,7 @@ class StoredParameter(Tensor):
 
     @staticmethod
     def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
+        keep_from_torch_optimizers(StoredParameter)
         parameter: Self = Tensor._make_wrapper_subclass(
             cls,
             (HEIGHT, store.dim),

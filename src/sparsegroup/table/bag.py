@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.bags import BagMode, pool, pool_ragged
+from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.hash_embedding import HashEmbedding
 
 
@@ -22,6 +23,7 @@ class HashEmbeddingBag(HashEmbedding):
         ValueError, TypeError: An argument out of range.
     """
 
+    @told_arguments
     def __init__(
         self,
         dim: int,

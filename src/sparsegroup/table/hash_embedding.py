@@ -11,6 +11,7 @@ from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
+from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, load_fallback, stand_in
 from sparsegroup.table.graph_lookup import is_traced, register, vectors_in_graph
@@ -91,6 +92,7 @@ class HashEmbedding(nn.Module):
     table: Table
     fallback: nn.Parameter | None
 
+    @told_arguments
     def __init__(
         self,
         dim: int,
