@@ -1,6 +1,9 @@
 """Names that people choose by, in settings and on the command line; nothing that takes time to import."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from sparsegroup.near_match import did_you_mean
 
 NormName = Literal["s", "s_tilde", "metric"]
 """The names of `PracticalNorm`, `PrintedNorm` and `MetricNorm`."""
@@ -22,3 +25,28 @@ Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 ProgramName = Literal["program", "onnx"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 AfterFirstEpoch = Literal["train", "reset", "freeze"]
+
+OTHER_OPTIMIZERS: Mapping[str, str] = {
+    "adamw": "take adam, with l2 (of the embeddings) in place of decoupled weight decay",
+    "sparseadam": "take adam, which steps the rows of a batch alone",
+    "lazyadam": "take adam, which steps the rows of a batch alone",
+    "rmsprop": "take adam or adagrad, or see examples/rmsprop.py",
+    "adadelta": "take adagrad",
+    "nadam": "take adam",
+    "radam": "take adam",
+    "adamax": "take adam or amsgrad",
+    "nesterov": "take momentum, with options={momentum: 0.9, nesterov: true}",
+    "ftrl-proximal": "take ftrl",
+    "lbfgs": "take adahessian for second derivatives",
+}
+"""Optimizers that people ask for by their name elsewhere → what to take."""
+
+
+def unknown_optimizer(name: str) -> str | None:
+    """What to say of the name of an optimizer; None of one that there is."""
+    known = get_args(OptimizerName)
+    if name in known:
+        return None
+    hint = OTHER_OPTIMIZERS.get(name.lower()) or did_you_mean(name.lower(), known)
+    there = f"{name!r} is not one of {', '.join(map(repr, known))}"
+    return f"{there}; {hint}" if hint else there

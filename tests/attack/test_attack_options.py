@@ -76,6 +76,19 @@ def test_a_second_way_to_a_setting_is_refused_beside_its_option(log: str, run: R
     assert (done.returncode, "give optimizer.lr" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("adamw", "take adam, with l2"), ("Adam", "did you mean 'adam'?"), ("rmsprop", "take adam or adagrad")],
+)
+def test_an_optimizer_by_its_name_elsewhere_is_answered_with_ours(log: str, run: Run, name: str, hint: str) -> None:
+    for words in (("--optimizer", name), ("--set", f"optimizer.name={name}")):
+        done = run("train", log, *words)
+        assert done.returncode == 2
+        told = " ".join(done.stderr.replace("│", " ").split())
+        assert f"'{name}' is not one of 'sgd', 'momentum'" in told
+        assert hint in told
+
+
 @pytest.mark.parametrize("text", ["optimizer: {lr: 1}\noptimizer: {l21: 2}\n", "training: {seed: 1, seed: 2}\n"])
 def test_a_key_that_a_file_has_twice_is_refused_with_its_line(tmp_path: Path, run: Run, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text)

@@ -1,7 +1,7 @@
 """Options that several commands have: a log and how to read it, a model, and how it is trained."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -16,6 +16,7 @@ from sparsegroup.names import (
     OptimizerName,
     ScheduleName,
     SortFiles,
+    unknown_optimizer,
 )
 
 _LOG, _MODEL, _OPTIMIZER, _SIZE, _TRAINING = "Log", "Model", "Optimizer", "Size", "Training"
@@ -89,10 +90,19 @@ Network = Annotated[
     ),
 ]
 
+
+def _optimizer(name: str) -> str:
+    if problem := unknown_optimizer(name):
+        raise typer.BadParameter(problem)
+    return name
+
+
 Optimizer = Annotated[
     OptimizerName | None,
     typer.Option(
         rich_help_panel=_OPTIMIZER,
+        parser=_optimizer,
+        metavar="[" + "|".join(get_args(OptimizerName)) + "]",
         help="Base optimizer; with all λ = 0 it is exactly that.",
         show_default="adagrad; with --l21 or --l1, adam",
     ),

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, field_validator, model_validator
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from sparsegroup.data.log import Log
 from sparsegroup.groups import is_rows
-from sparsegroup.names import NormName, OptimizerName, ScheduleName
+from sparsegroup.names import NormName, OptimizerName, ScheduleName, unknown_optimizer
 from sparsegroup.near_match import did_you_mean
 from sparsegroup.optim import (
     GroupAdagrad,
@@ -149,6 +149,13 @@ class OptimizerConfig(StrictSettings):
             rates = () if "lr" in given else ("lr", "network_lr")
             given = {name: RECOMMENDED_WITH_A_SIZE[name] for name in ("name", *rates)} | given
         return {"penalty": "hard", **given, "l21": 0.0}
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_known(cls, name: Any) -> Any:
+        if isinstance(name, str) and (problem := unknown_optimizer(name)):
+            raise ValueError(problem)
+        return name
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
