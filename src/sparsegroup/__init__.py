@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         GroupOptimizer,
         GroupSGD,
     )
+    from sparsegroup.optim.averaging import keep_zeros
     from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
     from sparsegroup.optim.param_groups import param_groups
     from sparsegroup.optim.target_rate import TargetBytes, TargetRate
@@ -75,6 +76,7 @@ __all__ = [
     "clip_grad_value_",
     "convert",
     "feature_rate",
+    "keep_zeros",
     "param_groups",
     "sparsity_report",
     "to_embeddings",

@@ -1,5 +1,6 @@
 """Drop-in `torch.optim` optimizers with sparse group lasso."""
 
+from sparsegroup.optim.averaging import keep_zeros
 from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
 from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
@@ -22,5 +23,6 @@ __all__ = [
     "TargetRate",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "keep_zeros",
     "param_groups",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.optim.stored_arithmetic import computed, refuse
 from sparsegroup.optim.stored_gradient import StoredGradient
 from sparsegroup.optim.torch_optimizers import keep_from_torch_optimizers
 from sparsegroup.rules import Rule
@@ -187,6 +188,18 @@ class RowStore(Protocol):
             By what the rows hold it.
         """
 
+    def become(self, other: Any) -> None:
+        """Have what another store of the same kind holds, a copy of it, with the optimizer's state and its claim."""
+
+    def move_towards(self, other: Any, weight: float) -> None:
+        """Have the rows of another store of the same kind, without an optimizer's state, with averaged vectors.
+
+        Args:
+            other: The store; it stays as it is.
+            weight: Its share; 1 - weight is that of the vectors that are here. What is zero in the other becomes zero,
+                and what has been zero here becomes what it is in the other.
+        """
+
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys `[n]` and vectors `[n, dim]` of the live rows."""
 
@@ -198,7 +211,7 @@ class StoredParameter(Tensor):
     """A parameter without a tensor: its rows are in `store`.
 
     Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python
-    it has the shape of the rows that there are. Arithmetic on it raises.
+    it has the shape of the rows that there are. Arithmetic on it raises, but for what averaging needs.
     """
 
     store: RowStore
@@ -248,7 +261,7 @@ class StoredParameter(Tensor):
         return self.store.num_rows
 
     def numpy(self, **arguments: Any) -> NoReturn:
-        _refuse("numpy()")
+        refuse("numpy()")
 
     def __bool__(self) -> bool:
         return True
@@ -262,7 +275,9 @@ class StoredParameter(Tensor):
     ) -> Any:
         if function is torch.ops.aten.detach.default:
             return cls(arguments[0].store, requires_grad=False)
-        _refuse(str(function))
+        if function is torch.ops.aten.clone.default:
+            return cls(copy.copy(arguments[0].store), requires_grad=False)
+        return computed(function, arguments, keywords or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StoredParameter":
         if id(self) not in memo:
@@ -277,10 +292,3 @@ class StoredParameter(Tensor):
 def store_of(parameter: Tensor) -> RowStore | None:
     """The store that holds the rows of a parameter; None for one that is a tensor."""
     return parameter.store if isinstance(parameter, StoredParameter) else None
-
-
-def _refuse(operation: str) -> NoReturn:
-    raise NotImplementedError(  # not TypeError, which Python would replace by its own words
-        f"the weight of a HashEmbedding is not one tensor, so {operation} cannot be done on it. Train it with an "
-        "optimizer of sparsegroup; read it with lookup(keys) or items()"
-    )

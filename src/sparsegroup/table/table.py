@@ -1,5 +1,6 @@
 """The table without autograd: a directory of keys, a storage of rows, lookups in them, and an optimizer's steps."""
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import key_search, packing
+from sparsegroup.table import key_search, packing, table_average, table_scan
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
@@ -222,10 +223,7 @@ class Table:
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
-        for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, CHUNK)):
-            live = (vectors != 0).any(axis=1)
-            for first in range(0, int(live.sum()), batch_size):
-                yield keys[live][first : first + batch_size], vectors[live][first : first + batch_size]
+        return table_scan.scan_live(self, batch_size)
 
     def scan_rows(self, parts: Sequence[str], batch_size: int = CHUNK) -> Iterator[tuple[Int64s, list[Floats]]]:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
@@ -233,17 +231,7 @@ class Table:
         Raises:
             RuntimeError: Rows came or went meanwhile.
         """
-        with self._pending.lock, self._pending:
-            before = self.directory.generation, self.directory.num_rows, self.directory.num_packed
-            batches = packing.scan(self.directory, self.rows, parts, batch_size)
-        while True:
-            with self._pending.lock, self._pending:
-                if before != (self.directory.generation, self.directory.num_rows, self.directory.num_packed):
-                    raise RuntimeError("rows came or went while the table was iterated over")
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+        return table_scan.scan_rows(self, parts, batch_size)
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
@@ -341,6 +329,16 @@ class Table:
             if (kept := self._upkeep.kept_within_limit(self.directory, self.rows)) is not None:
                 self.directory.count_evicted(self._keep(kept))
             self._upkeep.keep_limit(self.directory, self.rows)
+
+    def become(self, other: "Table") -> None:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        self.adopt(copy.copy(other), other._steps.claim)
+
+    def move_towards(self, other: "Table", weight: float) -> None:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        average = Table(self.config)
+        average.load(table_average.averaged(self, other, weight))
+        self.adopt(average, None)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""

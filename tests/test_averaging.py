@@ -1,0 +1,226 @@
+"""Averages of weights: by torch's `AveragedModel`, of tables as they are and of dense weights by `keep_zeros`."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import (
+    AveragedModel,
+    get_ema_avg_fn,
+    get_ema_multi_avg_fn,
+    get_swa_avg_fn,
+    get_swa_multi_avg_fn,
+)
+
+from optimizer_cases import assert_identical
+from sparsegroup import GroupAdam, HashEmbedding, keep_zeros, param_groups
+from table_cases import everything
+
+DECAY = 0.75
+KEYS = torch.arange(30)
+
+
+def ema(number: int) -> float:
+    return 1 - DECAY
+
+
+def mean(number: int) -> float:
+    return 1 / (number + 1)
+
+
+AVERAGES: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
+    "default": ({}, mean),
+    "ema": ({"avg_fn": get_ema_avg_fn(DECAY)}, ema),
+    "swa": ({"avg_fn": get_swa_avg_fn()}, mean),
+    "multi ema": ({"multi_avg_fn": get_ema_multi_avg_fn(DECAY)}, ema),
+    "multi swa": ({"multi_avg_fn": get_swa_multi_avg_fn()}, mean),
+    "keep_zeros": ({"multi_avg_fn": keep_zeros(get_ema_multi_avg_fn(DECAY))}, ema),
+    "buffers": ({"multi_avg_fn": get_ema_multi_avg_fn(DECAY), "use_buffers": True}, ema),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = HashEmbedding(3, std=0.5, dtype=torch.float64, **options)
+        self.embedding = nn.Embedding(30, 3, dtype=torch.float64)
+        self.out = nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return self.out(self.table(keys) + self.embedding(keys))
+
+
+def optimizer_of(model: Model) -> GroupAdam:
+    return GroupAdam(param_groups(model, l21=0.3), lr=0.1)
+
+
+def train(model: Model, optimizer: GroupAdam, step: int) -> None:
+    draw = torch.Generator().manual_seed(step)
+    optimizer.zero_grad()
+    keys = torch.randint(0, 4 + 2 * step, (12,), generator=draw).clamp(max=29)
+    (model(keys) * torch.rand(12, 1, generator=draw, dtype=torch.float64)).square().sum().backward()
+    optimizer.step()
+
+
+def expected_average(now: Tensor, before: Tensor | None, weight: float) -> Tensor:
+    """Element by element: 0 where it is 0 now, as now where it was 0, else a step of `weight` from before to now."""
+    if before is None:
+        return now
+    moved = before + weight * (now - before)
+    return torch.where(now == 0, 0.0, torch.where(before == 0, now, moved))
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_table_is_averaged_row_by_row_and_dead_rows_stay_dead(name):
+    options, weight_of = AVERAGES[name]
+    model = Model()
+    optimizer, average = optimizer_of(model), AveragedModel(model, **options)
+    expected, dead = None, 0
+    for step in range(12):
+        train(model, optimizer, step)
+        if step == 8:
+            optimizer.zero_grad()
+            model.table.shrink()
+        average.update_parameters(model)
+        expected = expected_average(model.table.lookup(KEYS), expected, weight_of(step))
+        got = average.module.table
+        torch.testing.assert_close(got.lookup(KEYS), expected, rtol=1e-7, atol=1e-12)  # torch's 1/n is float32
+        assert (got.num_rows, got.num_live, got.num_seen) == (
+            model.table.num_rows,
+            model.table.num_live,
+            model.table.num_seen,
+        )
+        dead += model.table.num_rows - model.table.num_live
+    assert dead
+    assert (got.lookup(KEYS) != model.table.lookup(KEYS)).any()
+
+
+def test_dense_weights_keep_their_zeros_by_keep_zeros_alone():
+    model = Model()
+    optimizer = optimizer_of(model)
+    kept, plain = (AveragedModel(model, multi_avg_fn=AVERAGES[name][0]["multi_avg_fn"]) for name in AVERAGES_OF_TWO)
+    expected = None
+    for step in range(8):
+        train(model, optimizer, step)
+        kept.update_parameters(model)
+        plain.update_parameters(model)
+        expected = expected_average(model.embedding.weight.detach().clone(), expected, ema(step))
+    torch.testing.assert_close(kept.module.embedding.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+    live = {one: int((one.embedding.weight != 0).any(1).sum()) for one in (model, kept.module, plain.module)}
+    assert live[kept.module] == live[model] < live[plain.module]
+
+
+AVERAGES_OF_TWO = ("keep_zeros", "multi ema")
+
+
+def test_an_average_holds_no_state_of_the_optimizer():
+    model = Model()
+    optimizer, average = optimizer_of(model), AveragedModel(model)
+    for step in range(2):
+        train(model, optimizer, step)
+        average.update_parameters(model)
+    assert model.table.table.state_names
+    assert average.module.table.table.state_names == ()
+
+
+def test_an_average_is_saved_and_loaded():
+    model = Model()
+    optimizer, average = optimizer_of(model), AveragedModel(model)
+    for step in range(3):
+        train(model, optimizer, step)
+        average.update_parameters(model)
+    other = AveragedModel(Model())
+    other.load_state_dict(average.state_dict())
+    assert_identical(other.module.table.lookup(KEYS), average.module.table.lookup(KEYS))
+    assert other.n_averaged == 3
+
+
+def swap(model: nn.Module, average: nn.Module) -> None:
+    """As Lightning does for a validation."""
+    for one, other in zip(average.parameters(), model.parameters(), strict=True):
+        kept = one.data.clone()
+        one.data.copy_(other.data)
+        other.data.copy_(kept)
+
+
+def test_a_model_that_lends_its_place_to_its_average_trains_on_as_if_it_had_not():
+    def run(swaps: bool) -> tuple[Any, Tensor]:
+        model = Model()
+        optimizer, average = optimizer_of(model), AveragedModel(model)
+        for step in range(6):
+            train(model, optimizer, step)
+            if step % 2:
+                average.update_parameters(model)
+            if swaps and step:
+                optimizer.zero_grad()
+                mean = average.module.table.lookup(KEYS)
+                swap(model, average.module)
+                assert_identical(model.table.lookup(KEYS), mean)
+                swap(model, average.module)
+        return everything(model.table, optimizer, 0), average.module.table.lookup(KEYS)
+
+    assert_identical(run(True), run(False))
+
+
+@pytest.mark.parametrize("options", [{"pack_dead": True}, {"max_bytes": "8MB"}, {"fallback": True}], ids=str)
+def test_tables_of_all_kinds_are_averaged(options):
+    table = HashEmbedding(3, std=0.5, **options)
+    optimizer, average = GroupAdam(param_groups(table, l21=0.3), lr=0.1), AveragedModel(table)
+    expected = None
+    for step in range(6):
+        optimizer.zero_grad()
+        table(KEYS[: 5 * step + 5]).square().sum().backward()
+        optimizer.step()
+        average.update_parameters(table)
+        expected = expected_average(table.lookup(KEYS), expected, mean(step))
+    torch.testing.assert_close(average.module.lookup(KEYS), expected)
+    assert average.module.num_live < average.module.num_rows
+
+
+REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a sum": lambda a, b: a.copy_(0.5 * a + b),
+    "of one": lambda a, b: a.copy_(0.5 * a),
+    "by a tensor": lambda a, b: a.copy_(a * torch.ones(3) + b),
+    "plus a tensor": lambda a, b: a.copy_(a + torch.ones(3)),
+    "a tensor": lambda a, b: a.copy_(torch.ones(1, 3)),
+    "to a tensor": lambda a, b: torch.ones(1, 3).copy_(a),
+    "to a tensor, by lerp": lambda a, b: torch.ones(1, 3).lerp_(a, 0.5),
+    "a combination, by lerp": lambda a, b: a.lerp_(a + b, 0.5),
+    "another function": lambda a, b: a.copy_((a + b).exp()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_combinations_are_refused_with_the_way_and_change_nothing(name):
+    tables = [HashEmbedding(3), HashEmbedding(3)]
+    for table in tables:
+        table(KEYS)
+    before = [table.lookup(KEYS) for table in tables]
+    with torch.no_grad(), pytest.raises(NotImplementedError, match=r"average it with AveragedModel"):
+        REFUSED[name](*(table.weight for table in tables))
+    assert_identical([table.lookup(KEYS) for table in tables], before)
+
+
+def test_tables_of_another_shape_are_refused():
+    one, other = HashEmbedding(3), HashEmbedding(4)
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"dim=4 and torch.float32 cannot be .* one with dim=3"),
+    ):
+        one.weight.copy_(other.weight)
+
+
+def test_a_clone_is_a_table_of_its_own():
+    table = HashEmbedding(3)
+    table(KEYS)
+    before = copy.deepcopy(table)
+    clone = table.weight.data.clone()
+    GroupAdam([table.weight], lr=0.1).step()
+    table.assign(KEYS, torch.ones(30, 3))
+    restored = HashEmbedding(3)
+    restored.weight.data.copy_(clone)
+    assert_identical(restored.lookup(KEYS), before.lookup(KEYS))
