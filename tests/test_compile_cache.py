@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import torch
 from sparsegroup import GroupSGD
@@ -30,3 +32,55 @@ def test_a_kernel_is_compiled_once_and_said_to_be(tmp_path: Path) -> None:
     assert first.stdout == "1 0\n"
     assert "compiling the step of sgd for this machine, once" in first.stderr
     assert second.stdout == "0 1\n"
+
+
+_STEP = """
+import torch
+from sparsegroup import GroupSGD
+
+x = torch.nn.Parameter(torch.ones(3, 2))
+x.grad = torch.ones(3, 2)
+GroupSGD([x], lr=0.5).step()
+print(x.sum().item())
+"""
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_where_they_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))"
+    for cache, before in (("file", ""), ("file/below", ""), ("full", small)):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / cache), "NUMBA_CACHE_LOCATOR_CLASSES": ""}
+        if cache != "full":  # nor beside the package, nor in the home folder
+            environment["NUMBA_CACHE_LOCATOR_CLASSES"] = "UserProvidedCacheLocator"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{before}\n{_STEP}"], env=environment, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+        assert done.stderr.count("cannot be kept on disk") == 1, done.stderr
+
+
+def test_a_kernel_that_could_not_be_kept_is_used(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    script = """
+import resource
+from sparsegroup.kernels.cpu import jit
+
+def twice(value):
+    return 2 * value
+
+twice.__module__ = "sparsegroup.kernels.cpu.jit"
+kernel = jit.kernel(twice, "twice", digest="once")
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+print(kernel(2), kernel(3), kernel(2.5))
+"""
+    path = tmp_path / "script.py"
+    for size, told in ((10, 1), (1 << 20, 0)):
+        path.write_text(script.format(size=size))
+        done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "4 6 5.0\n"), done.stderr
+        assert done.stderr.count("cannot be kept on disk") == told, done.stderr
+    for index in tmp_path.rglob("*.nbi"):
+        index.write_bytes(b"")  # as after a loss of power
+    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "4 6 5.0\n"), done.stderr

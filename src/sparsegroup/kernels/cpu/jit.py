@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FunctionType
 from typing import Any
 
@@ -72,7 +73,8 @@ def kernel(
     bound = _bound_for_cache(function, bindings or {}, digest)
     try:
         compiled = njit(cache=True, **COMPILER)(bound)
-    except RuntimeError:  # no folder to keep it in
+    except RuntimeError as error:  # no folder to keep it in
+        _say_not_kept(error)
         compiled = njit(**COMPILER)(bound)
     return Kernel(compiled, name)
 
@@ -93,11 +95,29 @@ def address_of(
     with _noticed(name):
         try:
             compiled = cfunc(signature, cache=True, error_model="numpy")(bound)
-        except RuntimeError:  # no folder to keep it in
+        except (RuntimeError, *_OF_THE_CACHE) as error:
+            _say_not_kept(error)
             compiled = cfunc(signature, error_model="numpy")(bound)
     _KEPT.append(compiled)
     assert compiled.address is not None
     return compiled.address
+
+
+_OF_THE_CACHE = (OSError, EOFError, UnpicklingError)
+"""What a cache raises that cannot be written or read."""
+
+_not_kept: set[str] = set()
+
+
+def _say_not_kept(error: Exception) -> None:
+    """Warn, once, that compiled kernels are kept for this process alone."""
+    if not _not_kept:
+        _logger.warning(
+            "compiled kernels cannot be kept on disk (%s), so each process compiles them; $NUMBA_CACHE_DIR can name a "
+            "folder for them",
+            str(error).splitlines()[0],
+        )
+    _not_kept.add(str(error))
 
 
 _KEPT: list[Any] = []
@@ -133,9 +153,16 @@ class Kernel:
         return self._known > 0
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._known == len(self.compiled.overloads) and self._known:
-            return self.compiled(*arguments)
-        with _noticed(self.name):
+        known = len(self.compiled.overloads)
+        try:
+            if self._known == known and known:
+                return self.compiled(*arguments)
+            with _noticed(self.name):
+                result = self.compiled(*arguments)
+        except _OF_THE_CACHE as error:  # before the call: what is compiled raises none of them
+            _say_not_kept(error)
+            if len(self.compiled.overloads) == known:  # it was not compiled, either
+                self.compiled = njit(**COMPILER)(self.compiled.py_func)
             result = self.compiled(*arguments)
         self._known = len(self.compiled.overloads)
         return result
