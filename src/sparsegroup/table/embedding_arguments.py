@@ -32,14 +32,15 @@ def told_arguments(init: Init) -> Init:
         try:
             takes.bind(self, *given, **named)
         except TypeError as error:
-            problem = _problem(list(takes.parameters.values())[1:], given, named) or str(error)
-            raise TypeError(f"{type(self).__name__}: {problem}") from None
+            name = type(self).__name__
+            problem = _problem(name, list(takes.parameters.values())[1:], given, named) or str(error)
+            raise TypeError(f"{name}: {problem}") from None
         init(self, *given, **named)
 
     return told  # type: ignore[return-value]
 
 
-def _problem(takes: Sequence[Parameter], given: Sequence[Any], named: Mapping[str, Any]) -> str | None:
+def _problem(kind: str, takes: Sequence[Parameter], given: Sequence[Any], named: Mapping[str, Any]) -> str | None:
     """What is wrong with arguments, in words; None for nothing that is known here."""
     names = [one.name for one in takes]
     if not any(one.kind is Parameter.VAR_KEYWORD for one in takes) and (
@@ -51,7 +52,7 @@ def _problem(takes: Sequence[Parameter], given: Sequence[Any], named: Mapping[st
     if len(given) <= len(positional):
         return None
     if len(given) == 2 and all(isinstance(one, int) for one in given):
-        return f"{_OF_TORCH['num_embeddings'].partition(':')[0]}: give the length of a vector alone, {given[1]}"
+        return f"{_OF_TORCH['num_embeddings'].partition(':')[0]}: {kind}({given[1]})"
     return f"all but {', '.join(one.name for one in positional)} is given by name, got {list(given)}"
 
 
