@@ -14,6 +14,7 @@ def param_groups(
     model: nn.Module,
     *,
     layers: type[nn.Module] | tuple[type[nn.Module], ...] | None = None,
+    named: bool = True,
     **options: Unpack[Options],
 ) -> list[dict[str, Any]]:
     """Param groups in which only the weights of `layers` are regularized (§4.1 of the paper).
@@ -22,12 +23,14 @@ def param_groups(
         model: The model; a parameter shared by several modules counts once, as a weight of `layers` if it is one.
         layers: Types of the modules whose parameter `weight` is regularized; by default the embeddings: `nn.Embedding`,
             `nn.EmbeddingBag`, `HashEmbedding` and `HashEmbeddingBag`.
+        named: Give `(name, parameter)` pairs. False: parameters alone, for what takes no names, such as
+            `torch.distributed.optim.ZeroRedundancyOptimizer`.
         **options: The regularizer's arguments, see `GroupOptimizer`. With `groups="channels"`, the weights of
             transposed convolutions are cut along dimension 1.
 
     Returns:
         Param groups for any optimizer of this library: the regularized ones first, then, without regularizer, all
-        other parameters. Names are kept, so that reports can show them.
+        other parameters. Names are kept, so that reports can show them, unless `named` is False.
 
     Raises:
         ValueError: The model has no such layer, or a transposed convolution has `groups` > 1 (its filters do not lie
@@ -63,7 +66,8 @@ def param_groups(
         {"params": parts["transposed"], **options, "groups": 1},
         {"params": parts["rest"], "l1": 0.0, "l21": 0.0, "l2": 0.0},
     ]
-    return [group for group in candidates if group["params"]]
+    groups = [group for group in candidates if group["params"]]
+    return groups if named else [{**group, "params": [one for _, one in group["params"]]} for group in groups]
 
 
 def _is_embedding(module: nn.Module) -> bool:

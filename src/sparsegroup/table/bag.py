@@ -8,6 +8,7 @@ from torch import Tensor
 from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.key_array import check_keys
 
 
 class HashEmbeddingBag(HashEmbedding):
@@ -53,7 +54,7 @@ class HashEmbeddingBag(HashEmbedding):
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do
                 not fit; nothing is inserted.
         """
-        self._check_keys(keys)
+        check_keys(keys)
         if per_sample_weights is not None:
             if self.mode != "sum":
                 raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")

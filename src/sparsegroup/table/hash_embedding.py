@@ -15,6 +15,7 @@ from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, load_fallback, stand_in
 from sparsegroup.table.graph_lookup import is_traced, register, vectors_in_graph
+from sparsegroup.table.key_array import Int64s, check_keys, key_array
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_lookup import Found
 from sparsegroup.table.row_start import Init
@@ -23,6 +24,7 @@ from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_report import FieldCount, TableMemory
 from sparsegroup.table.table_state_dict import load_rows, save_rows
+from sparsegroup.table.world_check import check_world
 
 _FALLBACK = "fallback"
 
@@ -64,6 +66,8 @@ class HashEmbedding(nn.Module):
             dead row's key still counts for the row. In training it also stands in for new keys, in the batch that they
             first come in, for as large a share of these as are dead of all (drawn by key), so that it learns what to
             expect of the unknown. Regularize `weight` alone, as `param_groups` does.
+        per_rank: Each rank of a distributed world trains a table of its own, which may differ from those of the others.
+            Without it, training on several ranks raises; see "On several ranks". May be set later, as an attribute.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
         dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
 
@@ -91,6 +95,7 @@ class HashEmbedding(nn.Module):
     weight: StoredParameter
     table: Table
     fallback: nn.Parameter | None
+    per_rank = False  # also of tables that were pickled before there was such an argument
 
     @told_arguments
     def __init__(
@@ -110,6 +115,7 @@ class HashEmbedding(nn.Module):
         ranking: RankingPolicy | None = None,
         pack_dead: bool = False,
         fallback: bool = False,
+        per_rank: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -132,6 +138,7 @@ class HashEmbedding(nn.Module):
             dtype=dtype,
         )
         self.table = Table(config)
+        self.per_rank = bool(per_rank)
         self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
         vectors = (
             torch.zeros(1 << field_bits, dim, dtype=config.weight_dtype, device=config.device) if fallback else None
@@ -153,12 +160,12 @@ class HashEmbedding(nn.Module):
         Raises:
             TypeError: Keys of another dtype.
             ValueError: Keys on another device.
-            RuntimeError: `max_rows` would be exceeded (nothing is inserted), or keys are inserted in a forked process
-                or in a worker of a DataLoader.
+            RuntimeError: `max_rows` would be exceeded (nothing is inserted), keys are inserted in a forked process or
+                in a worker of a DataLoader, or several ranks train tables without `per_rank`.
             MemoryError: The system has no more (nothing is inserted).
         """
         if is_traced():
-            self._check_keys(keys)
+            check_keys(keys)
             vectors = vectors_in_graph(self._number, keys)
         else:
             found = self.find(keys)
@@ -171,6 +178,7 @@ class HashEmbedding(nn.Module):
         """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
         array, ahead, trains = self._as_array(keys), self._ahead, self.is_trained
         if trains:
+            check_world(self.per_rank)
             self.table.keep_up()
         if ahead is not None and ahead.is_for(array, trains):
             self._ahead = None
@@ -196,22 +204,12 @@ class HashEmbedding(nn.Module):
             TypeError, ValueError: As `forward`.
             RuntimeError: In training mode in a forked process or in a worker; no thread can be started.
         """
+        if self.is_trained:
+            check_world(self.per_rank)
         self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.is_trained)
 
-    def _check_keys(self, keys: Tensor) -> None:
-        if not isinstance(keys, Tensor):
-            raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}")
-        if keys.dtype != torch.int64:
-            raise TypeError(f"keys must be int64, got {keys.dtype}")
-
-    def _as_array(self, keys: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
-        self._check_keys(keys)
-        if keys.device.type != "cpu":
-            if not self.table.config.on_device or keys.device.type != "cuda":
-                raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
-            keys = keys.cpu()
-        flat: np.ndarray[Any, np.dtype[np.int64]] = keys.numpy().reshape(-1)
-        return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+    def _as_array(self, keys: Tensor) -> Int64s:
+        return key_array(keys, may_be_on_device=self.table.config.on_device)
 
     @property
     def is_trained(self) -> bool:
