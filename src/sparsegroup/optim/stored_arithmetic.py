@@ -68,6 +68,8 @@ def _terms(tensor: Any) -> dict[int, tuple[Any, float]]:
     store = getattr(tensor, "store", None)
     if store is None:
         refuse("adding a tensor")
+    if tensor.requires_grad:  # averages are of what `detach` gives
+        refuse("arithmetic")
     return {id(store): (store, 1.0)}
 
 

@@ -336,9 +336,10 @@ class Table:
 
     def move_towards(self, other: "Table", weight: float) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
-        average = Table(self.config)
+        average = Table(self.config) if self.state_names else self  # it needs no state
         average.load(table_average.averaged(self, other, weight))
-        self.adopt(average, None)
+        if average is not self:
+            self.adopt(average, None)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
