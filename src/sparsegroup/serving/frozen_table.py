@@ -95,7 +95,7 @@ class FrozenTable(nn.Module):
         self.register_buffer("start", start)
         self.register_buffer("first", keys[:, 0].contiguous())
         self.register_buffer("blocks", keys)
-        self.register_buffer("places", torch.arange(1.0, self.width + 1).unsqueeze(1))
+        self.register_buffer("places", torch.arange(1.0, self.width + 1))
         self.register_buffer("vectors", _filled_up(vectors.vectors, self.missing + 1))
         if fallback is not None:
             half = len(fallback) // 2
@@ -170,7 +170,8 @@ class FrozenTable(nn.Module):
             block = torch.where(self.first.index_select(0, middle) <= keys, middle, block)
         is_it = self.blocks.index_select(0, block) == keys.unsqueeze(1)
         # The place in the block, from 1, or 0: at most one of the keys is it.
-        place = (is_it.to(torch.float32) @ self.places).squeeze(1).to(torch.int32)
+        # No product of matrices: quantizers round the factors of one, and this is a place.
+        place = (is_it.to(torch.float32) * self.places).sum(1).to(torch.int32)
         row = torch.where(place > 0, block * self.width + (place - 1), self.missing)
         vectors = self.vectors.index_select(0, row).to(torch.float32)
         if self.is_scaled:

@@ -80,6 +80,8 @@ def save_onnx(
         weights = sum(tensor.nbytes for tensor in program.state_dict.values())
         for node in converted.model.graph.all_nodes():
             node.metadata_props.clear()  # what torch notes of how it came about, larger than the node
+        for value in converted.model.graph.initializers.values():
+            value.shape = value.type = None  # the tensor has both; said twice, onnxruntime's quantizer contradicts it
         name_sizes(converted.model.graph)
         opsets = [onnx.helper.make_opsetid(*opset) for opset in converted.model.opset_imports.items()]
         # torch writes a newer one than its operators need, and older runtimes refuse that.
