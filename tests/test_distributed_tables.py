@@ -54,6 +54,21 @@ def test_each_rank_may_have_a_table_of_its_own(ranks: Ranks, kind):
     assert ranks.call(allowed, kind) == [(2, 2), (2, 2)]
 
 
+def wrapped() -> tuple[str, bool]:
+    model = nn.Sequential(HashEmbedding(4, per_rank=True), nn.Linear(4, 1))
+    with pytest.raises(NotImplementedError) as raised:
+        DistributedDataParallel(model)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+    DistributedDataParallel(model)(torch.arange(3) + dist.get_rank()).sum().backward()
+    return str(raised.value), model[0].weight.grad is not None
+
+
+def test_data_parallel_takes_a_table_only_where_it_is_left_out(ranks: Ranks):
+    for message, has_gradient in ranks.call(wrapped):
+        assert "let DistributedDataParallel leave it out" in message
+        assert has_gradient
+
+
 def test_a_table_pickled_before_there_were_ranks():
     table = HashEmbedding(4)
     del table.__dict__["per_rank"]

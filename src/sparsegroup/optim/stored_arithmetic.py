@@ -5,9 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 aten = torch.ops.aten
+
+_IN_A_WORLD = """; let DistributedDataParallel leave it out: wrap the modules beside the table, or name it by
+DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight"])""".replace("\n", " ")
 
 
 class RowCombination(Tensor):
@@ -58,7 +62,7 @@ def refuse(operation: str) -> NoReturn:
     raise NotImplementedError(  # not TypeError, which Python would replace by its own words
         f"the weight of a HashEmbedding is not one tensor, so {operation} cannot be done on it. Train it with an "
         "optimizer of sparsegroup; read it with lookup(keys) or items(); average it with AveragedModel and torch's "
-        "averaging functions"
+        f"averaging functions{_IN_A_WORLD if dist.is_available() and dist.is_initialized() else ''}"
     )
 
 
