@@ -1,5 +1,6 @@
 """Settings that people write in YAML files: checked, with errors that name the key and the one that was meant."""
 
+import stat
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -9,6 +10,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from sparsegroup.near_match import did_you_mean
 from sparsegroup.user_error import UserError
+
+MOST_BYTES = 1 << 20
+"""Size of a file of settings."""
+
+MOST_VALUES = 100_000
+"""Values in settings, each counted as often as aliases repeat it."""
 
 
 class StrictSettings(BaseModel):
@@ -94,18 +101,57 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, without what it leaves empty.
 
     Raises:
-        SettingsError: It is not YAML, or no mapping.
+        SettingsError: It is not YAML, no mapping, no plain file, or larger than settings are.
         OSError: It cannot be read.
     """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):  # it may have no end
+        raise SettingsError(f"{path}: is a pipe or a device; write the settings into a file")
+    if about.st_size > MOST_BYTES:
+        raise SettingsError(f"{path}: {about.st_size:,} bytes; settings have at most {MOST_BYTES:,}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise SettingsError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+        content = _parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{path}: not YAML ({error})") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"{path}: keys and values are expected, got {type(content).__name__}")
     return {name: value for name, value in content.items() if value is not None}
+
+
+def _parsed(text: str) -> Any:
+    """What YAML says.
+
+    Raises:
+        ValueError: It is not YAML, or its aliases stand for more than `MOST_VALUES` values.
+    """
+    try:
+        loader = _OnceLoader(text)
+        try:
+            node = loader.get_single_node()
+            _count(node, {})  # before anything is made of it: merged mappings are copied
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(" ".join(str(error).split())[:300]) from error
+
+
+def _count(node: Any, counted: dict[int, int]) -> int:
+    """How many values a node of YAML stands for; those of the nodes in it are noted in `counted`, 0 before they are."""
+    if id(node) not in counted:
+        counted[id(node)] = 0
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        nodes = [each for item in inner for each in (item if isinstance(item, tuple) else (item,))]
+        counted[id(node)] = 1 + sum(_count(each, counted) for each in nodes)
+    elif not counted[id(node)]:
+        raise ValueError("an alias stands for what it is in")
+    if counted[id(node)] > MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    return counted[id(node)]
 
 
 def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) -> AnySettings:
@@ -186,6 +232,6 @@ def assignment(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise SettingsError(f"`set` wants key=value, as in optimizer.l21=1e-3, got {text!r}", "set")
     try:
-        return key.strip(), yaml.load(value, _OnceLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that there is not
-        raise SettingsError(f"`set` {text}: the value is not YAML ({' '.join(str(error).split())})", "set") from error
+        return key.strip(), _parsed(value)
+    except ValueError as error:
+        raise SettingsError(f"`set` {text[:80]}: the value is not YAML ({error})", "set") from error

@@ -168,7 +168,7 @@ class _Tree:
             ClickLogError: There are no files, or those of a prepared log.
         """
         here = self.filesystem.get_file_info(self.root)
-        if here.is_file and not pattern:
+        if here.type not in (fs.FileType.Directory, fs.FileType.NotFound) and not pattern:  # a pipe is refused then
             return [raw_file(self._stored(here))]
         if here.type == fs.FileType.NotFound and not pattern:
             raise FileNotFoundError(errno.ENOENT, "no such file", asked)
@@ -193,9 +193,9 @@ class _Tree:
     def _matching(self, here: fs.FileInfo, pattern: Sequence[str]) -> Iterator[fs.FileInfo]:
         """Files at `here` or in it."""
         if not pattern:
-            below = [here] if here.is_file else self._below(here.path, recursive=True)
+            below = self._below(here.path, recursive=True) if here.type == fs.FileType.Directory else [here]
             yield from (info for info in below if info.is_file and not self._is_hidden(info, here))
-        elif here.is_file:
+        elif here.type != fs.FileType.Directory:
             return
         elif pattern[0] == "**" and len(pattern) > 1:
             folders = [info for info in self._below(here.path, recursive=True) if not info.is_file]
@@ -207,12 +207,20 @@ class _Tree:
                 if not hidden and (pattern[0] == "**" or fnmatchcase(info.base_name, pattern[0])):
                     yield from self._matching(info, pattern[1:])
 
-    def _below(self, folder: str, *, recursive: bool = False) -> list[fs.FileInfo]:
-        found = self.filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=recursive))
+    def _below(self, folder: str, *, recursive: bool = False, above: tuple[str, ...] = ()) -> list[fs.FileInfo]:
+        """What is in a folder; on a disk no folder that a link leads back into, which would have no end."""
+        local = isinstance(self.filesystem, fs.LocalFileSystem)
+        selector = fs.FileSelector(folder, allow_not_found=True, recursive=recursive and not local)
         try:
-            return [info for info in found if info.base_name]
+            found = [info for info in self.filesystem.get_file_info(selector) if info.base_name]
         except UnicodeDecodeError as error:
             raise ClickLogError(f"{self.source}: the name of {error.object!r} in it is not UTF-8; rename it") from error
+        if recursive and local:
+            above = (*above, os.path.realpath(folder))
+            for info in [info for info in found if info.type == fs.FileType.Directory]:
+                if os.path.realpath(info.path) not in above:
+                    found += self._below(info.path, recursive=True, above=above)
+        return found
 
     def _is_hidden(self, info: fs.FileInfo, here: fs.FileInfo) -> bool:
         return any(part[0] in "._" for part in info.path.removeprefix(here.path).split("/") if part)
