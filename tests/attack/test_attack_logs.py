@@ -9,7 +9,7 @@ from mutated_files import read_damaged
 from unharmed_files import FORMATS, arrow_bytes, typed_table
 
 from data_cases import written
-from sparsegroup.data import open_log
+from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.data.log_errors import ClickLogError
 
 SHORT, WHOLE = 12, 10_000
@@ -95,3 +95,22 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(ClickLogError, match=r"log.parquet: row group 2: damaged \(.*CRC"):
         open_log(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (None, "column 'a' is not there as int64"),
+        (pa.array(["x", "y"]), "column 'a' is not there as int64"),
+        (pa.array([1, None]), "column 'a' lacks values"),
+    ],
+)
+def test_a_part_of_a_prepared_log_with_another_column_is_refused(
+    column: pa.Array | None, said: str, tmp_path: Path
+) -> None:
+    prepare([written(tmp_path / "log.csv", "label,a\n0,x\n1,y\n")], tmp_path / "log", columns="categorical")
+    log, part = PreparedLog(tmp_path / "log"), tmp_path / "log" / "part-00000.parquet"
+    table = pq.read_table(part).drop_columns("a")
+    pq.write_table(table if column is None else table.append_column("a", column), part)
+    with pytest.raises(ClickLogError, match=rf"part-00000.parquet: damaged \({said}\)"):
+        list(log.batches(0, 2, 2))

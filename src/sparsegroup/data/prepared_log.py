@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from sparsegroup.artifact.file_facts import check_size
-from sparsegroup.data.batches import TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
@@ -75,16 +75,21 @@ class PreparedLog(Log):
         """
         yield from rebatched(read_ahead(self._row_groups(start, stop)), size)
 
+    @property
+    def _types(self) -> dict[str, pa.DataType]:
+        """The columns of a part that a batch is made of."""
+        types: dict[str, pa.DataType] = {LABEL: pa.uint8(), TIME: pa.int64()}
+        types |= {WEIGHT: pa.float32()} if self.weighted else {}
+        types |= {name: pa.list_(pa.int64()) if name in self.lists else pa.int64() for name in self.fields}
+        return types | dict.fromkeys(self.numbers, pa.float32())
+
     def _check_part(self, path: Path, file: parquet.ParquetFile, rows: int) -> None:
         """Raise ClickLogError unless a part has the rows and columns that the manifest says."""
         if file.metadata.num_rows != rows:
             raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
-        types = {column.name: column.type for column in file.schema_arrow}
-        expected: dict[str, pa.DataType] = dict.fromkeys(self.numbers, pa.float32())
-        expected |= {name: pa.list_(pa.int64()) if name in self.lists else pa.int64() for name in self.fields}
-        expected |= {TIME: pa.int64()} | ({WEIGHT: pa.float32()} if self.weighted else {})
-        for name, kind in expected.items():
-            if types.get(name) != kind:
+        schema = file.schema_arrow
+        for name, kind in self._types.items():
+            if schema.names.count(name) != 1 or schema.field(name).type != kind:
                 raise ClickLogError(f"{path}: damaged ({MANIFEST} names a column {name!r} of {kind}, not there)")
 
     def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
@@ -102,10 +107,19 @@ class PreparedLog(Log):
                         first, last = max(start - position, 0), min(stop - position, rows)
                         position += rows
                         if first < last:
-                            table = file.read_row_group(group, use_threads=False).slice(first, last - first)
+                            table = self._checked(file.read_row_group(group, use_threads=False), path)
+                            table = table.slice(first, last - first)
                             yield batch_of(table, self.fields, self.numbers, self.lists, self.weighted)
-            except (OSError, pa.ArrowException) as error:
+            except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
                 raise ClickLogError(f"{path}: missing or damaged ({error})") from error
+
+    def _checked(self, table: pa.Table, path: Path) -> pa.Table:
+        """The columns that a batch is made of, without missing values."""
+        table = table.select(list(self._types))
+        table.validate(full=True)
+        if gone := [name for name in table.schema.names if table.column(name).null_count]:
+            raise ClickLogError(f"{path}: damaged (column {gone[0]!r} lacks values)")
+        return table
 
 
 def is_prepared_folder(folder: Path) -> bool:
