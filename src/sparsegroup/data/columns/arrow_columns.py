@@ -107,8 +107,10 @@ class ArrowColumn:
                 yield row, f"{self.name!r} {beyond}", f"{self.name}={whole[row]}"
         if self.values.nbytes > LONGEST_VALUE and not pa.types.is_nested(self.values.type):
             for row in _where(pc.greater(_lengths(self.values), LONGEST_VALUE)):
-                text = pc.utf8_slice_codeunits(_decoded(self.values.slice(row, 1)), 0, SAMPLE)[0]
-                yield row, too_long(self.name), f"{self.name}={text}"
+                value = self.values[row]
+                value = value.value if isinstance(value, pa.DictionaryScalar) else value
+                begin = value.as_buffer().slice(0, SAMPLE).to_pybytes()  # without a copy of the whole
+                yield row, too_long(self.name), f"{self.name}={begin.decode('utf-8', 'ignore')}"
 
 
 def too_long(name: str) -> str:
@@ -149,18 +151,13 @@ def _where(rows: pa.Array) -> list[int]:
     return found
 
 
-def _decoded(values: pa.Array) -> pa.Array:
-    """Texts as a plain array of them, which all of Arrow's functions take."""
-    return values.cast(pa.large_string())
-
-
 def _lengths(values: pa.Array) -> pa.Array:
     """Bytes of each text; 0 of other values."""
     if pa.types.is_dictionary(values.type):
         return pc.take(_lengths(values.dictionary), values.indices)
     if not _is_text(values.type):
         return pa.nulls(len(values), pa.int32())
-    return pc.binary_length(_decoded(values) if str(values.type) == "string_view" else values)
+    return pc.binary_length(values.cast(pa.large_string()) if str(values.type) == "string_view" else values)
 
 
 def _times(values: pa.Array) -> Iterator[tuple[pa.Array, int, int]]:
