@@ -100,8 +100,8 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (None, "column 'a' is not there as int64"),
-        (pa.array(["x", "y"]), "column 'a' is not there as int64"),
+        (None, "log.json names a column 'a' of int64, not there"),
+        (pa.array(["x", "y"]), "log.json names a column 'a' of int64, not there"),
         (pa.array([1, None]), "column 'a' lacks values"),
     ],
 )
