@@ -157,7 +157,7 @@ def forged_tensors(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     for name in [name for name in header if name != "__metadata__"]:
         array = array_of(header, data, name)
         for what, other in forged_arrays(array):
-            yield f"{name}: {what}", lambda name=name, other=other: _with(header, data, name, other)
+            yield f"{name}: {what}", lambda name=name, other=other: with_array(header, data, name, other)
 
 
 def forged_arrays(array: np.ndarray[Any, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -191,7 +191,8 @@ def _limit(array: np.ndarray[Any, Any], last: int) -> Any:
     return (info.min, info.max)[last]
 
 
-def _with(header: dict[str, Any], data: bytes, name: str, other: np.ndarray[Any, Any]) -> bytes:
+def with_array(header: dict[str, Any], data: bytes, name: str, other: np.ndarray[Any, Any]) -> bytes:
+    """A safetensors file with another array in the place of one."""
     names = {
         "int64": "I64",
         "int32": "I32",

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from sparsegroup.artifact.manifest import AnyManifest, FolderFormat
+from sparsegroup.artifact.validation import shortened
 
 
 def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
@@ -22,11 +23,14 @@ def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, An
     while (parent := chain[0][1].parent) is not None:
         after = chain[0][0]
         who = str(folder) if after == folder else f"{folder}: {after}"
-        before = _seen_from(after, parent.path)
         try:
+            before = _seen_from(after, parent.path)
             manifest = of.read(before)
         except of.error as error:
             raise of.error(f"{who}: builds on {before.name}, which cannot be read: {error}") from error
+        except (OSError, ValueError) as error:  # too long, or characters that no name has
+            why = error.strerror if isinstance(error, OSError) else error
+            raise of.error(f"{after / of.file}: damaged (parent.path: {why}, got {shortened(parent.path)})") from error
         if manifest.id != parent.id:
             raise of.error(f"{who}: builds on {of.name} {parent.id}, but in {before} there is {manifest.id}")
         if before.resolve() in places:

@@ -77,6 +77,11 @@ def _in_words(error: Any) -> str:
         return f"{field} is unknown"
     if error["type"] == "value_error":  # ours, in full
         return f"{field}: {error['ctx']['error']}"
-    message, given = error["msg"], repr(error["input"])
-    shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}…"
-    return f"{field}: {message[0].lower()}{message[1:]}, got {shown}"
+    message = error["msg"]
+    return f"{field}: {message[0].lower()}{message[1:]}, got {shortened(error['input'])}"
+
+
+def shortened(given: Any) -> str:
+    """What was given, as Python writes it, for a message; the first characters of what is long."""
+    text = repr(given)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
-from sparsegroup.artifact.validation import Count
+from sparsegroup.artifact.validation import Count, shortened
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.table_file import TableFacts
 
@@ -38,7 +38,9 @@ class CheckpointManifest(Manifest):
     def check(self) -> None:
         """See `Manifest.check`."""
         if self.parent is not None and not _NEIGHBOUR.fullmatch(self.parent.path):
-            raise ValueError(f"parent.path: a neighbour is expected, as in ../step-1, got {self.parent.path!r}")
+            raise ValueError(
+                f"parent.path: a neighbour is expected, as in ../step-1, got {shortened(self.parent.path)}"
+            )
         places = [where for where, _ in self.tables.values()]
         for name, (where, facts) in self.tables.items():
             if name not in self.files:
