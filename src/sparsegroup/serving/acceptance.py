@@ -122,7 +122,11 @@ class RandomRows:
 
 
 def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mapping[str, PathScores]:
-    """What each of several models gives on the same rows; differences are to the one named "export"."""
+    """What each of several models gives on the same rows; differences are to the one named "export".
+
+    Raises:
+        ExportError: A probability is NaN, or there are no rows.
+    """
     gaps = dict.fromkeys(scorers, 0.0)
     probabilities: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
     labels, weights = [], []
@@ -132,6 +136,8 @@ def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mappi
             weights.append(batch.weights.numpy())
         for name, score in scorers.items():
             probabilities[name].append(score(batch).astype(np.float64))
+            if not np.isfinite(probabilities[name][-1]).all():
+                raise ExportError(f"{name} gives a probability that is no number in the rows of the test")
         for name in scorers:
             gap = np.abs(probabilities[name][-1] - probabilities["export"][-1])
             gaps[name] = max(gaps[name], float(gap.max(initial=0.0)))
