@@ -13,6 +13,7 @@ from sparsegroup.reporting.formatting import count, metric, percent
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.serving.acceptance import open_test_rows
 from sparsegroup.serving.evaluation_result import LEAST_ROWS, EvaluationResult, evaluate_on, interval_text
+from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.trained_model import open_trained
 
 _SHOWN_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -27,6 +28,7 @@ _MEASURES = {
 def evaluate_run(model: Path, log: str, user: str | None, by: Sequence[str], top: int, threads: int) -> None:
     """Score a log and print how good that is; the arguments are those of the command."""
     trained = open_trained(model)
+    check_rows(trained.path, trained.model.rows)
     with reading_bar(short_name(log)) as on_progress:
         test = open_test_rows(log, trained.config, threads, on_progress)
     trained.columns.check(test.log)

@@ -17,6 +17,7 @@ from sparsegroup.cli.progress import progress, reading_bar
 from sparsegroup.cli.streams import to_stdout
 from sparsegroup.data import Log, open_log
 from sparsegroup.data.raw.file_listing import LogPaths, short_name
+from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (
@@ -53,6 +54,7 @@ def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[s
     if out is None and sys.stdout is None:
         raise UsageError("stdout is closed: give --out for the predictions")
     opened = open_trained(model)
+    check_rows(opened.path, opened.model.rows)
     given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
     data = _open(log, opened.config, given, threads)
     opened.columns.check(data)

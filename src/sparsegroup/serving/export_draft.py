@@ -23,6 +23,7 @@ from sparsegroup.serving.export_manifest import (
     FieldRows,
     SizesBefore,
 )
+from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.frozen_copy import tables_of
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.trained_model import TrainedModel
@@ -61,7 +62,9 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
 
     Raises:
         ExportError: Vectors that the format does not have.
+        RunError: Vectors that are not finite.
     """
+    check_rows(trained.path, trained.model.rows)
     tables = tables_of(trained.model)
     rows = {name: live_rows(table, dtype) for name, table in tables.items()}
     earlier = trained.manifest

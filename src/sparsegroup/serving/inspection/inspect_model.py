@@ -13,6 +13,7 @@ import polars as pl
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet
 from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
 from sparsegroup.serving.inspection.row_scan import RowStatistics, read_rows
@@ -173,7 +174,7 @@ class Inspection:
 
 
 def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
-    """Look into a trained model, reading its rows once.
+    """Look into a trained model, reading its rows twice.
 
     Args:
         trained: The model; not changed.
@@ -181,9 +182,11 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
 
     Raises:
         ValueError: `top` is negative.
+        RunError: Rows are not finite.
     """
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
+    check_rows(trained.path, trained.model.rows, state=True)
     settings = trained.config.optimizer
     rows: list[Table | FrozenTable] = [*trained.model.rows.values()]
     arguments = settings.arguments

@@ -92,9 +92,11 @@ class Threshold:
         return norms / (math.sqrt(z.shape[1]) * l21)
 
     def kept(self, measure: float) -> float:
-        """k, the factor in (0, 1] that a live row of this measure > 1 is shrunk by."""
+        """k, the factor in [0, 1] that a live row of this measure is shrunk by; 0 where λ has grown since."""
         if self.regularizer.l21 == 0 or math.isnan(measure):
             return math.nan
+        if measure <= 1:
+            return 0.0
         penalty = self.regularizer.penalty
         return 1 - float(bind(penalty.shrinkage, np)(measure, 1.0, 0.0, 1.0, *penalty.scalars()))
 
