@@ -36,6 +36,7 @@ SETTINGS = [
     ("model.dims={color: true}", "model.dims: true and false are no numbers"),
     ("model.fallback=2", "model.fallback: input should be a valid boolean"),
     (f"model.max_table_bytes={'9' * 400}", "model.max_table_bytes: whole numbers must be below 2⁶⁴"),
+    ("model.max_table_bytes='1'", "model.max_table_bytes must be at least"),
     ("model.evict_unseen=5000000000", "model.evict_unseen: an age must be at most 4,294,967,295 steps"),
     ("optimizer.target_rate=true", "optimizer.target_rate: true and false are no numbers"),
     ("optimizer.l21=1e308", "l21 must be at most 1e+30, got 1e+308: beyond, float32"),

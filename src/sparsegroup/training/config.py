@@ -311,7 +311,8 @@ class Config(StrictSettings):
             )
             model = ClickModel(embedding, network)
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
-            raise SettingsError(f"model: {error}") from error
+            said = str(error).replace("max_bytes", "max_table_bytes")  # as a setting and an option are called
+            raise SettingsError(f"model.{said}" if said.startswith("max_table_bytes") else f"model: {said}") from error
         return model, self.optimizer.make(model)
 
 
