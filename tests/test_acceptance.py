@@ -25,4 +25,4 @@ def test_a_probability_that_is_no_number_in_one_of_the_models() -> None:
         ({"export": wrong, "onnx": wrong}, "export"),
     ):
         with pytest.raises(ExportError, match=f"^{name} gives a probability that is no number"):
-            compare(rows, scorers)
+            compare(rows, scorers, torch.nn.Identity())

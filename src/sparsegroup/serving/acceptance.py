@@ -1,12 +1,13 @@
 """What an export is tested on: rows of a log, or made up ones; and what came of it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.log import Log
@@ -18,6 +19,7 @@ from sparsegroup.training import Config
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.missing_numbers import check_logits, numbers_named
 
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]
 TOLERANCE = 1e-5
@@ -121,11 +123,12 @@ class RandomRows:
         return torch.where(torch.rand(shape, generator=self._generator) < 0.5, present, absent)
 
 
-def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mapping[str, PathScores]:
+def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer], model: nn.Module) -> Mapping[str, PathScores]:
     """What each of several models gives on the same rows; differences are to the one named "export".
 
     Raises:
         ExportError: A probability is NaN, or there are no rows.
+        MissingNumberError: A number of the rows is missing that `model`, of which all are made, needs.
     """
     gaps = dict.fromkeys(scorers, 0.0)
     probabilities: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
@@ -135,8 +138,10 @@ def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mappi
         if batch.weights is not None:
             weights.append(batch.weights.numpy())
         for name, score in scorers.items():
-            probabilities[name].append(score(batch).astype(np.float64))
-            if not np.isfinite(probabilities[name][-1]).all():
+            scored = score(batch).astype(np.float64)
+            probabilities[name].append(scored)
+            if np.isnan(scored).any():
+                _check_numbers(rows, batch, scored, sum(map(len, labels[:-1])), model)
                 raise ExportError(f"{name} gives a probability that is no number in the rows of the test")
         for name in scorers:
             gap = np.abs(probabilities[name][-1] - probabilities["export"][-1])
@@ -150,6 +155,15 @@ def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer]) -> Mappi
         metrics = evaluate(every, np.concatenate(parts), counts)
         found[name] = PathScores(auc=metrics.auc, log_loss=metrics.log_loss, max_abs_difference=gaps[name])
     return found
+
+
+def _check_numbers(
+    rows: TestRows | RandomRows, batch: Batch, scored: npt.NDArray[np.float64], first: int, model: nn.Module
+) -> None:
+    """Raise MissingNumberError where a number of a log is missing that the model needs."""
+    if isinstance(rows, TestRows):
+        with numbers_named(rows.log, rows.start), suppress(FloatingPointError):
+            check_logits(model, batch, torch.from_numpy(scored), first)
 
 
 def check_agreement(scores: Mapping[str, PathScores], exact: bool) -> None:

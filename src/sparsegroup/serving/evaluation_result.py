@@ -17,6 +17,7 @@ from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow, logits_over
 from sparsegroup.training.group_metrics import GroupedAuc, ValueMetrics, grouped_auc, metrics_by_value
+from sparsegroup.training.missing_numbers import numbers_named
 from sparsegroup.training.run_manifest import finite
 from sparsegroup.user_error import UserError
 
@@ -86,6 +87,7 @@ def evaluate_on(
     Raises:
         UserError: The log has no such field, or the users' has several values.
         ClickLogError: The log cannot be read.
+        MissingNumberError: A number is missing that the model needs.
     """
     log, fields = test.log, dict.fromkeys((*((user,) if user is not None else ()), *by))
     for name in fields:
@@ -93,12 +95,13 @@ def evaluate_on(
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
     window, columns = PredictionWindow(0.0), {name: _Column(name, log) for name in fields}
-    for batch, logits in logits_over(trained.model, test.batches()):
-        for column in columns.values():
-            column.add(batch)
-        window.add(batch, logits)
-        if trained.baseline is not None:
-            window.add_baseline(trained.baseline.predict(batch))
+    with numbers_named(log, test.start):
+        for batch, logits in logits_over(trained.model, test.batches()):
+            for column in columns.values():
+                column.add(batch)
+            window.add(batch, logits)
+            if trained.baseline is not None:
+                window.add_baseline(trained.baseline.predict(batch))
     labels, given = window.labels().astype(np.float64), window.weights()
     weights = np.ones(len(labels)) if given is None else given.astype(np.float64)
     probabilities, beside = window.probabilities(), window.baseline_probabilities()

@@ -116,7 +116,7 @@ def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> Te
         save_program(traced, folder / PROGRAM)
         scorers["program"] = _torch_scorer(model, load_program(folder / PROGRAM))
     rows = RandomRows(parts.keys, columns) if wanted.test is None else wanted.test
-    scores = compare(rows, scorers)
+    scores = compare(rows, scorers, parts.model)
     check_agreement(scores, exact=parts.draft.dtype == "float32")
     return None if wanted.test is None else as_test(wanted.test, scores)
 

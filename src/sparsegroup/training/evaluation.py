@@ -16,6 +16,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.missing_numbers import check_logits
 from sparsegroup.training.trainer_state import WindowState
 
 Float64s = npt.NDArray[np.float64]
@@ -56,10 +57,18 @@ def predictions_over(
 
 @torch.no_grad()
 def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch of a stream and the model's logits `[n]`. The model is left in evaluation mode."""
+    """Each batch of a stream and the model's logits `[n]`. The model is left in evaluation mode.
+
+    Raises:
+        MissingNumberError, FloatingPointError: See `check_logits`.
+    """
     model.eval()
+    rows = 0
     for batch in map(as_batch, stream):
-        yield batch, model(batch.keys, batch.numbers, batch.bags)
+        logits = model(batch.keys, batch.numbers, batch.bags)
+        check_logits(model, batch, logits, rows)
+        rows += len(batch)
+        yield batch, logits
 
 
 class PredictionWindow:

@@ -18,6 +18,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.missing_numbers import numbers_named
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _ROW_GROUP = 1 << 17
@@ -46,13 +47,16 @@ def predictions(model: LookupModel, log: Log) -> Iterator[Predictions]:
 
     Raises:
         ClickLogError: As `Log.batches`.
+        MissingNumberError: A number is missing that the model needs.
+        FloatingPointError: The model's weights are not finite.
     """
     done = 0
     for batch in log.batches(0, len(log), EVALUATED):
         rows = log.places(done, batch)
-        done += len(batch)
         labels = batch.labels.numpy().astype(np.uint8) if log.labelled else None
-        probabilities = predictions_over(model, [batch]).probabilities()
+        with numbers_named(log, done):
+            probabilities = predictions_over(model, [batch]).probabilities()
+        done += len(batch)
         weights = None if batch.weights is None else batch.weights.numpy()
         yield Predictions(rows, probabilities, labels, weights)
 

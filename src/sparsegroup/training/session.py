@@ -25,6 +25,7 @@ from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.missing_numbers import numbers_named
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
@@ -243,7 +244,7 @@ class Session:
             RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
         callbacks = self.trainer.callbacks = [*callbacks, *tracking_callbacks(self.config.tracking, self.folder)]
-        with self._lock or nullcontext():
+        with self._lock or nullcontext(), numbers_named(self.log):
             summary = None
             for callback in callbacks:
                 callback.on_run_begin(self.folder, self.config)
@@ -269,8 +270,7 @@ class Session:
             if on_progress is not None:
                 on_progress(point)
 
-        log, plan, trainer = self.log, self.plan, self.trainer
-        self._last = perf_counter()
+        log, plan, trainer, self._last = self.log, self.plan, self.trainer, perf_counter()
 
         def between_batches() -> None:
             if self._is_due() and trainer.progress.position < plan.rows:

@@ -29,6 +29,7 @@ from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, predictions_over
 from sparsegroup.training.log_time import tell_time
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, keys_to_look_up, logits_of
+from sparsegroup.training.missing_numbers import missing_numbers_told
 from sparsegroup.training.stepped_parameters import check_stepped
 from sparsegroup.training.stop_request import StopRequest
 from sparsegroup.training.stream_labels import with_checked_labels
@@ -162,6 +163,7 @@ class Trainer:
         Raises:
             ValueError: Numbers out of range or that do not go together, a stream that ends with the first epoch, or a
                 label that is neither 0 nor 1.
+            MissingNumberError: Numbers are missing or infinite, and the model does not take them; likewise.
             FloatingPointError: Training has diverged; the batch that shows it has not been trained on.
         """
         check_epochs(stream, epochs, validation, patience, after_first_epoch)
@@ -272,7 +274,7 @@ class Trainer:
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
                 is_sighted = looks_ahead and counts
-                with divergence_told(self.samples):
+                with divergence_told(self.samples), missing_numbers_told(self.model, batch):
                     logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
                 self.samples += len(batch)
                 self.progress.position += len(batch)
