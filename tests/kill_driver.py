@@ -96,7 +96,7 @@ class Faults:
         self.wrap(run_dir, "plot_progress", half_of_a_file)
         self.wrap(shutil, "copyfile", half_of_a_file)
         self.wrap(Path, "write_text", lambda real, path, text, **keywords: real(path, text[: len(text) // 2]))
-        self.wrap(session, "append", half_of_a_line)
+        self.wrap(session, "append_point", half_of_a_line)
         sys.addaudithook(self.audit)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:

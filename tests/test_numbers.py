@@ -249,6 +249,7 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
         network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,)))
         network.encoder.fit(torch.randn(50, 2, generator=generator))
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        table.requires_grad_(False)
         stream = []
         for size in (16, 16, 16, 9):
             keys = torch.randint(9, (size, 1), generator=generator)

@@ -286,10 +286,11 @@ def test_several_processes_give_the_same_and_end_with_an_interruption(log: Memor
 
         yield report
 
+    others = multiprocessing.active_children()  # of other tests
     begun = Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2, reporting=interrupt)
     with pytest.raises(KeyboardInterrupt), begun:
         begun.samples(wanted, name="cut off")
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= set(others)
     assert 0 < len(begun.results) <= 6
     with Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2) as again:
         found = again.samples(wanted, name="to the end")

@@ -44,7 +44,7 @@ class PenaltyWatch:
             if plan.is_dense and (kind := penalty_in(plan.parameter, plan.gradient)) is not None:
                 found.append((ParameterSite.of(step.group, (step.number, numbers[id(plan.parameter)])), kind))
         if found:
-            warnings.warn(_message(found, step.group), RuntimeWarning, stacklevel=5)
+            warnings.warn(_message(found, step.group), RuntimeWarning, stacklevel=6)
 
 
 def penalty_in(parameter: Tensor, gradient: Tensor) -> str | None:

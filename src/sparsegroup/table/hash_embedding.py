@@ -315,7 +315,7 @@ class HashEmbedding(nn.Module):
         return starts.to(self.table.device, self.weight.dtype).view(*keys.shape, self.dim)
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in no particular order.
+        """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in row order.
 
         Raises:
             RuntimeError: Rows came or went meanwhile.

@@ -13,6 +13,9 @@ from sparsegroup.table.row_storage import Floats, RowMemory, RowStorage
 from sparsegroup.table.storage_kinds import new_storage
 from sparsegroup.table.table_config import TableConfig
 
+_KEYS_AT_A_TIME, _MOST_PASSES = 1 << 20, 16
+"""At least so many keys are found by their row at a time, and the index is gone through at most so often for it."""
+
 
 def pack_dead(directory: Directory, storage: RowStorage) -> None:
     """Set all dead rows aside; the others are renumbered.
@@ -164,9 +167,17 @@ def _unpacked(config: TableConfig, packed: PackedRows, slots: Int64s) -> RowStor
 def scan(
     directory: Directory, memory: RowMemory, parts: Sequence[str], batch_size: int
 ) -> Iterator[tuple[Int64s, list[Floats]]]:
-    """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time."""
-    for keys, rows in directory.index.scan(batch_size):
-        yield keys, [memory.read(part, rows) for part in parts]
+    """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
+
+    They come in the order of the rows, which is that in which their keys came, packed ones last.
+    """
+    count, at_a_time = directory.num_rows, max(_KEYS_AT_A_TIME, directory.num_rows // _MOST_PASSES)
+    for begin in range(0, count, at_a_time):
+        end = min(begin + at_a_time, count)
+        known = directory.index.keys_of_rows(begin, end)
+        for first in range(begin, end, batch_size):
+            rows = np.arange(first, min(first + batch_size, end))
+            yield known[rows - begin], [memory.read(part, rows) for part in parts]
     packed = directory.packed
     if packed is not None:
         keys = packed.keys()
