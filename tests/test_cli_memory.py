@@ -88,7 +88,7 @@ def test_deltas_name_what_was_evicted(log: Path, tmp_path: Path, run: Run) -> No
     ("option", "value", "message"),
     [
         ("--max-table-bytes", "lots", "200MB"),
-        ("--max-table-bytes", "1000", "max_bytes must be at least"),
+        ("--max-table-bytes", "1000", "model.max_table_bytes must be at least"),
         ("--admit-sketch", "10", "sketch_bytes must be >= 4,096"),
         ("--evict-unseen", "-1", "wants a number of steps, such as 5000, or a time, such as 90s"),
         ("--evict-unseen", "3 fortnights", "got '3 fortnights'"),
