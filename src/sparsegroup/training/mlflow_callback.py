@@ -7,6 +7,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.validation import shortened
 from sparsegroup.extras import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
@@ -69,7 +70,7 @@ class MLflowCallback(Callback):
         """
         self._in_folder = True
         record = folder / MLFLOW
-        self._open(json.loads(record.read_text())["run_id"] if record.is_file() else None)
+        self._open(_recorded_run(record) if record.is_file() else None)
         content = {"run_id": self.run_id, "experiment": self.experiment, "tracking_uri": self.tracking_uri}
         write_atomically(record, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
         self._log_params(flat_settings(config))
@@ -169,3 +170,19 @@ class MLflowCallback(Callback):
             self._client.set_terminated(self.run_id, status)
         except (MlflowException, OSError) as error:
             _logger.warning("MLflow did not receive the end of the run: %s", error)
+
+
+def _recorded_run(record: Path) -> str:
+    """MLflow's id of the run, as its file says.
+
+    Raises:
+        RunError: It does not.
+    """
+    try:
+        content = json.loads(record.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{record}: damaged ({error})") from error
+    run = content.get("run_id") if isinstance(content, dict) else None
+    if not isinstance(run, str) or not run.isalnum():
+        raise RunError(f"{record}: damaged (run_id: MLflow's id of a run is expected, got {shortened(run)})")
+    return run

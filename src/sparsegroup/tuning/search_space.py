@@ -131,7 +131,7 @@ def _default(base: Config, key: str) -> Any:
         return signature(NETWORKS[base.model.name]).parameters["dropout"].default
     if key == "optimizer.network_lr":
         lr = base.optimizer.arguments["lr"]
-        return 1.0 if base.optimizer.network_lr is None else base.optimizer.network_lr / lr
+        return 1.0 if base.optimizer.network_lr is None or lr == 0 else base.optimizer.network_lr / lr
     if key == "optimizer.lr":
         return base.optimizer.arguments["lr"]
     section, name = key.split(".")

@@ -18,7 +18,7 @@ from sparsegroup.training.config import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.tuning.rungs import STEPS, Reporting, Rungs, rungs_of
 from sparsegroup.tuning.search_space import SearchSpace
-from sparsegroup.tuning.study_journal import StudyJournal, quiet_optuna
+from sparsegroup.tuning.study_journal import JOURNAL, StudyJournal, damage_told, quiet_optuna
 from sparsegroup.tuning.study_manifest import STUDY, StudyManifest, TuningError
 from sparsegroup.tuning.trial_record import RungScore, State, TrialRecord, best_of, trials_csv
 from sparsegroup.yaml_settings import SettingsError
@@ -73,7 +73,11 @@ class Study:
         self, folder: Path, manifest: StudyManifest, space: SearchSpace, rungs: Rungs, lock: FolderLock
     ) -> None:
         self.folder, self.manifest, self.space, self.rungs, self._lock = folder, manifest, space, rungs, lock
-        self._journal = StudyJournal(folder, space, manifest.seed, rungs.steps[0])
+        try:
+            self._journal = StudyJournal(folder, space, manifest.seed, rungs.steps[0])
+        except BaseException:
+            lock.close()
+            raise
 
     @classmethod
     def begin(
@@ -147,8 +151,13 @@ class Study:
         self._lock.close()
 
     def trials(self) -> list[TrialRecord]:
-        """All trials that have begun, by number."""
-        return [_record(trial) for trial in self._journal.frozen()]
+        """All trials that have begun, by number.
+
+        Raises:
+            TuningError: What was kept of one is damaged.
+        """
+        with damage_told(self.folder / JOURNAL):
+            return [_record(trial) for trial in self._journal.frozen()]
 
     @property
     def best(self) -> TrialRecord | None:

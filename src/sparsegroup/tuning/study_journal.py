@@ -1,5 +1,6 @@
 """Where Optuna keeps the trials of a study: a journal in the study's folder, which no kill leaves unreadable."""
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sparsegroup.tuning.rungs import FACTOR
 from sparsegroup.tuning.search_space import SearchSpace
+from sparsegroup.tuning.study_manifest import TuningError
 
 JOURNAL = "trials.journal"
 _NAME = "tune"
@@ -32,6 +34,9 @@ class StudyJournal:
         space: What is searched; the first trial has the settings that it begins with.
         seed: The seed of what is drawn.
         first_rung: Step of the first rung.
+
+    Raises:
+        TuningError: The journal is damaged.
     """
 
     def __init__(self, folder: Path, space: SearchSpace, seed: int, first_rung: int) -> None:
@@ -40,7 +45,7 @@ class StudyJournal:
         _drop_torn_line(path)
         for left in folder.glob(f"{JOURNAL}.lock*"):  # of a process that was killed: the folder is ours
             left.unlink()
-        with quiet_optuna():
+        with quiet_optuna(), damage_told(path):
             self._storage = JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
             self.study = optuna.create_study(
                 study_name=_NAME,
@@ -79,6 +84,28 @@ def quiet_optuna() -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(level)
+
+
+@contextmanager
+def damage_told(journal: Path) -> Iterator[None]:
+    """Whatever Optuna, or what is made of its trials, says to a journal becomes an error that names it.
+
+    Raises:
+        TuningError: Names the line, where that is known.
+    """
+    try:
+        yield
+    except (OSError, TuningError):
+        raise
+    except Exception as error:  # Optuna replays the lines without looking at them
+        for number, line in enumerate(journal.read_bytes().splitlines(), 1):
+            try:
+                is_object = isinstance(json.loads(line), dict)
+            except (ValueError, RecursionError):
+                is_object = False
+            if not is_object:
+                raise TuningError(f"{journal}:{number}: damaged (no JSON object)") from error
+        raise TuningError(f"{journal}: damaged ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 def _drop_torn_line(path: Path) -> None:
