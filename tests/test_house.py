@@ -24,7 +24,7 @@ FLOORS = (
     ("optim",),
     ("artifact",),
     ("table", "sparsity"),
-    ("checkpoint",),
+    ("checkpoint", "distributed"),
     ("models", "data", "yaml_settings"),
     ("training", "reporting"),
     ("serving", "tuning"),

@@ -8,7 +8,19 @@ from typing import cast
 import griffe
 
 PACKAGE = "sparsegroup"
-ROOMS = ("table", "rules", "penalties", "models", "data", "training", "tuning", "checkpoint", "serving", "estimator")
+ROOMS = (
+    "table",
+    "rules",
+    "penalties",
+    "models",
+    "data",
+    "training",
+    "tuning",
+    "checkpoint",
+    "distributed",
+    "serving",
+    "estimator",
+)
 """The packages that users import from, beside `sparsegroup` itself."""
 BESIDES = {"training": ("baseline.LogisticBaseline", "rate_schedule.RateSchedule")}
 """Package → names for users that its `__all__` does not have."""

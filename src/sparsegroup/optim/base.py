@@ -222,7 +222,7 @@ class GroupOptimizer(Optimizer):
         steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
         plans = self._completed([self._plan(step) for step in steps])
         for step, planned in zip(steps, plans, strict=True):
-            if step.has_threshold:
+            if step.has_threshold and not step.settings.frozen:
                 self._penalty_watch.look(step, planned)
         for step, planned in zip(steps, plans, strict=True):
             if planned:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from sparsegroup.kernels.backends import backends_of
@@ -13,7 +12,7 @@ from sparsegroup.optim.group_step import GroupStep, advance_steps
 from sparsegroup.optim.local_shard import local_entry
 from sparsegroup.optim.places import Place, State
 from sparsegroup.optim.plans import ParameterPlan, TensorPlan
-from sparsegroup.optim.stored import Claim, RowStep
+from sparsegroup.optim.stored import KEYS, RowStep
 from sparsegroup.rules import Rule
 
 
@@ -100,13 +99,11 @@ class StepBatch:
     def row_step(self, parameter: Tensor) -> RowStep:
         """Count a step of a parameter in a store; gives what the store needs for it."""
         step, state = self._step, self._states[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["claim"] = Claim()
+        step.prepare_in_rows(parameter, state)
         state["step"] += 1
         numbers = step.numbers(float(state["step"]))
         dtype = step.group["state_dtype"]
-        return RowStep(step.rule, state["claim"], step.initial, dtype, step.wants_u, numbers, step.settings)
+        return RowStep(step.rule, state[KEYS], step.initial, dtype, step.wants_u, numbers, step.settings)
 
     def run(self) -> None:
         """Step the tensors, each by the first backend that takes it."""

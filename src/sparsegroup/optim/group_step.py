@@ -11,6 +11,7 @@ from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.kernels.rounding import step_seed
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.optim.places import State
+from sparsegroup.optim.stored import KEYS, Claim
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
@@ -76,9 +77,26 @@ class GroupStep:
                 state[name] = torch.full_like(parameter, value, dtype=dtype)
         elif state["step"].device != device:
             state["step"] = state["step"].to(device)
-        # Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost.
-        if "u" not in state and (self.wants_u or parameter.dtype != compute_dtype(parameter.dtype)):
+        if "u" not in state and self._carries_u(parameter):
             state["u"] = torch.zeros_like(parameter, dtype=dtype)
+
+    def prepare_in_rows(self, parameter: Tensor, state: State, claim: Claim | None = None) -> None:
+        """Add to the state of a parameter in a store what it lacks: the step, and the claim under each part's name.
+
+        Args:
+            parameter: The parameter.
+            state: Its state; changed.
+            claim: By which the store holds the state; None for a new one.
+        """
+        if KEYS not in state:
+            state.setdefault("step", torch.zeros((), dtype=torch.float32))
+            state.update(dict.fromkeys((KEYS, *self.initial), claim or Claim()))
+        if "u" not in state and self._carries_u(parameter):
+            state["u"] = state[KEYS]
+
+    def _carries_u(self, parameter: Tensor) -> bool:
+        """Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost."""
+        return self.wants_u or parameter.dtype != compute_dtype(parameter.dtype)
 
 
 def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Numbers]:

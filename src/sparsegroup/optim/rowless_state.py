@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from sparsegroup.optim.adapters import adapter_of
 from sparsegroup.optim.arguments import plain_threshold
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.stored import Claim, RowStore, store_of
 
 
@@ -49,12 +50,15 @@ def load_state_without_rows(
     stores = {number: store for number in state if (store := store_of(parameters[number])) is not None}
     dense = {number: entry for number, entry in state.items() if number not in stores}
     optimizer.load_state_dict({"param_groups": content["param_groups"], "state": dense})
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     loaded = dict(optimizer.state)
     optimizer.state.clear()
     for number in state:  # in this order, so that a resumed run writes what one writes that was not cut off
         parameter = parameters[number]
         if number in stores:
-            optimizer.state[parameter] = {"step": state[number]["step"].clone(), "claim": claims[stores[number]]}
+            entry = optimizer.state[parameter] = {"step": state[number]["step"].clone()}
+            step = GroupStep(optimizer.rule, groups[parameter])  # type: ignore[attr-defined]
+            step.prepare_in_rows(parameter, entry, claims[stores[number]])
         elif parameter in loaded:
             optimizer.state[parameter] = loaded[parameter]
     return set(stores.values())

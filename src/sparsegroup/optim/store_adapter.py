@@ -14,7 +14,7 @@ from sparsegroup.optim.group_census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import Shielded, check_names
 from sparsegroup.optim.plans import ParameterSite, StorePlan
-from sparsegroup.optim.stored import RowStep, RowStore, store_of
+from sparsegroup.optim.stored import KEYS, Claim, RowStep, RowStore, store_of
 from sparsegroup.rules import Rule
 
 
@@ -50,7 +50,7 @@ class StoreAdapter:
             plan = _store(parameter).plan(
                 parameter.grad,
                 step.rule,
-                claim=states.get(parameter, {}).get("claim"),
+                claim=states.get(parameter, {}).get(KEYS),
                 maximize=group["maximize"],
                 wants_u=step.wants_u,
                 where=site,
@@ -87,26 +87,26 @@ class StoreAdapter:
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
-        content = _store(parameter).export_state(entry["claim"])
+        content = _store(parameter).export_state(entry[KEYS])
         if content is None:
             return {}
         return {"step": entry["step"], **{name: torch.from_numpy(array) for name, array in content.items()}}
 
     def exported_without_rows(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any] | None:
         """The step alone."""
-        return {"step": entry["step"]} if _store(parameter).holds(entry["claim"]) else None
+        return {"step": entry["step"]} if _store(parameter).holds(entry[KEYS]) else None
 
     def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
         """See `ParameterAdapter.adapted`."""
-        check_names(entry, rule, ("keys",), where)
+        check_names(entry, rule, (KEYS,), where)
         for name, value in entry.items():
-            if name == "keys":
+            if name == KEYS:
                 if value.dtype != torch.int64 or value.ndim != 1 or len(torch.unique(value)) != len(value):
                     raise ValueError(
                         f"state 'keys' must be distinct int64 [n], got {value.dtype} {list(value.shape)} ({where})"
                     )
             elif name != "step":
-                expected = [len(entry["keys"]), parameter.shape[1]]
+                expected = [len(entry[KEYS]), parameter.shape[1]]
                 if list(value.shape) != expected:
                     raise ValueError(f"state {name!r} has shape {list(value.shape)}, expected is {expected} ({where})")
         return entry
@@ -115,13 +115,12 @@ class StoreAdapter:
         """See `ParameterAdapter.restore`. An entry that has its claim is there already (a copied optimizer's)."""
         if "step" in entry:
             entry["step"] = entry["step"].cpu()
-        if not entry or "claim" in entry:
+        if not entry or isinstance(entry[KEYS], Claim):
             return
         shielded = {name: value for name, value in entry.items() if isinstance(value, Shielded)}
         state = {name: value.tensor.detach().cpu().numpy() for name, value in shielded.items()}
-        entry["claim"] = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
-        for name in shielded:
-            del entry[name]
+        claim = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
+        entry.update(dict.fromkeys(shielded, claim))
 
 
 def _census(
@@ -134,7 +133,7 @@ def _census(
 def _row_step(step: GroupStep, entry: Mapping[str, Any]) -> RowStep:
     numbers = step.numbers(float(entry["step"]))
     dtype = step.group["state_dtype"]
-    return RowStep(step.rule, entry["claim"], step.initial, dtype, True, numbers, step.settings)
+    return RowStep(step.rule, entry[KEYS], step.initial, dtype, True, numbers, step.settings)
 
 
 def _store(parameter: Tensor) -> RowStore:

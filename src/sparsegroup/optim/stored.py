@@ -24,8 +24,16 @@ HEIGHT = 1 << 40
 """Rows that a stored parameter and its gradients have for autograd, which wants a fixed number."""
 
 
+KEYS = "keys"
+"""The name that the rows' keys have in an optimizer's state."""
+
+
 class Claim:
-    """An optimizer's right to keep its state in a store: one holds at a time."""
+    """An optimizer's right to keep its state in a store: one holds at a time.
+
+    In the optimizer's own `state` it stands under the names of the parts that lie in the rows, `KEYS` first, so that
+    whoever goes by these names, as `torch.distributed.checkpoint` does, finds those that `state_dict` has.
+    """
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,7 @@ class RowStore(Protocol):
         """
 
     def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
-        """The "keys" `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
+        """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
 
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None

@@ -66,6 +66,13 @@ def refuse(operation: str) -> NoReturn:
     )
 
 
+def _zeros(like: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A gradient of zero, which touches no row."""
+    indices, dtype = torch.empty(1, 0, dtype=torch.int64, device=like.device), dtype or like.dtype
+    values = torch.empty(0, like.size(1), dtype=dtype, device=like.device)
+    return torch.sparse_coo_tensor(indices, values, (like.size(0), like.size(1)), check_invariants=False)
+
+
 def _terms(tensor: Any) -> dict[int, tuple[Any, float]]:
     if isinstance(tensor, RowCombination):
         return tensor.terms
@@ -133,6 +140,7 @@ def _lerp_each(targets: Sequence[Any], towards: Sequence[Any], weight: Any) -> N
 
 
 _OPERATIONS: dict[Any, Callable[..., Any]] = {
+    aten.zeros_like.default: _zeros,
     aten.mul.Tensor: _scaled,
     aten.mul.Scalar: _scaled,
     aten.div.Tensor: lambda one, by: _scaled(one, 1.0 / float(by)),

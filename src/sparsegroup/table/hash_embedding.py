@@ -23,12 +23,13 @@ from sparsegroup.table.row_uses import LATEST
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_report import FieldCount, TableMemory
-from sparsegroup.table.table_state_dict import load_rows, save_rows
+from sparsegroup.table.table_state_dict import load_rows, save_rows, with_state_entries
 from sparsegroup.table.world_check import check_world
 
 _FALLBACK = "fallback"
 
 
+@with_state_entries
 class HashEmbedding(nn.Module):
     """An embedding for 64-bit keys whose rows appear when a key is first seen: `nn.Embedding` without a vocabulary.
 
@@ -313,6 +314,11 @@ class HashEmbedding(nn.Module):
         """The vectors that `keys` start from, `[*keys.shape, dim]`."""
         starts = torch.from_numpy(self.table.starts.of(self._as_array(keys)))
         return starts.to(self.table.device, self.weight.dtype).view(*keys.shape, self.dim)
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all rows, `[rows]` int64 on the CPU, those of zero vectors included: a copy."""
+        return torch.from_numpy(self.table.snapshot(()).keys)
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in row order.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
@@ -11,6 +11,8 @@ from sparsegroup.table.directory_notes import NOTES
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_snapshot import TableSnapshot
+
+_Class = TypeVar("_Class", bound=type)
 
 _rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
 
@@ -31,6 +33,32 @@ def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
         return
     for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
         destination[prefix + name] = tensor
+
+
+class _StateEntry:
+    """An entry of a table's state dict as an attribute; there is none where the state dict has none."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Tensor | Self:
+        if module is None:
+            return self
+        tensors = module.table.snapshot(()).tensors()
+        if self._name not in tensors:
+            raise AttributeError(f"the table has no {self._name!r}")
+        tensor: Tensor = tensors[self._name]
+        return tensor
+
+
+def with_state_entries(module_class: _Class) -> _Class:
+    """Give a module over a table the entries of its state dict as attributes, as each buffer is one.
+
+    `torch.distributed.checkpoint` looks up every name of a state dict.
+    """
+    for name in ("dropped", *NOTES):
+        setattr(module_class, name, _StateEntry(name))
+    return module_class
 
 
 def load_rows(
