@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.table.graph_lookup import wants_operator
 from sparsegroup.table.hashing import mixed
 from sparsegroup.table.row_lookup import Found
 from sparsegroup.table.table import Table
@@ -59,7 +60,7 @@ def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -
         fallback: `[2**field_bits, dim]`, by the number in a key's top `field_bits` bits.
         field_bits: 0 to 16.
     """
-    if torch.compiler.is_compiling():  # without a shape that depends on the vectors
+    if wants_operator():  # without a shape that depends on the vectors
         dead = (vectors.detach() == 0).all(dim=-1, keepdim=True)
         fields = field_numbers(keys, field_bits).to(fallback.device)
         return torch.where(dead, vectors + fallback[fields], vectors)

@@ -1,4 +1,4 @@
-"""The lookup as an operator that `torch.compile` puts into its graph without looking inside."""
+"""The lookup as an operator that `torch.compile` and the transforms of `torch.func` take without looking inside."""
 
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -6,6 +6,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.differentiable_lookup import for_autograd
 
 if TYPE_CHECKING:
@@ -26,13 +27,23 @@ def register(embedding: "HashEmbedding") -> int:
     return number
 
 
-def is_traced() -> bool:
-    """Whether a graph is traced now, by torch.compile, torch.export or torch.jit.trace."""
-    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
+def is_transformed() -> bool:
+    """Whether this is inside a transform of `torch.func`: `vmap`, `grad`, `jvp`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def vectors_in_graph(number: int, keys: Tensor) -> Tensor:
-    """The vectors of `keys` while a graph is traced: by one operator, in whose backward the table gets its gradient.
+def wants_operator() -> bool:
+    """Whether a lookup has to be one operator.
+
+    So it is while torch.compile, torch.export or torch.jit.trace trace a graph, and inside a transform of `torch.func`.
+    """
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state()) or is_transformed()
+
+
+def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
+    """The vectors of `keys`: by one operator, in whose backward the table gets its gradient.
+
+    To transforms of `torch.func` they are constants; to a `backward()` outside of these they are not.
 
     Args:
         number: What `register` gave for the embedding.
@@ -42,9 +53,13 @@ def vectors_in_graph(number: int, keys: Tensor) -> Tensor:
         `[*keys.shape, dim]`.
 
     Raises:
-        RuntimeError: The graph is to be saved, without the table.
+        RuntimeError: The graph is to be saved, without the table, or the table's weight is transformed.
     """
-    if not torch.compiler.is_compiling() or _is_exporting():
+    if torch.compiler.is_compiling():
+        saved = _is_exporting()
+    elif not (saved := not is_transformed()):
+        _check_is_constant(_EMBEDDINGS[number])
+    if saved:
         raise RuntimeError(
             "a HashEmbedding grows, so it cannot be part of a graph that torch.export or torch.jit.trace saves; "
             "sparsegroup.serving.export(model, folder, example_inputs) saves the model with the rows it has by now, as "
@@ -52,6 +67,15 @@ def vectors_in_graph(number: int, keys: Tensor) -> Tensor:
         )
     vectors: Tensor = _look_up(keys, _ANCHOR, number, torch.is_grad_enabled())[0]
     return vectors
+
+
+def _check_is_constant(embedding: "HashEmbedding") -> None:
+    if type(embedding.weight) is not StoredParameter:
+        raise RuntimeError(
+            "torch.func cannot transform the weight of a HashEmbedding, whose rows are not one tensor: leave it out of "
+            "the parameters that functional_call is given, as in {name: p for name, p in model.named_parameters() if "
+            "p is not model.table.weight}. To the transform the rows are constants; their gradient comes by backward()"
+        )
 
 
 @torch.library.custom_op("sparsegroup::look_up", mutates_args=())
@@ -71,6 +95,15 @@ def _(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[
     table = _EMBEDDINGS[number].table
     vectors = keys.new_empty(*keys.shape, table.dim, dtype=table.weight_dtype, device=table.device)
     return vectors, torch.empty(1)
+
+
+@_look_up.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[int, None]]:
+    """All keys of a batch in one lookup."""
+    assert in_dims[0] is not None
+    return _look_up(keys.movedim(in_dims[0], 0), anchor, number, wants_gradient), (0, None)
 
 
 @torch.library.custom_op("sparsegroup::add_gradient", mutates_args=())
@@ -102,7 +135,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     (ticket,) = ctx.saved_tensors
-    return None, _add_gradient(gradient.flatten(0, -2), ticket, ctx.number), None, None
+    return None, _add_gradient(gradient.reshape(-1, gradient.shape[-1]), ticket, ctx.number), None, None
 
 
 _look_up.register_autograd(_backward, setup_context=_keep)

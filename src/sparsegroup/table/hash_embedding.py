@@ -14,7 +14,7 @@ from sparsegroup.table.differentiable_lookup import for_autograd
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, load_fallback, stand_in
-from sparsegroup.table.graph_lookup import is_traced, register, vectors_in_graph
+from sparsegroup.table.graph_lookup import register, vectors_by_operator, wants_operator
 from sparsegroup.table.key_array import Int64s, check_keys, key_array
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_lookup import Found
@@ -165,9 +165,9 @@ class HashEmbedding(nn.Module):
                 in a worker of a DataLoader, or several ranks train tables without `per_rank`.
             MemoryError: The system has no more (nothing is inserted).
         """
-        if is_traced():
+        if wants_operator():
             check_keys(keys)
-            vectors = vectors_in_graph(self._number, keys)
+            vectors = vectors_by_operator(self._number, keys)
         else:
             found = self.find(keys)
             vectors = for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)

@@ -1,0 +1,181 @@
+"""Transforms of `torch.func` over models with tables: they give what loops over autograd give."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
+from torch.nn import functional
+
+from sparsegroup import FieldTables, GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups
+
+DIM = 4
+TABLES: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: HashEmbedding(DIM),
+    "fallback": lambda: HashEmbedding(DIM, fallback=True, field_bits=2),
+    "bags": lambda: HashEmbeddingBag(DIM),
+    "converted": lambda: convert(nn.Embedding(60, DIM), rows="none"),
+    "fields": lambda: FieldTables(DIM, {0: 4, 1: 2}),
+}
+every_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+
+
+class Clicks(nn.Module):
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = table
+        self.head = nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Of one sample, `[keys]`, or of several, `[samples, keys]`."""
+        if isinstance(self.table, HashEmbeddingBag):
+            pooled = self.table(keys.reshape(-1, keys.shape[-1])).view(*keys.shape[:-1], DIM)
+        else:
+            pooled = self.table(keys).sum(-2)
+        logits: Tensor = self.head(pooled * 30).squeeze(-1)
+        return logits
+
+
+def model_of(kind: str, training: bool) -> Clicks:
+    """Knows some of the keys of `batch`; some of these are dead."""
+    model = Clicks(TABLES[kind]())
+    keys, labels = batch(0)
+    optimizer = GroupAdam(param_groups(model, l21=0.3))
+    for _ in range(2):
+        optimizer.zero_grad()
+        functional.binary_cross_entropy_with_logits(model(keys), labels).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model.train(training)
+
+
+def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    keys = torch.randint(0, 40, (8, 3), generator=draw) | (torch.tensor([0, 1, 1]) << 56)
+    return keys, torch.rand(8, generator=draw).round()
+
+
+def network(model: nn.Module) -> dict[str, Tensor]:
+    """What is transformed: the parameters that are no table's rows."""
+    return {name: p.detach() for name, p in model.named_parameters() if name.startswith("head.")}
+
+
+def loss_of(model: nn.Module) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+    def loss(parameters: dict[str, Tensor], keys: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(model, parameters, (keys,))
+        return functional.binary_cross_entropy_with_logits(logits, labels)
+
+    return loss
+
+
+def by_autograd(model: nn.Module, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    named = [(name, p) for name, p in model.named_parameters() if name.startswith("head.")]
+    loss = functional.binary_cross_entropy_with_logits(model(keys), labels)
+    return dict(zip([name for name, _ in named], torch.autograd.grad(loss, [p for _, p in named]), strict=True))
+
+
+def close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@every_mode
+@pytest.mark.parametrize("kind", TABLES)
+def test_gradients_of_the_network(kind: str, training: bool) -> None:
+    keys, labels = batch()
+    model, other = model_of(kind, training), model_of(kind, training)
+    found = grad(loss_of(model))(network(model), keys, labels)
+    close(found, by_autograd(other, keys, labels))
+    close(model.state_dict(), other.state_dict())  # the same rows have appeared, or none
+
+
+@every_mode
+@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != "fields"])
+def test_gradients_of_each_sample(kind: str, training: bool) -> None:
+    keys, labels = batch()
+    model, other = model_of(kind, training), model_of(kind, training)
+    other(keys)  # as one lookup: with a fallback, keys begin dead in the first
+    model(keys)
+    found = vmap(grad(loss_of(model)), in_dims=(None, 0, 0))(network(model), keys, labels)
+    each = [by_autograd(other, *sample) for sample in zip(keys, labels, strict=True)]
+    close(found, {name: torch.stack([one[name] for one in each]) for name in each[0]})
+
+
+@every_mode
+def test_keys_on_any_dimension_and_nested(training: bool) -> None:
+    keys = torch.arange(24).view(2, 3, 4)
+    table, other = HashEmbedding(DIM).train(training), HashEmbedding(DIM).train(training)
+    other(keys)
+    found = vmap(vmap(table, in_dims=1), in_dims=2)(keys)
+    close(found, other(keys).permute(2, 1, 0, 3))
+    assert table.num_rows == other.num_rows == 24 * training
+    close(grad(lambda x: (table(keys[0, 0, 0]) * x).sum())(torch.ones(DIM)), other(keys[0, 0, 0]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's jvp uses it
+@every_mode
+def test_first_and_second_derivatives(training: bool) -> None:
+    keys, labels = batch()
+    model, other = model_of("plain", training), model_of("plain", training)
+
+    def logits(parameters: dict[str, Tensor]) -> Tensor:
+        return functional_call(model, parameters, (keys,))
+
+    backward, forward = jacrev(logits)(network(model)), jacfwd(logits)(network(model))
+    close(backward, forward)
+    other(keys)
+    vectors = other.table.lookup(keys).sum(-2) * 30  # constants
+    head = {name.removeprefix("head."): p for name, p in network(other).items()}
+    expected = jacrev(lambda parameters: functional_call(other.head, parameters, (vectors,)).squeeze(-1))(head)
+    close(backward, {f"head.{name}": jacobian for name, jacobian in expected.items()})
+    second = hessian(loss_of(model))(network(model), keys, labels)["head.2.weight"]["head.2.weight"]
+    weight, rest = other.head[2].weight.detach(), other.head[:2](vectors).detach()
+
+    def of_weight(weight: Tensor) -> Tensor:
+        logits = functional.linear(rest, weight, other.head[2].bias).squeeze(-1)
+        return functional.binary_cross_entropy_with_logits(logits, labels)
+
+    close(second, torch.autograd.functional.hessian(of_weight, weight))
+
+
+def test_an_ensemble_of_networks_trains_the_rows_they_share() -> None:
+    """What is a constant to `vmap` is none to the backward outside."""
+    keys, labels = batch()
+    model, other = model_of("plain", True), model_of("plain", True)
+    heads = [Clicks(nn.Identity()).head for _ in range(3)]
+    for number, head in enumerate(heads):
+        nn.init.normal_(head[0].weight, generator=torch.Generator().manual_seed(number))
+    stacked = {f"head.{name}": p for name, p in stack_module_state(heads)[0].items()}
+    vmap(loss_of(model), in_dims=(0, None, None))(stacked, keys, labels).sum().backward()
+    for head in heads:
+        other.head = head
+        functional.binary_cross_entropy_with_logits(other(keys), labels).backward()
+    found, expected = (one.table.weight.grad.coalesce() for one in (model, other))
+    close(found.indices(), expected.indices())
+    close(found.values(), expected.values())
+    assert expected.values().any()
+    close(stacked["head.0.weight"].grad, torch.stack([head[0].weight.grad for head in heads]))
+
+
+def test_losses_of_samples_train_the_rows() -> None:
+    keys, labels = batch()
+    model, other = model_of("plain", True), model_of("plain", True)
+    vmap(loss_of(model), in_dims=(None, 0, 0))(network(model), keys, labels).mean().backward()
+    functional.binary_cross_entropy_with_logits(other(keys), labels).backward()
+    found, expected = (one.table.weight.grad.coalesce() for one in (model, other))
+    close(found.indices(), expected.indices())
+    close(found.values(), expected.values())
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev])
+def test_the_rows_themselves_are_refused_with_what_to_do(transform: Callable[..., Any]) -> None:
+    keys, labels = batch()
+    model = model_of("plain", True)
+    rows = model.table.num_rows
+    with pytest.raises(RuntimeError, match=r"leave it out of the parameters.*backward\(\)"):
+        transform(loss_of(model))({name: p.detach() for name, p in model.named_parameters()}, keys, labels)
+    assert model.table.num_rows == rows
+    with pytest.raises(NotImplementedError, match="not one tensor"):
+        stack_module_state([model, model])
