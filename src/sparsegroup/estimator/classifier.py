@@ -46,11 +46,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             one out.
         random_state: The seed, of initialization, dropout and order; `sparsegroup train` takes 0. An int ≥ 0, or, for
             another one in each fit, a RandomState or None.
-        model, dim, dims, hidden, dropout, network_options, fallback, admit_after, admit_sketch, evict_unseen,
-            max_table_bytes, pack_dead, number_buckets, attention, standardize, base_rate: The network and its table,
-            see `ModelConfig`. None, here and below, leaves a setting to the rules.
-        optimizer, lr, network_lr, schedule, warmup, l1, l21, l2, norm, penalty, target_rate, target_bytes, field_rates,
-            least_features, options: See `OptimizerConfig`.
+        model, dim, dims, hidden, dropout, network_options: The network, see `ModelConfig`. None, here and below, leaves
+            a setting to the rules.
+        number_buckets, attention, standardize, base_rate: What it makes of its inputs, see `ModelConfig`.
+        fallback, admit_after, admit_sketch, evict_unseen, max_table_bytes, pack_dead: Its table, see `ModelConfig`.
+        optimizer, lr, network_lr, schedule, warmup, options: See `OptimizerConfig`.
+        l1, l21, l2, norm, penalty: The regularizer, see `OptimizerConfig`.
+        target_rate, target_bytes, field_rates, least_features: The size, see `OptimizerConfig`.
         batch_size, epochs, validation, patience, shuffle_buffer, after_first_epoch, compile: See `TrainingConfig`.
 
     Attributes:
