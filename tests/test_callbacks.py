@@ -269,7 +269,13 @@ def test_mlflow_itself_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_writes_events_into_its_folder_and_resumes_them(tmp_path: Path, run: Run) -> None:
+@pytest.mark.parametrize("number", range(6, 11))
+def test_a_run_writes_events_into_its_folder_and_resumes_them(
+    number: int, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # TensorBoard reads its files by name, where the tenth of a process and second stands before the ninth
+    files = pytest.importorskip("tensorboard.summary.writer.event_file_writer", reason="tensorboard")
+    monkeypatch.setattr(files, "_global_uid", files.AtomicCounter(number))
     log = click_log(tmp_path / "log.csv", 1_000)
     options = ["--lr", 0.05, "--set", "training.windows=3", "--batch-size", 100, "--checkpoint-steps", 4]
     assert run("train", log, "--out", "run", "--tensorboard", "auto", *options).returncode == 0

@@ -1,7 +1,7 @@
 """A run's points in TensorBoard."""
 
 from pathlib import Path
-from time import time
+from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
 from sparsegroup.extras import require
@@ -46,6 +46,7 @@ class TensorBoardCallback(Callback):
 
     def on_begin(self, trainer: "Trainer") -> None:
         """See `Callback.on_begin`."""
+        _await_later_second(self.folder)
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -73,5 +74,20 @@ class TensorBoardCallback(Callback):
         if self._writer is None or summary is None:
             return
         metrics: dict[str, Any] = final_scalars(summary)
+        _await_later_second(self.folder)
         self._writer.add_hparams(self._settings, metrics, run_name=".", global_step=summary.samples)
         self._writer.close()
+
+
+def _await_later_second(folder: Path) -> None:
+    """Waits until a new event file's name sorts behind all that `folder` holds: at most a second.
+
+    TensorBoard reads the files in the order of their names, `events.out.tfevents.SECONDS.HOST.PROCESS.NUMBER`, the
+    last two as text, and what begins with a purge removes all that was read before it.
+    """
+    seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    latest = max((int(second) for second in seconds if second.isdigit()), default=0)
+    if latest - time() > 60:
+        return  # from a clock that was ahead: nothing to wait for
+    while int(time()) <= latest:
+        sleep(0.01)
