@@ -25,7 +25,7 @@ SECONDS = 120
 BYTES = 8 << 30
 """Address space beside what is taken when the attack begins."""
 
-_NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta")
+_NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta|/run: ")
 
 
 def attack(folder: Path, kind: str, most: int, first: int) -> None:

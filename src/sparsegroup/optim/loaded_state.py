@@ -9,6 +9,8 @@ from torch import Tensor
 
 from sparsegroup.rules import Rule
 
+_LAST_STEP = 2.0**53
+
 
 @dataclass(frozen=True)
 class Shielded:
@@ -42,6 +44,8 @@ def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], whe
     for name, value in entry.items():
         if not isinstance(value, Tensor) and name != "step":
             raise TypeError(f"state {name!r} must be a tensor, got {type(value).__name__} ({where})")
+    if "step" in entry and not 0 <= float(entry["step"]) <= _LAST_STEP:
+        raise ValueError(f"state 'step' must be a number from 0 to 2⁵³, got {float(entry['step']):g} ({where})")
 
 
 def shielded(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class StoreAdapter:
     def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
         """See `ParameterAdapter.check`."""
         check_groups(group["groups"], parameter.shape, where)
+        if not is_rows(group["groups"]):
+            raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({where})")
         if group["capturable"]:
             raise ValueError(
                 f"capturable=True cannot be for a HashEmbedding, whose rows differ from step to step ({where}); give "
@@ -39,8 +41,6 @@ class StoreAdapter:
         """See `ParameterAdapter.plan`."""
         group = step.group
         site = ParameterSite.of(group, (step.number, number))
-        if not is_rows(group["groups"]):
-            raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({site})")
         if group.get("weight_decay"):
             raise ValueError(
                 f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({site}); use l2"

@@ -46,6 +46,8 @@ class Range:
         place = f" ({where})" if where else ""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{what} must be a number, got {value!r}{place}")
+        if isinstance(value, int) and abs(value) >> 63:  # more than kernels take as an integer
+            raise ValueError(f"{what} must be {self}, and below 2⁶³ where it is an int, got {value:_}{place}")
         if float(value) not in self:
             raise ValueError(f"{what} must be {self}, got {float(value):g}{place}")
 

@@ -266,18 +266,18 @@ def _apply(
         packed = directory.packed
         if packed is not None:
             packed.forget(np.unique(dropped))
-        notes = _read_notes(file, path, config, facts.written)
+        count = facts.written
+        keys, rows = file.get_slice("keys"), file.get_slice("rows")
+        if keys.get_shape() != [count]:
+            raise ValueError(f"{path}: keys of shape {keys.get_shape()} do not fit the manifest's {count:,} rows")
+        notes = _read_notes(file, path, config, count)
         directory.set_notes(notes)
         directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
         storage.lay_out(facts.parts, directory.num_rows, None)
         memory, index = storage.rows, directory.index
         was_empty = not directory.num_rows
-        keys, rows = file.get_slice("keys"), file.get_slice("rows")
-        count = facts.written
-        if rows.get_shape() != [count, len(memory.parts), config.dim] or keys.get_shape() != [count]:
-            raise ValueError(
-                f"{path}: rows of shape {rows.get_shape()} and keys of {keys.get_shape()} do not fit the manifest"
-            )
+        if rows.get_shape() != [count, len(memory.parts), config.dim]:
+            raise ValueError(f"{path}: rows of shape {rows.get_shape()} do not fit the manifest")
         if facts.rows > directory.total_rows + count:
             raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.total_rows:,}")
         aside = facts.packed if begins and packed is not None else 0

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from sparsegroup.training.config import Config
 from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.network_size import outlined
 from sparsegroup.yaml_settings import SettingsError
 
 
@@ -22,9 +22,8 @@ def check_network_shapes(config: Config, columns: Columns, weights: Mapping[str,
         SettingsError: The network has other shapes, or cannot be built. Nothing was allocated for it.
     """
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=()):
-            network = config.model.network(columns)
-    except (ValueError, RuntimeError, OverflowError) as error:
+        network = outlined(lambda: config.model.network(columns))
+    except ValueError as error:
         raise SettingsError(f"model: {error}") from error
     for name, weight in network.state_dict().items():
         recorded = weights.get(name)

@@ -18,12 +18,7 @@ def check_network_memory(make: Callable[[], nn.Module], state_tensors: int, batc
     Raises:
         ValueError: It would; the error says how many weights and bytes.
     """
-    with torch.random.fork_rng(devices=[]):
-        try:
-            with torch.device("meta"):
-                network = make()
-        except (RuntimeError, OverflowError, TypeError) as error:  # more elements than a tensor may have
-            raise ValueError(f"the network is larger than any machine's memory ({_first_line(error)})") from error
+    network = outlined(make)
     parameters = list(network.parameters())
     weights = sum(parameter.numel() for parameter in parameters)
     widest = max((parameter.element_size() for parameter in parameters), default=0)
@@ -38,8 +33,21 @@ def check_network_memory(make: Callable[[], nn.Module], state_tensors: int, batc
         )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def outlined(make: Callable[[], nn.Module]) -> nn.Module:
+    """The network without content: its tensors are on the device "meta". torch's generators stay untouched.
+
+    Args:
+        make: Makes it; called under that device.
+
+    Raises:
+        ValueError: No tensor may have so many elements as one of its would.
+    """
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        try:
+            return make()
+        except (RuntimeError, OverflowError, TypeError) as error:
+            first_line = str(error).partition("\n")[0]
+            raise ValueError(f"the network is larger than any machine's memory ({first_line})") from error
 
 
 def machine_bytes() -> int | None:
