@@ -114,3 +114,16 @@ def test_a_part_of_a_prepared_log_with_another_column_is_refused(
     pq.write_table(table if column is None else table.append_column("a", column), part)
     with pytest.raises(ClickLogError, match=rf"part-00000.parquet: damaged \({said}\)"):
         list(log.batches(0, 2, 2))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".feather", ".parquet"])
+def test_a_name_with_a_zero_byte_is_the_name_of_a_column(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"log{suffix}"
+    lists = ["a|b", "b", "c|a|b"]
+    if suffix == ".csv":
+        path.write_text("label,tag\0\n" + "".join(f"{row % 2},{text}\n" for row, text in enumerate(lists)))
+    else:
+        table = pa.table({"label": [0, 1, 0], "tag\0": lists})
+        path.write_bytes(arrow_bytes(table)) if suffix == ".feather" else pq.write_table(table, path)
+    log = open_log(path, columns={"label": "label", "tag\0": "list |"})
+    assert [len(batch.labels) for batch in log.batches(0, 3, 3)] == [3]

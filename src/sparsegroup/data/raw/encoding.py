@@ -244,6 +244,7 @@ def _seconds(times: pl.Series) -> npt.NDArray[np.int64]:
 
 
 def _lists_of_keys(values: pl.Series, separator: str, field: int) -> pa.Array:
-    lists = pc.split_pattern(values.fill_null("").to_arrow(), separator)
+    texts = values.fill_null("").alias("")  # Arrow's exchange format takes no zero bytes in names
+    lists = pc.split_pattern(texts.to_arrow(), separator)
     keys = pa.array(keys_of(lists.flatten(), field))
     return pa.LargeListArray.from_arrays(lists.offsets, keys).cast(pa.list_(pa.int64()))
