@@ -144,6 +144,14 @@ HOSTILE = [
 ]
 NO_VALUE = {"log", "set_", "out", "overwrite", "continue_", "resume", "json", "quiet", "verbose", "baseline"}
 TRACKED = {"tensorboard", "mlflow"}
+MEANT = {
+    "lr": ("earning rate",),
+    "network_lr": ("earning rate",),
+    "log": ("no such file",),
+    "test": ("no such file",),
+    "options": ("no option 'a'", "unexpected argument 'a'"),
+}
+"""Other words than a setting's name by which one knows that it is meant."""
 FLAGS = {"fallback", "pack_dead"}
 
 
@@ -170,12 +178,17 @@ def cases() -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
     for key in keys_of(Config):
         if key.split(".")[-1] not in TRACKED:
             for value in HOSTILE:
-                yield f"{key}={value[:20]}", ["--set", f"{key}={value}"], (key.split(".")[-1], value[:20])
+                name = key.split(".")[-1]
+                yield f"{key}={value[:20]}", ["--set", f"{key}={value}"], (name, value[:20], *MEANT.get(name, ()))
     for name in inspect.signature(train_command).parameters:
         if name not in NO_VALUE | TRACKED | FLAGS:
             option = "--" + name.replace("_", "-")
             for value in HOSTILE:
-                yield f"{option} {value[:20]}", [option, value], (option, name, value[:20], "earning rate")
+                yield (
+                    f"{option} {value[:20]}",
+                    [option, value],
+                    (option, name, name.replace("_", "."), value[:20], *MEANT["lr"]),
+                )
 
 
 @pytest.mark.slow

@@ -25,6 +25,9 @@ from sparsegroup.training.network_start import start_network
 from sparsegroup.training.optimizer_config import OptimizerConfig, targets_in
 from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
+Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
+"""Of a log: one path, or several."""
+
 
 def _kind(given: str) -> str:
     return str(ColumnKind.of(given))
@@ -50,9 +53,9 @@ class DataConfig(StrictSettings):
         on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
     """
 
-    log: str | tuple[str, ...] | None = None
+    log: Paths | None = None
     rows: int = Field(default=200_000, ge=100)
-    test: str | tuple[str, ...] | None = None
+    test: Paths | None = None
     sort_files: SortFiles = "name"
     dataset: DatasetName = "auto"
     schema_file: str | None = Field(default=None, alias="schema")

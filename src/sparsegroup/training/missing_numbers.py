@@ -60,7 +60,10 @@ def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> 
     refused = _refused(model, batch.numbers)[row].nonzero()
     if len(refused):
         raise MissingNumberError(NumberPlace(first, batch, row, int(refused[0])))
-    raise FloatingPointError(f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite")
+    raise FloatingPointError(
+        f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
+        "diverged; train it with a lower learning rate"
+    )
 
 
 @contextmanager
