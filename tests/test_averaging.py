@@ -102,7 +102,8 @@ def test_a_table_is_averaged_row_by_row_and_dead_rows_stay_dead(name):
 def test_dense_weights_keep_their_zeros_by_keep_zeros_alone():
     model = Model()
     optimizer = optimizer_of(model)
-    kept, plain = (AveragedModel(model, multi_avg_fn=AVERAGES[name][0]["multi_avg_fn"]) for name in AVERAGES_OF_TWO)
+    both = ("keep_zeros", "multi ema")
+    kept, plain = (AveragedModel(model, multi_avg_fn=AVERAGES[name][0]["multi_avg_fn"]) for name in both)
     expected = None
     for step in range(8):
         train(model, optimizer, step)
@@ -112,9 +113,6 @@ def test_dense_weights_keep_their_zeros_by_keep_zeros_alone():
     torch.testing.assert_close(kept.module.embedding.weight.detach(), expected, rtol=1e-12, atol=1e-12)
     live = {one: int((one.embedding.weight != 0).any(1).sum()) for one in (model, kept.module, plain.module)}
     assert live[kept.module] == live[model] < live[plain.module]
-
-
-AVERAGES_OF_TWO = ("keep_zeros", "multi ema")
 
 
 def test_an_average_holds_no_state_of_the_optimizer():

@@ -20,7 +20,15 @@ from optimizer_cases import (
     snapshot,
     train,
 )
-from sparsegroup import GroupAdagrad, GroupAdaHessian, GroupAdam, GroupFTRL, GroupMomentum, GroupOptimizer
+from sparsegroup import (
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupFTRL,
+    GroupMomentum,
+    GroupOptimizer,
+    HashEmbedding,
+)
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -229,6 +237,27 @@ def test_an_unknown_argument_is_refused_by_name(cls, name):
 def test_nesterov_needs_momentum():
     with pytest.raises(ValueError, match=r"nesterov.*momentum.*param group 0"):
         GroupMomentum([parameter(2)], momentum=0.0, nesterov=True)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**70), 10**5000], ids=["just", "negative", "of many digits"])
+def test_an_integer_that_no_kernel_takes(value):
+    with pytest.raises(ValueError, match=r"l21 must be .* below 2⁶³, got an int of \d+ bits"):
+        GroupAdam([parameter(2)], l21=value)
+
+
+@pytest.mark.parametrize("groups", ["columns", "all", -1, 1])
+def test_a_table_has_rows_for_groups(groups):
+    with pytest.raises(ValueError, match=r"a HashEmbedding needs groups='rows', got .*param group 0"):
+        GroupAdam(HashEmbedding(4).parameters(), groups=groups)
+
+
+@pytest.mark.parametrize("step", [-1.0, 1e308, float("nan"), 2.0**60])
+def test_a_step_count_that_no_training_has(step):
+    optimizer = GroupAdam([parameter(2)])
+    state = optimizer.state_dict()
+    state["state"][0] = {"step": step, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    with refused(optimizer, ValueError, r"'step' must be a number from 0 to 2⁵³.*param group 0"):
+        optimizer.load_state_dict(state)
 
 
 SPARSE = {

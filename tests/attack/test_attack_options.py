@@ -33,6 +33,7 @@ SETTINGS = [
     ("model.hidden=[100000000, 100000000]", "the network has 10,000,0"),
     ("model.hidden=[100000000, 100000000]", "bytes, and this machine has"),
     ("model.hidden=[1000000000000000000]", "the network is larger than any machine's memory"),
+    ("model.hidden=[9223372036854775808]", "the network is larger than any machine's memory"),
     ("model.dims={color: true}", "model.dims: true and false are no numbers"),
     ("model.fallback=2", "model.fallback: input should be a valid boolean"),
     (f"model.max_table_bytes={'9' * 400}", "model.max_table_bytes: whole numbers must be below 2⁶⁴"),

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versions
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.optim.loaded_state import LAST_STEP
 from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import Penalty
 from sparsegroup.table.table import Table
@@ -91,7 +92,7 @@ def check_state(
         parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
         for number, entry in state["state"].items():
             where = f"{folder}: damaged (state.optimizers.{place}.state.{number}"
-            if "step" in entry and not 0 <= float(entry["step"]) < float("inf"):
+            if "step" in entry and not 0 <= float(entry["step"]) <= LAST_STEP:
                 raise CheckpointError(f"{where}.step: a count is expected, got {entry['step']})")
             if not isinstance(optimizer, GroupOptimizer) or type(number) is not int or number >= len(parameters):
                 continue

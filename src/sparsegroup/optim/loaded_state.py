@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sparsegroup.rules import Rule
 
-_LAST_STEP = 2.0**53
+LAST_STEP = 2.0**53
+"""No training has more, and beyond it float64 does not count on."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], whe
     for name, value in entry.items():
         if not isinstance(value, Tensor) and name != "step":
             raise TypeError(f"state {name!r} must be a tensor, got {type(value).__name__} ({where})")
-    if "step" in entry and not 0 <= float(entry["step"]) <= _LAST_STEP:
+    if "step" in entry and not 0 <= float(entry["step"]) <= LAST_STEP:
         raise ValueError(f"state 'step' must be a number from 0 to 2⁵³, got {float(entry['step']):g} ({where})")
 
 

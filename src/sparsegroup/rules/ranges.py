@@ -47,7 +47,7 @@ class Range:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{what} must be a number, got {value!r}{place}")
         if isinstance(value, int) and abs(value) >> 63:  # more than kernels take as an integer
-            raise ValueError(f"{what} must be {self}, and below 2⁶³ where it is an int, got {value:_}{place}")
+            raise ValueError(f"{what} must be {self}, and below 2⁶³, got an int of {value.bit_length()} bits{place}")
         if float(value) not in self:
             raise ValueError(f"{what} must be {self}, got {float(value):g}{place}")
 
