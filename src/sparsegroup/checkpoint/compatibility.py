@@ -17,6 +17,7 @@ from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import Penalty
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_state_dict import rows_left_out
+from sparsegroup.tensor_words import shape_of
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -109,15 +110,9 @@ def check_model(folder: Path, saved: Mapping[str, Any], model: nn.Module) -> Non
     with rows_left_out():
         own = model.state_dict()
     for name in sorted(saved.keys() | own.keys()):
-        ours, theirs = (_shape(content[name]) if name in content else "nothing" for content in (own, saved))
+        ours, theirs = (shape_of(content[name]) if name in content else "nothing" for content in (own, saved))
         if ours != theirs:
             raise CheckpointError(f"{folder}: another model's: {name} is {theirs} there, {ours} in the model")
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def check_optimizers(folder: Path, content: Any, own: Sequence[Optimizer], settings: str) -> list[str]:

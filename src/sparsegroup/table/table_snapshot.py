@@ -14,6 +14,7 @@ from sparsegroup.table.directory import Directory
 from sparsegroup.table.directory_notes import check_notes
 from sparsegroup.table.row_storage import WEIGHT, RowMemory
 from sparsegroup.table.table_config import TableConfig
+from sparsegroup.tensor_words import shape_of
 
 Int64s = npt.NDArray[np.int64]
 
@@ -75,11 +76,11 @@ class TableSnapshot:
         """
         for name in ("keys", "dropped"):
             if tensors[name].dtype != torch.int64 or tensors[name].ndim != 1:
-                raise ValueError(f"{name}: int64 [n] is expected, got {_shape(tensors[name])}")
+                raise ValueError(f"{name}: int64 [n] is expected, got {shape_of(tensors[name])}")
         content = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items() if name != WEIGHT}
         keys, weight = content.pop("keys"), tensors[WEIGHT]
         if weight.shape != (len(keys), config.dim):
-            raise ValueError(f"{WEIGHT}: [{len(keys)}, {config.dim}] is expected, got {_shape(weight)}")
+            raise ValueError(f"{WEIGHT}: [{len(keys)}, {config.dim}] is expected, got {shape_of(weight)}")
         if len(np.unique(keys)) != len(keys):
             raise ValueError("keys: a key appears twice")
         if len(keys) > config.max_rows:
@@ -91,7 +92,3 @@ class TableSnapshot:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The keys and the parts by name."""
         return {"keys": self.keys, **self.parts}
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.online_logistic import COUNT, MOMENTS, PARTS, PER_NUMBER, SQUARES, SUM, online_pass
 from sparsegroup.rules.ftrl import FTRL
+from sparsegroup.tensor_words import shape_of
 
 HASH_BITS = 22
 """Features share 2²² weights: 48 MiB, of which those that no feature came to are never touched."""
@@ -138,8 +139,8 @@ def check_baseline_state(state: Mapping[str, Tensor]) -> None:
     ):
         tensor = state[name]
         if tensor.dtype != dtype or not tensor.ndim or tensor.shape != shape:
-            expected = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-            raise ValueError(f"baseline.{name}: {expected} are expected, got {tensor.dtype} {list(tensor.shape)}")
+            expected = shape_of(torch.empty(shape, dtype=dtype, device="meta"))
+            raise ValueError(f"baseline.{name}: {expected} are expected, got {shape_of(tensor)}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"baseline.{name}: has numbers that are not finite")
     end = (1 << HASH_BITS) + 1 + numbers

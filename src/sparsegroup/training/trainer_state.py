@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, Count, Real, validated
 from sparsegroup.reporting.run_record import HistoryPoint
+from sparsegroup.tensor_words import shape_of
 from sparsegroup.training.baseline import check_baseline_state
 from sparsegroup.training.epoch_progress import EpochProgress
 
@@ -37,7 +38,7 @@ class WindowState:
             tensor = getattr(self, name)
             may_lack = name in ("weights", "baseline") and tensor.shape == (0,)
             if not tensor.is_floating_point() or (tensor.shape != (count,) and not may_lack):
-                raise ValueError(f"window.{name}: numbers [{count}] are expected, got {_shape(tensor)}")
+                raise ValueError(f"window.{name}: numbers [{count}] are expected, got {shape_of(tensor)}")
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"window.{name}: has numbers that are not finite")
         if not bool(((self.labels == 0) | (self.labels == 1)).all()):
@@ -103,7 +104,3 @@ class TrainerState:
         if state.baseline is not None:
             check_baseline_state(state.baseline)
         return state
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
