@@ -33,3 +33,11 @@ def ranks() -> Iterator[Ranks]:
     started = Ranks()
     yield started
     started.end()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Four ranks of another one."""
+    started = Ranks(4)
+    yield started
+    started.end()

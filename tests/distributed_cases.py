@@ -1,7 +1,11 @@
-"""Two processes with gloo between them, which call functions of test modules."""
+"""Processes with gloo between them, which call functions of test modules."""
 
+import faulthandler
 import multiprocessing
+import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -18,9 +22,10 @@ PATIENCE = 100  # seconds
 
 
 class Ranks:
-    """Two ranks, which begin when they are first needed."""
+    """So many ranks, which begin when they are first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: int = WORLD) -> None:
+        self._world = world
         self._ranks: list[tuple[Any, Connection]] = []
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -32,6 +37,9 @@ class Ranks:
         answers = []
         for number, (process, pipe) in enumerate(self._ranks):
             if not pipe.poll(PATIENCE):
+                for process, _ in self._ranks:  # each tells where it stands
+                    os.kill(process.pid, signal.SIGUSR1)
+                time.sleep(1)
                 self.end()
                 raise AssertionError(f"rank {number} does not answer")
             try:
@@ -47,9 +55,9 @@ class Ranks:
     def _begin(self) -> None:
         context = multiprocessing.get_context("spawn")
         folder = tempfile.mkdtemp()
-        for rank in range(WORLD):
+        for rank in range(self._world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, folder, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self._world, folder, theirs), daemon=True)
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
@@ -77,10 +85,11 @@ def own_half(batch: Tensor) -> Tensor:
     return batch.chunk(WORLD)[dist.get_rank()] if on_two() else batch
 
 
-def _serve(rank: int, folder: str, pipe: Connection) -> None:
+def _serve(rank: int, world: int, folder: str, pipe: Connection) -> None:
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    store = dist.FileStore(str(Path(folder) / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     while True:
         try:
             function, arguments = pipe.recv()

@@ -25,7 +25,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         OSError: The disk is full, say, or a folder that is not empty is in its place. Nothing is left behind, and
             the folder that was to be replaced is in its place.
     """
-    temporary, old = (disk.beside(folder, prefix) for prefix in (_UNFINISHED, _REMOVED))
+    temporary, old = unfinished_place(folder), disk.beside(folder, _REMOVED)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -40,6 +40,11 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             disk.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unfinished_place(folder: Path) -> Path:
+    """Where `whole_folder` lets `folder` be filled."""
+    return disk.beside(folder, _UNFINISHED)
 
 
 def _exchange(new: Path, folder: Path, old: Path) -> None:

@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
 from sparsegroup.artifact.validation import Count, shortened
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
+from sparsegroup.table.sharded.routing import Routing
 from sparsegroup.table.table_file import TableFacts
+from sparsegroup.table.table_reading import ALL, TablePart
 
 MANIFEST = "checkpoint.json"
 
@@ -27,6 +30,7 @@ class CheckpointManifest(Manifest):
         versions: The versions of Python, this package and torch.
         tables: Name of the file → where its table is in the model, and the table's facts.
         state: All the rest, as `as_plain` makes it.
+        routing: Which rank has which keys, where tables lie on several, each of which has a file of its own.
     """
 
     step: Count
@@ -34,6 +38,7 @@ class CheckpointManifest(Manifest):
     versions: Mapping[str, str]
     tables: Mapping[str, tuple[str, TableFacts]]
     state: Any
+    routing: Mapping[str, Any] | None = None
 
     def check(self) -> None:
         """See `Manifest.check`."""
@@ -41,16 +46,36 @@ class CheckpointManifest(Manifest):
             raise ValueError(
                 f"parent.path: a neighbour is expected, as in ../step-1, got {shortened(self.parent.path)}"
             )
-        places = [where for where, _ in self.tables.values()]
+        ranks = 1
+        if self.routing is not None:
+            try:
+                ranks = Routing.of_plain(self.routing).ranks
+            except (ValueError, TypeError, LookupError) as error:
+                raise ValueError(f"routing: {error}") from error
+        places = [(where, facts.rank) for where, facts in self.tables.values()]
         for name, (where, facts) in self.tables.items():
             if name not in self.files:
                 raise ValueError(f"tables.{name}: is not among the files")
-            if places.count(where) > 1:
+            if places.count((where, facts.rank)) > 1:
                 raise ValueError(f"tables.{name}: the table {where!r} is in another file, too")
+            if facts.rank is not None and (self.routing is None or facts.rank >= ranks):
+                raise ValueError(f"tables.{name}.1.rank: there is no rank {facts.rank} of the table {where!r}")
+            if sum(place == where for place, _ in places) != (1 if facts.rank is None else ranks):
+                raise ValueError(f"tables.{name}: not all of the table {where!r} is there, or more")
             try:
                 facts.check()
             except ValueError as error:
                 raise ValueError(f"tables.{name}.1.{error}") from error
+
+    def parts(self, folder: Path, where: str) -> list[TablePart]:
+        """The files of a table in `folder`, in the order of ranks."""
+        parts = []
+        for name, (place, facts) in self.tables.items():
+            if place == where:
+                has_ranks = facts.rank is not None and self.routing is not None
+                buckets = Routing.of_plain(self.routing or {}).range_of(facts.rank or 0) if has_ranks else ALL
+                parts.append(TablePart(folder / name, facts, buckets))
+        return sorted(parts, key=lambda part: part.buckets.start)
 
 
 def versions() -> dict[str, str]:

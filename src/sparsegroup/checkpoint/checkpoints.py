@@ -12,6 +12,7 @@ from sparsegroup.artifact.chain import chain_of, verified_chain
 from sparsegroup.artifact.whole_folder import remove_folder, remove_leftovers
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, CheckpointManifest
+from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
 from sparsegroup.checkpoint.training_state import (
     LoadResult,
     Optimizers,
@@ -97,11 +98,8 @@ class Checkpoints:
         Raises:
             CheckpointError, OSError: See `save_checkpoint`, and where one of a later step is there. All stay.
         """
-        remove_leftovers(self.folder)
-        folder = self.of_step(step)
-        for path in self.paths():
-            if path.name >= folder.name:
-                self._give_way(path, step)
+        folder, ranks = self.of_step(step), CheckpointRanks.of(model)
+        ranks.do(lambda: None if ranks.rank else self._make_way(step))
         follows = self._chain[-1] if self._chain and self.incremental and not whole else None
         if follows is None or not self._is_worth_following() or not is_tracked(model, follows[1].id):
             follows, self._chain = None, []
@@ -110,7 +108,7 @@ class Checkpoints:
             folder, model, optimizer, scheduler, step=step, extra=extra, parent=parent, track=self.incremental
         )
         self._chain.append((folder, manifest))
-        self._prune()
+        ranks.do(lambda: None if ranks.rank else self._prune())
         return folder
 
     def load(
@@ -137,6 +135,13 @@ class Checkpoints:
     def _is_worth_following(self) -> bool:
         base, *changes = [manifest for _, manifest in self._chain]
         return bool(base.tables) and sum(manifest.bytes for manifest in changes) <= base.bytes
+
+    def _make_way(self, step: int) -> None:
+        """Remove what was left by one that was cut off, and damaged ones of later steps."""
+        remove_leftovers(self.folder)
+        for path in self.paths():
+            if path.name >= self.of_step(step).name:
+                self._give_way(path, step)
 
     def _give_way(self, path: Path, step: int) -> None:
         try:

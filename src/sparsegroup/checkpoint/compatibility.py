@@ -35,7 +35,7 @@ def check_tables(folder: Path, manifest: CheckpointManifest, tables: Mapping[str
             f"{folder}: another model's: it has the tables {', '.join(map(repr, sorted(saved))) or 'none'}, "
             f"the model {', '.join(map(repr, sorted(tables))) or 'none'}"
         )
-    for where, facts in saved.items():
+    for where, facts in manifest.tables.values():
         if mismatch := facts.mismatch(tables[where].config):
             raise CheckpointError(f"{folder}: another model's: the table {where!r} has {mismatch}")
         if facts.rows > tables[where].config.max_rows:

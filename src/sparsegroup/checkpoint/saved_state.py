@@ -36,6 +36,14 @@ class SavedRng:
 
 
 @dataclass(frozen=True)
+class SavedRank:
+    """What each of several ranks has of its own: the states of its generators, and of its optimizers'."""
+
+    rng: SavedRng
+    generators: list[Tensor | None]
+
+
+@dataclass(frozen=True)
 class SavedState:
     """All but the rows.
 
@@ -44,6 +52,7 @@ class SavedState:
         optimizers, rng: As above.
         scheduler, scheduler_kind: The scheduler's state dict and class; None without one.
         extra: What was given to be kept.
+        ranks: What each rank has of its own; None where one has written alone.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -54,3 +63,4 @@ class SavedState:
     scheduler: dict[str, Any] | None
     scheduler_kind: str | None
     extra: Any
+    ranks: list[SavedRank] | None = None

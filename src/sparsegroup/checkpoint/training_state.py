@@ -1,6 +1,6 @@
 """The whole state of a training, as files of one folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -8,44 +8,32 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.artifact.chain import verified_chain
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.manifest import Parent
-from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
-from sparsegroup.artifact.validation import validated
-from sparsegroup.artifact.whole_folder import whole_folder
+from sparsegroup.artifact.tensor_file import write_tensors
+from sparsegroup.artifact.whole_folder import unfinished_place, whole_folder
+from sparsegroup.checkpoint.checkpoint_content import DAMAGE, STATE, read_content
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, MANIFEST, CheckpointManifest, versions
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, CheckpointManifest, versions
+from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
 from sparsegroup.checkpoint.compatibility import (
-    check_model,
-    check_optimizers,
-    check_scheduler,
-    check_state,
-    check_tables,
     kind_of,
-    version_notes,
 )
-from sparsegroup.checkpoint.plain import as_plain, from_plain
-from sparsegroup.checkpoint.rng import check_rng_state, rng_state, set_rng_state
-from sparsegroup.checkpoint.saved_state import SavedState
+from sparsegroup.checkpoint.plain import as_plain
+from sparsegroup.checkpoint.rng import rng_state
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
 from sparsegroup.optim.stored import Claim, RowStore
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
-from sparsegroup.table.table_file import TableFacts, read_table, write_changes, write_table
+from sparsegroup.table.table_file import TableFacts, write_changes, write_table
 from sparsegroup.table.table_state_dict import rows_left_out
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
-
-STATE = "state.safetensors"
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, SafetensorError, RuntimeError)
-"""What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True)
@@ -100,71 +88,84 @@ def save_checkpoint(
         OSError: The disk is full, say. No folder is left behind.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise CheckpointError(f"{folder}: exists already")
+    ranks = CheckpointRanks.of(model)
+    before = ranks.do(lambda: _predecessor(folder, model, parent))
     for one in _listed(optimizer) if sweep else ():
         if isinstance(one, GroupOptimizer):
             one.sweep()
-    before = None if parent is None else Parent(CHECKPOINT.read(Path(parent)).id, f"../{Path(parent).name}")
-    if before is not None and not is_tracked(model, before.id):
-        raise CheckpointError(f"{folder}: the tables have not been tracked since {parent}: write all of them")
-    tensors: dict[str, Tensor] = {}
     content: dict[str, Any] = {"optimizers": [_optimizer_state(one) for one in _listed(optimizer)], "extra": extra}
     with rows_left_out():
         content["model"] = model.state_dict()
     content["scheduler"] = None if scheduler is None else scheduler.state_dict()
     content["scheduler_kind"] = None if scheduler is None else type(scheduler).__name__
     content["rng"] = rng_state()
-    state = as_plain(content, tensors, "state")
+    if not ranks.is_alone:
+        content["ranks"] = ranks.all_of({"rng": rng_state(), "generators": _generators(optimizer)})
+
+    def finish() -> CheckpointManifest | None:
+        if ranks.rank:
+            return None
+        tensors: dict[str, Tensor] = {}
+        state = as_plain(content, tensors, "state")
+        written: dict[str, FileFacts] = {STATE: write_tensors(place / STATE, tensors)}
+        for files, _ in parts:
+            written |= files
+        manifest = CheckpointManifest(
+            step=step,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions(),
+            parent=before,
+            files=written,
+            tables={name: of_table for _, tables in parts for name, of_table in tables.items()},
+            routing=None if ranks.is_alone else ranks.routing.as_plain(),
+            state=state,
+        )
+        manifest = CHECKPOINT.write(place, manifest)
+        unfinished.close()
+        return manifest
+
     with _at_rest(model) as tables:
-        with whole_folder(folder) as place:
-            written: dict[str, FileFacts] = {STATE: write_tensors(place / STATE, tensors)}
-            facts: dict[str, tuple[str, TableFacts]] = {}
-            for where, table in tables.items():
-                name = f"{f'table-{_quoted(where)}' if where else 'table'}.safetensors"
-                if before is None:
-                    written[name], of_table = write_table(table, place / name)
-                else:
-                    assert table.changes is not None
-                    written[name], of_table = write_changes(table, table.changes, place / name)
-                facts[name] = where, of_table
-            manifest = CheckpointManifest(
-                step=step,
-                written=datetime.now(UTC).isoformat(timespec="seconds"),
-                versions=versions(),
-                parent=before,
-                files=written,
-                tables=facts,
-                state=state,
-            )
-            manifest = CHECKPOINT.write(place, manifest)
+        with ExitStack() as unfinished:
+            if not ranks.rank:
+                place = ranks.do(lambda: unfinished.enter_context(whole_folder(folder)))
+            else:
+                place = ranks.do(lambda: unfinished_place(folder))
+            parts = ranks.all_of(ranks.do(lambda: _written_tables(place, tables, ranks, before)))
+            manifest = ranks.all_of(ranks.do(finish))[0]
+        assert manifest is not None
         for table in tables.values():
             table.track(manifest.id if track else None)
     return manifest
 
 
-def kept_state(folder: str | Path) -> dict[str, Any]:
-    """What a checkpoint keeps beside its rows, which are not looked at: `model`, `extra` and the others.
-
-    Raises:
-        CheckpointError: It is missing or damaged.
-    """
-    folder = Path(folder)
-    manifest = CHECKPOINT.read(folder)
-    manifest.check_files(folder, CheckpointError, STATE)
-    return _state(folder, manifest)
+def _predecessor(folder: Path, model: nn.Module, parent: str | Path | None) -> Parent | None:
+    """The checkpoint whose rows a new one changes."""
+    if folder.exists():
+        raise CheckpointError(f"{folder}: exists already")
+    before = None if parent is None else Parent(CHECKPOINT.read(Path(parent)).id, f"../{Path(parent).name}")
+    if before is not None and not is_tracked(model, before.id):
+        raise CheckpointError(f"{folder}: the tables have not been tracked since {parent}: write all of them")
+    return before
 
 
-def _state(folder: Path, manifest: CheckpointManifest) -> dict[str, Any]:
-    if STATE not in manifest.files:
-        raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
-    tensors = read_tensors(folder / STATE, CheckpointError)
-    try:
-        content: dict[str, Any] = from_plain(manifest.state, tensors)
-        validated(SavedState, content)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{folder / MANIFEST}: damaged (state.{error})") from error
-    return content
+def _written_tables(
+    place: Path, tables: Mapping[str, Table], ranks: CheckpointRanks, before: Parent | None
+) -> tuple[dict[str, FileFacts], dict[str, tuple[str, TableFacts]]]:
+    """Write this rank's rows, and those that are on one rank alone if it is the first; gives the files' facts."""
+    written: dict[str, FileFacts] = {}
+    facts: dict[str, tuple[str, TableFacts]] = {}
+    for where, table in tables.items():
+        if table.ranks is None and ranks.rank:
+            continue
+        its = "" if table.ranks is None else f".rank-{ranks.rank}-of-{ranks.routing.ranks}"
+        name = f"{f'table-{_quoted(where)}' if where else 'table'}{its}.safetensors"
+        if before is None:
+            written[name], of_table = write_table(table, place / name)
+        else:
+            assert table.changes is not None
+            written[name], of_table = write_changes(table, table.changes, place / name)
+        facts[name] = where, of_table
+    return written, facts
 
 
 def load_checkpoint(
@@ -200,26 +201,9 @@ def load_checkpoint(
         MemoryError: The system has no more; nothing is changed.
     """
     folder = Path(folder)
-    chain = verified_chain(folder, CHECKPOINT)
-    manifest = chain[-1][1]
-    optimizers = _listed(optimizer)
-    tables = _tables(model)
-    try:
-        content = _state(folder, manifest)
-        check_tables(folder, manifest, tables)
-        check_model(folder, content["model"], model)
-        notes = version_notes(manifest)
-        if optimizers:
-            notes += check_optimizers(folder, content, optimizers, settings)
-        if scheduler is not None:
-            check_scheduler(folder, content, scheduler)
-        check_rng_state(content["rng"])
-        read = {where: _read(chain, where, table) for where, table in tables.items()}
-        check_state(folder, content, optimizers, {table: read[where] for where, table in tables.items()})
-    except CheckpointError:
-        raise
-    except _DAMAGE as error:
-        raise CheckpointError(f"{folder}: damaged ({error})") from error
+    ranks, optimizers, tables = CheckpointRanks.of(model), _listed(optimizer), _tables(model)
+    found = ranks.do(lambda: read_content(folder, ranks, model, tables, optimizers, scheduler, settings))
+    manifest, content = found.manifest, found.state
     claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
     claimed: set[RowStore] = set()
     with _all_or_nothing(folder, optimizers, scheduler):
@@ -229,18 +213,18 @@ def load_checkpoint(
             claimed |= load_state_without_rows(own, saved, claims)
         if scheduler is not None:
             scheduler.load_state_dict(content["scheduler"])
-        for own, saved in zip(optimizers, content["optimizers"], strict=False):
+        for own, saved in zip(optimizers, found.generators, strict=False):
             generator = getattr(own, "generator", None)
-            if generator is not None and saved["generator"] is not None:
-                generator.set_state(saved["generator"])
+            if generator is not None and saved is not None:
+                generator.set_state(saved)
     for where, table in tables.items():
-        table.adopt(read[where], claims[table] if table in claimed else None)
+        table.adopt(found.rows[where], claims[table] if table in claimed else None)
         table.track(manifest.id if track else None)
     with rows_left_out():
         model.load_state_dict(content["model"])
     if rng:
-        set_rng_state(content["rng"])
-    return LoadResult(manifest.step, content["extra"], notes)
+        found.set_rng()
+    return LoadResult(manifest.step, content["extra"], found.notes)
 
 
 @contextmanager
@@ -252,7 +236,7 @@ def _all_or_nothing(folder: Path, optimizers: Sequence[Optimizer], scheduler: LR
     states = [one.get_state() for one in generators]
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         for one, content in zip(changed, before, strict=True):
             one.__dict__.clear()
             one.__dict__.update(content)
@@ -304,13 +288,6 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _read(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: Table) -> Table:
-    parts = [
-        (folder / name, facts)
-        for folder, manifest in chain
-        for name, (place, facts) in manifest.tables.items()
-        if place == where
-    ]
-    if len(parts) < len(chain):
-        raise CheckpointError(f"{chain[-1][0]}: builds on one without the table {where!r}")
-    return read_table(table.config, parts)
+def _generators(optimizer: Optimizers) -> list[Tensor | None]:
+    found = [getattr(one, "generator", None) for one in _listed(optimizer)]
+    return [None if generator is None else generator.get_state() for generator in found]

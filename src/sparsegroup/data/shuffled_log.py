@@ -28,6 +28,7 @@ class ShuffledLog(LogView):
         rows: The first so many rows are shuffled, the others come after them as they are; None: the training rows.
         seed: In [0, 2⁶⁴).
         epoch: Number of the pass, ≥ 0.
+        part: Where the log is a part of another one, its number among the parts, so that they are shuffled differently.
 
     Raises:
         ValueError: A number out of range.
@@ -40,7 +41,9 @@ class ShuffledLog(LogView):
         (True, False)
     """
 
-    def __init__(self, log: Log, buffer: int, *, rows: int | None = None, seed: int = 0, epoch: int = 0) -> None:
+    def __init__(
+        self, log: Log, buffer: int, *, rows: int | None = None, seed: int = 0, epoch: int = 0, part: int = 0
+    ) -> None:
         super().__init__(log)
         self.rows = log.train_rows if rows is None else rows
         if buffer < 1:
@@ -49,8 +52,9 @@ class ShuffledLog(LogView):
             raise ValueError(f"rows must be in [0, {len(log)}], got {rows}")
         if seed < 0 or epoch < 0:
             raise ValueError(f"seed and epoch must be >= 0, got {seed} and {epoch}")
-        self.buffer, self.seed, self.epoch = buffer, seed, epoch
-        offset = 0 if buffer >= self.rows else int(np.random.default_rng([seed, epoch]).integers(buffer))
+        self.buffer = buffer
+        self._seed, self._part = [seed, epoch], [part] if part else []
+        offset = 0 if buffer >= self.rows else int(np.random.default_rng([*self._seed, *self._part]).integers(buffer))
         self._edges = [0, *range(offset or buffer, self.rows, buffer), self.rows]
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
@@ -67,7 +71,7 @@ class ShuffledLog(LogView):
             return
         for number, block in read_ahead(self._blocks(start, stop), depth=1):
             begin = self._edges[number]
-            draw = np.random.default_rng([self.seed, self.epoch, number])
+            draw = np.random.default_rng([*self._seed, number, *self._part])
             order = torch.from_numpy(draw.permutation(len(block)))[max(start - begin, 0) : stop - begin]
             for first in range(0, len(order), size):
                 yield block.take(order[first : first + size])

@@ -1,5 +1,7 @@
-"""What models with tables need of `torch.distributed.checkpoint`."""
+"""Models with tables on several ranks, and in `torch.distributed.checkpoint`."""
 
+from sparsegroup.distributed.data_parallel import data_parallel
 from sparsegroup.distributed.table_load_planner import TableLoadPlanner
+from sparsegroup.table.sharded.collectives import ExchangeError
 
-__all__ = ["TableLoadPlanner"]
+__all__ = ["ExchangeError", "TableLoadPlanner", "data_parallel"]

@@ -51,7 +51,7 @@ def clip_grad_norm_(
     if norm_type <= 0:
         raise ValueError(f"norm_type must be > 0, got {norm_type:g}")
     gradients = _gradients(parameters)
-    rows = [summed(gradient)._values() if gradient.is_sparse else gradient for gradient in gradients]
+    rows = [_normed(gradient) for gradient in gradients]
     norm = torch.nn.utils.get_total_norm(rows, norm_type, error_if_nonfinite, foreach)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     stored = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
@@ -85,6 +85,11 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
     for gradients in _by_device(dense).values():
         torch._foreach_clamp_min_(gradients, -clip_value)
         torch._foreach_clamp_max_(gradients, clip_value)
+
+
+def _normed(gradient: Tensor) -> Tensor:
+    """What torch takes the norm of: a table's gradient knows its own."""
+    return summed(gradient)._values() if gradient.is_sparse and type(gradient) is Tensor else gradient
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

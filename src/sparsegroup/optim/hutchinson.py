@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from sparsegroup.optim.stored import StoredParameter
+
 _LINEAR = (
     "the loss is linear in these parameters, and their Hessian is zero: take an optimizer without second derivatives, "
     "such as GroupAdam"
@@ -40,12 +42,13 @@ def hessian_diagonals(
         )
     vectors = [_rademacher(output, generator) for output in outputs]
     linked = [i for i, output in enumerate(outputs) if output.requires_grad]
-    if not linked:
+    rowless = _taken(parameters)
+    if not linked and not rowless:
         return [torch.zeros_like(vector) for vector in vectors]
     products = torch.autograd.grad(
-        [outputs[i] for i in linked],
+        [*(outputs[i] for i in linked), *rowless],
         parameters,
-        grad_outputs=[vectors[i] for i in linked],
+        grad_outputs=[*(vectors[i] for i in linked), *map(torch.zeros_like, rowless)],
         allow_unused=True,
     )
     if all(product is None for product in products) and any(output.numel() for output in outputs):
@@ -54,6 +57,16 @@ def hessian_diagonals(
         vector * _like(product, gradient, vector)
         for vector, product, gradient in zip(vectors, products, gradients, strict=True)
     ]
+
+
+def _taken(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """What is kept of gradients without rows; it is not kept any longer."""
+    taken: list[Tensor] = []
+    for parameter in parameters:
+        if isinstance(parameter, StoredParameter):
+            taken.extend(parameter.rowless)
+            parameter.rowless = ()
+    return taken
 
 
 @contextmanager

@@ -72,14 +72,16 @@ class StoreAdapter:
         live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
         if fields:
             found = store.critical_by_field(_row_step(step, entry), fields, sample, draw)
-            return [
+            here = [
                 _census(one.critical, one.rows, one.live, one.seen, live_bytes, field)
                 for field, one in zip((None, *fields), found, strict=False)
             ]
+            return here if store.ranks is None else store.ranks.of_all(here)
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
         critical = store.critical_l21(_row_step(step, entry), rows)
-        return [_census(critical, count, store.num_live, store.num_seen, live_bytes)]
+        here = [_census(critical, count, store.num_live, store.num_seen, live_bytes)]
+        return here if store.ranks is None else store.ranks.of_all(here)
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""

@@ -94,8 +94,28 @@ class RowPlan(Protocol):
         """Take the step: lay out u and the rule's state, count skipped rows, run the kernel."""
 
 
+class StoreRanks(Protocol):
+    """The ranks that a store's rows lie on. Whatever is asked, all of them have to ask it.
+
+    Attributes:
+        rank: The number of this one among them.
+    """
+
+    rank: int
+
+    def norm(self, own: Tensor, order: float) -> Tensor:
+        """The p-norm of what lies on all ranks, p being `order`, by that of this rank's part; 0-d as it is."""
+
+    def of_all(self, own: list[Any]) -> list[Any]:
+        """The lists of all ranks as one, in the order of ranks; what is in them can be pickled."""
+
+
 class RowStore(Protocol):
     """Rows of weights, found by number, with an optimizer's state beside them."""
+
+    @property
+    def ranks(self) -> StoreRanks | None:
+        """The ranks that rows of the same parameter lie on; None where all are here."""
 
     @property
     def num_rows(self) -> int: ...
@@ -223,6 +243,8 @@ class StoredParameter(Tensor):
     """
 
     store: RowStore
+    rowless: tuple[Tensor, ...] = ()
+    """Of gradients without rows the values, whose graph torch drops: those of other ranks are differentiated by it."""
     # As in nn.Parameter: what is done with it is met in __torch_dispatch__.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -251,7 +273,7 @@ class StoredParameter(Tensor):
     @property  # not cached: autograd sets it behind Python's back
     def grad(self) -> Tensor | None:
         """What backward has left, a `StoredGradient`: sparse COO, whose indices are row numbers."""
-        return StoredGradient.of(_GRAD.__get__(self))
+        return StoredGradient.of(_GRAD.__get__(self), self.store.ranks)
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:

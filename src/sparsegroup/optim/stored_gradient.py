@@ -21,6 +21,12 @@ class RowLines(Protocol):
         """Whether each row has one line."""
 
 
+class Ranks(Protocol):
+    """The ranks that rows lie on, see `sparsegroup.optim.stored.StoreRanks`."""
+
+    def norm(self, own: Tensor, order: float) -> Tensor: ...
+
+
 def attach(rows: Tensor, lines: RowLines) -> None:
     """Let `lines` travel with the gradient whose row numbers are `rows`.
 
@@ -68,10 +74,17 @@ class StoredGradient(Tensor):
     """
 
     @classmethod
-    def of(cls, gradient: Tensor | None) -> Tensor | None:
-        """The same object, as one of this class if it is a sparse tensor that has no graph."""
+    def of(cls, gradient: Tensor | None, ranks: Ranks | None = None) -> Tensor | None:
+        """The same object, as one of this class if it is a sparse tensor that has no graph.
+
+        Args:
+            gradient: This rank's rows'.
+            ranks: On which others are.
+        """
         if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
             gradient.__class__ = cls
+            if ranks is not None:
+                gradient.sparsegroup_ranks = ranks  # type: ignore[attr-defined]
         return gradient
 
     @classmethod
@@ -91,7 +104,8 @@ class StoredGradient(Tensor):
 def _norm(gradient: Tensor, ord: float = 2.0, **options: Any) -> Tensor:
     values = summed(gradient)._values() if gradient.layout is torch.sparse_coo else gradient
     norm: Tensor = torch.linalg.vector_norm(values, ord, **options)
-    return norm
+    ranks: Ranks | None = getattr(gradient, "sparsegroup_ranks", None)
+    return norm if ranks is None else ranks.norm(norm, ord)
 
 
 def _scale(gradient: Tensor, factor: Any) -> Tensor:

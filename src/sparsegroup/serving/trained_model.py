@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
+from sparsegroup.checkpoint.checkpoint_content import kept_state
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
-from sparsegroup.checkpoint.training_state import kept_state
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel

@@ -32,7 +32,7 @@ PIECE = 256
 
 
 @jitted
-def _distinct(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
+def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
     """The distinct keys in order of appearance; `seen` is an int32 table of a power of 2 ≥ 2 n slots."""
     seen[:] = 0
     mask = len(seen) - 1
@@ -149,7 +149,7 @@ def _look_up(
     thread = enter(turns)
     if finds:
         if take(turns, 0, thread, 1) == 0:
-            count[0] = _distinct(keys, seen, distinct, hashes, inverse, secret_of(state))
+            count[0] = distinct_in_order(keys, seen, distinct, hashes, inverse, secret_of(state))
             done(turns, 0)
         wait(turns, 0, 1)
     n, now = count[0], measure(state)

@@ -22,10 +22,21 @@ def for_autograd(weight: StoredParameter, locations: RowLocations, vectors: Tens
     return vectors
 
 
+def spread_out(vectors: Tensor, inverse: Int32s) -> Tensor:
+    """The vector `[distinct, dim]` of each of the keys that share it, `[keys, dim]`; differentiable as `for_autograd`.
+
+    Args:
+        vectors: Those of distinct keys.
+        inverse: `[keys]`, which of them each key has.
+    """
+    result: Tensor = _Gather.apply(vectors, inverse, len(vectors))  # type: ignore[no-untyped-call]
+    return result
+
+
 class _Lookup(Function):
     @staticmethod
     def forward(ctx: Any, weight: StoredParameter, locations: RowLocations, vectors: list[Tensor]) -> Tensor:
-        ctx.locations = locations
+        ctx.locations, ctx.weight = locations, weight
         return vectors[0]  # in a list: of a tensor that is an argument autograd would return a view
 
     @staticmethod
@@ -38,6 +49,8 @@ class _Lookup(Function):
             values = _Sum.apply(gradient, locations.inverse, len(locations.rows))  # type: ignore[no-untyped-call]
         else:
             values = batch.added_up(locations.inverse, gradient, len(locations.rows))
+        if values.requires_grad and not len(values) and ctx.weight.store.ranks is not None:
+            ctx.weight.rowless += (values,)
         return _sparse(locations, values), None, None
 
 

@@ -1,6 +1,6 @@
 """What a directory knows beside keys and rows, as state dicts and files hold it, and whether a table can know it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,3 +53,41 @@ def check_notes(notes: Mapping[str, npt.NDArray[Any]], config: TableConfig, num_
     trial.came(num_rows)
     trial.set_notes(notes)
     trial.set_uses(notes, np.arange(num_rows))
+
+
+def joined_notes(notes: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Mapping[str, npt.NDArray[Any]]:
+    """What several directories of different keys know, as one: without what is known of rows, if there are several."""
+    if len(notes) == 1:
+        return notes[0]
+    joined: dict[str, npt.NDArray[Any]] = {}
+    for name in NOTES:
+        arrays = [one[name] for one in notes if name in one]
+        if arrays and name not in OF_ROWS:
+            joined[name] = _JOINS[name](arrays)
+    return joined
+
+
+def _largest(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    largest: npt.NDArray[Any] = np.max(arrays, axis=0)
+    return largest
+
+
+def _sum(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.minimum(np.sum(arrays, axis=0, dtype=np.int64), np.iinfo(arrays[0].dtype).max).astype(arrays[0].dtype)
+
+
+def _turnover(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    largest, sums = _largest(arrays), np.sum(arrays, axis=0)
+    return np.array([largest[0], sums[1], sums[2], largest[3], largest[4]], np.int64)
+
+
+_JOINS: Mapping[str, Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]]] = {
+    "waiting": np.concatenate,
+    "sights": np.concatenate,
+    "sketch": _sum,
+    "sketch_age": _largest,
+    "seen_registers": _largest,
+    "clock": _largest,
+    "turnover": _turnover,
+}
+"""How several are made one: each has seen keys that the others have not."""

@@ -18,7 +18,7 @@ _MOST = 1 - 2.0**-53
 """The largest share whose bound is below 2⁶⁴."""
 
 
-def begin_dead(found: Found, table: Table) -> None:
+def begin_dead(found: Found, live: int, known: int) -> None:
     """Set vectors of keys that have come for the first time to zero, as if their rows were dead: as many as are dead.
 
     Fallback vectors then stand in for them, and learn what is to be expected of new keys. Which keys do so follows from
@@ -26,26 +26,27 @@ def begin_dead(found: Found, table: Table) -> None:
 
     Args:
         found: A lookup in training; its vectors are changed.
-        table: What was looked up in.
+        live: How many rows are not zero.
+        known: How many keys were ever seen, see `live_and_known`.
     """
     places = found.search.new_places
-    if not len(places) or (share := _dead_share(table)) <= 0:
+    if not len(places) or not known or live >= known:
         return
     drawn = mixed(found.search.keys[places] ^ _SALT)
-    begins_dead = places[drawn < np.uint64(min(share, _MOST) * 2.0**64)]
+    begins_dead = places[drawn < np.uint64(min(1 - live / known, _MOST) * 2.0**64)]
     found.vectors.index_fill_(0, torch.from_numpy(begins_dead).to(found.vectors.device), 0)
 
 
-def _dead_share(table: Table) -> float:
-    """How many of the keys that training has seen do not live.
+def live_and_known(table: Table) -> tuple[int, int]:
+    """How many rows live, and how many keys training has seen.
 
-    Where these are estimated, which would take its time, it is of those that ever had a row; what went and came back
+    Where these are estimated, which would take its time, they are those that ever had a row; what went and came back
     counts as often as it went.
     """
     with table.at_rest():
         directory = table.directory
         known = directory.num_seen if directory.estimate is None else directory.total_rows + directory.evicted
-        return 1 - table.storage.num_live / known if known else 0.0
+        return table.storage.num_live, known
 
 
 def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsegroup.kernels.views import TORCH_DTYPES
@@ -13,16 +14,17 @@ from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
-from sparsegroup.table.fallback import begin_dead, load_fallback, stand_in
+from sparsegroup.table.fallback import begin_dead, live_and_known, load_fallback, stand_in
 from sparsegroup.table.graph_lookup import register, vectors_by_operator, wants_operator
 from sparsegroup.table.key_array import Int64s, check_keys, key_array
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_lookup import Found
 from sparsegroup.table.row_start import Init
-from sparsegroup.table.row_uses import LATEST
+from sparsegroup.table.sharded.sharded_lookup import ShardedLookup
+from sparsegroup.table.sharded.shards import Reduction, Shards, check_not_sharded
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
-from sparsegroup.table.table_report import FieldCount, TableMemory
+from sparsegroup.table.table_counts import TableCounts
 from sparsegroup.table.table_state_dict import load_rows, save_rows, with_state_entries
 from sparsegroup.table.world_check import check_world
 
@@ -30,7 +32,7 @@ _FALLBACK = "fallback"
 
 
 @with_state_entries
-class HashEmbedding(nn.Module):
+class HashEmbedding(TableCounts, nn.Module):
     """An embedding for 64-bit keys whose rows appear when a key is first seen: `nn.Embedding` without a vocabulary.
 
     In training mode a key that has no row gets one; in evaluation mode it gives zeros and nothing is inserted (the
@@ -69,6 +71,14 @@ class HashEmbedding(nn.Module):
             expect of the unknown. Regularize `weight` alone, as `param_groups` does.
         per_rank: Each rank of a distributed world trains a table of its own, which may differ from those of the others.
             Without it, training on several ranks raises; see "On several ranks". May be set later, as an attribute.
+        process_group: One table on all ranks of a `torch.distributed` group: each row lies on the rank that its key's
+            hash names, and all ranks look up together, each its own part of the batch, which may be empty. Every rank
+            makes the table, with the same arguments. `torch.distributed.group.WORLD` are all ranks; any other group
+            must be for tables alone. See "On several ranks".
+        reduction: With `process_group`, whether gradients are averaged over the ranks ("mean", as
+            `DistributedDataParallel` does) or added up ("sum").
+        wire_dtype: With `process_group`, torch.bfloat16 or torch.float16: in which vectors and gradients travel. None:
+            as they are.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
         dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
 
@@ -117,6 +127,9 @@ class HashEmbedding(nn.Module):
         pack_dead: bool = False,
         fallback: bool = False,
         per_rank: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        reduction: Reduction = "mean",
+        wire_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -140,6 +153,14 @@ class HashEmbedding(nn.Module):
         )
         self.table = Table(config)
         self.per_rank = bool(per_rank)
+        self.across = None
+        if process_group is None:
+            check_not_sharded(reduction, wire_dtype)
+        else:
+            if per_rank:
+                raise ValueError("a table lies on the ranks of its process_group, or each has its own by per_rank")
+            shards = self.table.ranks = Shards(process_group, reduction, wire_dtype)
+            self.across = ShardedLookup(self.table, shards, begins_dead=fallback)
         self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
         vectors = (
             torch.zeros(1 << field_bits, dim, dtype=config.weight_dtype, device=config.device) if fallback else None
@@ -162,10 +183,13 @@ class HashEmbedding(nn.Module):
             TypeError: Keys of another dtype.
             ValueError: Keys on another device.
             RuntimeError: `max_rows` would be exceeded (nothing is inserted), keys are inserted in a forked process or
-                in a worker of a DataLoader, or several ranks train tables without `per_rank`.
+                in a worker of a DataLoader, or several ranks train tables without `process_group` or `per_rank`.
+            ExchangeError: With `process_group`, the ranks do not come together: one has died, or hangs.
             MemoryError: The system has no more (nothing is inserted).
         """
-        if wants_operator():
+        if self.across is not None:
+            vectors: Tensor = self._of_ranks(self.across, keys)
+        elif wants_operator():
             check_keys(keys)
             vectors = vectors_by_operator(self._number, keys)
         else:
@@ -174,6 +198,15 @@ class HashEmbedding(nn.Module):
         if self.fallback is None:
             return vectors
         return stand_in(vectors, keys, self.fallback, self._field_bits)
+
+    @torch.compiler.disable
+    def _of_ranks(self, across: ShardedLookup, keys: Tensor) -> Tensor:
+        array, trains = self._as_array(keys), self.is_trained
+        if trains:
+            self.table.keep_up()
+        if self.weight.grad is None:
+            self.weight.rowless = ()
+        return across.vectors(self.weight, array, trains).view(*keys.shape, self.dim)
 
     def find(self, keys: Tensor) -> Found:
         """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
@@ -187,7 +220,7 @@ class HashEmbedding(nn.Module):
         else:
             found = self.table.look_up(array, insert=trains)
         if self.fallback is not None and trains:
-            begin_dead(found, self.table)
+            begin_dead(found, *live_and_known(self.table))
         return found
 
     def prefetch(self, keys: Tensor) -> None:
@@ -205,6 +238,9 @@ class HashEmbedding(nn.Module):
             TypeError, ValueError: As `forward`.
             RuntimeError: In training mode in a forked process or in a worker; no thread can be started.
         """
+        if self.across is not None:
+            self.across.look_ahead(self._as_array(keys), self.is_trained)
+            return
         if self.is_trained:
             check_world(self.per_rank)
         self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.is_trained)
@@ -217,57 +253,6 @@ class HashEmbedding(nn.Module):
         """Whether a lookup is one of training, which inserts: in training mode, unless `weight` is frozen."""
         return self.training and self.weight.requires_grad
 
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return self.table.config.dim
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, zero or not."""
-        return self.table.num_rows
-
-    @property
-    def num_live(self) -> int:
-        """Rows with a non-zero vector."""
-        return self.table.num_live
-
-    @property
-    def num_seen(self) -> int:
-        """Distinct keys ever seen in training, those that `shrink` has dropped included."""
-        return self.table.num_seen
-
-    @property
-    def feature_rate(self) -> float:
-        """The paper's "sparsity": live rows over distinct keys ever seen; 0 if none was."""
-        return self.num_live / self.num_seen if self.num_seen else 0.0
-
-    @property
-    def skipped_rows(self) -> int:
-        """Row updates left out because of a non-finite gradient, with `nonfinite="skip"`."""
-        return self.table.skipped_rows
-
-    @property
-    def num_evicted(self) -> int:
-        """Rows that the table has dropped by itself: its policy's, and those for which there was no room."""
-        return self.table.directory.evicted
-
-    @property
-    def num_refused(self) -> int:
-        """How often a key would have got a row, had there been room within `max_bytes`."""
-        return self.table.directory.refused
-
-    def set_time(self, seconds: int) -> None:
-        """Tell the table the time, of the log that it is trained on, say, in whole seconds from any moment on.
-
-        Policies that count in seconds go by it; the steps that follow happen then.
-
-        Raises:
-            ValueError: It is not in [0, 2³²).
-        """
-        check_int("seconds", seconds, 0, LATEST)
-        self.table.set_time(seconds)
-
     def __len__(self) -> int:
         return self.num_rows
 
@@ -279,14 +264,19 @@ class HashEmbedding(nn.Module):
 
     def contains(self, keys: Tensor) -> Tensor:
         """Which of `keys`, int64 of any shape, have a row: bool of the same shape."""
-        return torch.from_numpy(self.table.find(self._as_array(keys)) >= 0).view(keys.shape)
+        array = self._as_array(keys)
+        has_row = self.table.find(array) >= 0 if self.across is None else self.across.contains(array)
+        return torch.from_numpy(has_row).view(keys.shape)
 
     def lookup(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted.
 
         These are the rows as they are: fallback vectors do not stand in here.
         """
-        return self.table.look_up(self._as_array(keys), insert=False).vectors.view(*keys.shape, self.dim)
+        array = self._as_array(keys)
+        if self.across is not None:
+            return self.across.rows(array).view(*keys.shape, self.dim)
+        return self.table.look_up(array, insert=False).vectors.view(*keys.shape, self.dim)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:
@@ -308,7 +298,10 @@ class HashEmbedding(nn.Module):
         if len(np.unique(array)) != len(array):
             raise ValueError("keys must be distinct")
         values = vectors.detach().to("cpu", TORCH_DTYPES[self.table.config.dtype]).reshape(-1, self.dim).contiguous()
-        self.table.assign(array, values.numpy())
+        if self.across is not None:
+            self.across.assign(array, values)
+        else:
+            self.table.assign(array, values.numpy())
 
     def initial(self, keys: Tensor) -> Tensor:
         """The vectors that `keys` start from, `[*keys.shape, dim]`."""
@@ -317,7 +310,7 @@ class HashEmbedding(nn.Module):
 
     @property
     def keys(self) -> Tensor:
-        """The keys of all rows, `[rows]` int64 on the CPU, those of zero vectors included: a copy."""
+        """The keys of all rows, `[rows]` int64 on the CPU, those of zero vectors included: a copy. This rank's."""
         return torch.from_numpy(self.table.snapshot(()).keys)
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
@@ -329,20 +322,6 @@ class HashEmbedding(nn.Module):
         check_int("batch_size", batch_size, 1, 1 << 40)
         for keys, rows in self.table.scan(batch_size):
             yield torch.from_numpy(keys), torch.from_numpy(rows)
-
-    def field_counts(self) -> dict[int, FieldCount]:
-        """Keys seen, rows and live rows of each field, by the number in a key's top `field_bits` bits.
-
-        Raises:
-            ValueError: `field_bits` is 0.
-        """
-        if not self.table.config.field_bits:
-            raise ValueError("field_counts needs keys that carry their field: give HashEmbedding field_bits > 0")
-        return self.table.field_counts()
-
-    def memory(self) -> TableMemory:
-        """Bytes of the index, the rows and what they hold."""
-        return self.table.memory()
 
     def shrink(self) -> int:
         """Drop the rows that are exactly zero, or those that `eviction` says, and give their memory back to the system.

@@ -1,8 +1,8 @@
 """The table without autograd: a directory of keys, a storage of rows, lookups in them, and an optimizer's steps."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.optim.stored import Claim, FieldSample, RowStep
+from sparsegroup.optim.stored import Claim, FieldSample, RowStep, StoreRanks
 from sparsegroup.rules import Rule
-from sparsegroup.table import key_search, packing, table_average, table_scan
+from sparsegroup.table import key_search, packing, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
@@ -24,15 +24,15 @@ from sparsegroup.table.row_locations import Int64s
 from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
-from sparsegroup.table.row_storage import WEIGHT, Floats, RowMemory, RowStorage
+from sparsegroup.table.row_storage import WEIGHT, Floats, RowStorage
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig, check_fields
-from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
+from sparsegroup.table.table_inspection import TableInspection
 from sparsegroup.table.table_snapshot import TableSnapshot
 from sparsegroup.table.upkeep import Upkeep, kept_rows
 
 
-class Table:
+class Table(TableInspection):
     """Keys, their rows, and the optimizer's state in them. All methods may be called from any thread.
 
     Args:
@@ -44,12 +44,14 @@ class Table:
         directory: Key → row; to be read at rest.
         storage: The rows and what is done where they are, likewise.
         starts: Where rows start.
+        ranks: The ranks that other rows of the same table are on; None where all are here.
     """
 
     def __init__(
         self, config: TableConfig, directory: Directory | None = None, storage: RowStorage | None = None
     ) -> None:
         self.config = config
+        self.ranks: StoreRanks | None = None
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
         directory, storage = directory or new_directory(config), storage or new_storage(config)
@@ -62,60 +64,6 @@ class Table:
         on_step, budget = partial(self._upkeep.note_step, directory), self._upkeep.budget
         self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, budget, claim)
         self._lookup = RowLookup(directory, storage, self.starts, self._steps.mark, budget)
-
-    @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """While it lasts, no other thread comes to the table, and nothing is pending."""
-        with self._pending.lock, self._pending:
-            yield
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, live or not, packed or not."""
-        with self._pending.lock, self._pending:
-            return self.directory.total_rows
-
-    @property
-    def num_live(self) -> int:
-        """Rows that are not zero."""
-        with self._pending.lock, self._pending:
-            return self.storage.num_live
-
-    @property
-    def num_seen(self) -> int:
-        """Distinct keys that training has ever seen."""
-        with self._pending.lock, self._pending:
-            return self.directory.num_seen
-
-    @property
-    def skipped_rows(self) -> int:
-        """See `HashEmbedding`."""
-        return self.storage.skipped_rows
-
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return self.config.dim
-
-    @property
-    def weight_dtype(self) -> torch.dtype:
-        """The dtype of the vectors, as torch names it."""
-        return self.config.weight_dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the vectors are."""
-        return self.config.device
-
-    @property
-    def rows(self) -> RowMemory:
-        """The rows; to be read at rest."""
-        return self.storage.rows
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """The parts of a row beside its weights."""
-        return self.storage.state_names
 
     # Lookup
 
@@ -146,6 +94,30 @@ class Table:
         self._pending.promise(partial(self._lookup.run_ahead, ahead, admission))
         threads.submit(self._pending.keep)
         return ahead
+
+    def look_ahead_for(self, keys: Callable[[], Int64s | None], insert: bool) -> LookAhead:
+        """Let another thread find keys for a lookup to come, when they are there; with `insert`, as `look_up`.
+
+        Args:
+            keys: Waits for them and gives them, `[n]`, and must not raise; None if there are none to be had.
+            insert: Whether new ones are admitted or not.
+        """
+        admission = self._admission(insert)
+        ahead = LookAhead(KeySearch(np.empty(0, np.int64)), insert)
+
+        def run() -> None:
+            found = keys()
+            if found is not None and len(found) <= CHUNK:
+                ahead.search = KeySearch(found)
+                self._lookup.run_ahead(ahead, admission)
+
+        self._pending.promise(run)
+        threading.Thread(target=self._pending.keep, name="sparsegroup-ahead", daemon=True).start()
+        return ahead
+
+    def keep_promises(self) -> None:
+        """Wait for what another thread does ahead."""
+        self._pending.keep()
 
     def fetch(self, ahead: LookAhead) -> Found:
         """What `look_up` gives, and raises, of keys that have been looked up ahead."""
@@ -213,35 +185,6 @@ class Table:
             parts = {name: value for name, value in state.items() if name != "keys"}
             self.load(TableSnapshot(state["keys"], parts))
         return claim
-
-    # Inspection
-
-    def find(self, keys: Int64s) -> Int64s:
-        """Rows of `keys`, `ABSENT` where there is none; packed ones count on behind the others."""
-        with self._pending.lock, self._pending:
-            return self.directory.find_anywhere(keys)
-
-    def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
-        """Keys and vectors of the live rows, at most `batch_size` at a time."""
-        return table_scan.scan_live(self, batch_size)
-
-    def scan_rows(self, parts: Sequence[str], batch_size: int = CHUNK) -> Iterator[tuple[Int64s, list[Floats]]]:
-        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
-
-        Raises:
-            RuntimeError: Rows came or went meanwhile.
-        """
-        return table_scan.scan_rows(self, parts, batch_size)
-
-    def field_counts(self) -> dict[int, FieldCount]:
-        """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
-        with self._pending.lock, self._pending:
-            return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
-
-    def memory(self) -> TableMemory:
-        """Bytes of index, rows and dropped keys."""
-        with self._pending.lock, self._pending:
-            return memory_of(self.directory, self.rows)
 
     # Maintenance
 

@@ -1,36 +1,28 @@
-"""A table in files, written and read in pieces: all of its rows, or those that have changed since.
+"""A table in files, written in pieces: all of its rows, or those that have changed since.
 
 A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
 the optimizer's state, in the order of `parts`. What policies know of keys and rows lies behind them, by the names in
-`directory_notes`. Reading it drops the rows of the one and sets those of the other, so that all
-rows are nothing but the changes since the table was empty. Rows keep their order and with it their numbers.
+`directory_notes`. Reading it (`table_reading`) drops the rows of the one and sets those of the other, so that all rows
+are nothing but the changes since the table was empty. Rows keep their order and with it their numbers. A table on
+several ranks is one such file of each.
 
 Packed rows come last where all rows are written, as any other; changes hold none, and what they hold is not packed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Strict
-from safetensors import safe_open
 
 from sparsegroup.artifact.file_facts import FileFacts
-from sparsegroup.artifact.tensor_file import NAMES, TensorWriter
+from sparsegroup.artifact.tensor_file import TensorWriter
 from sparsegroup.artifact.validation import Count, Real
-from sparsegroup.kernels.cpu import threads
-from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.directory import Directory
-from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes
-from sparsegroup.table.index import Index
-from sparsegroup.table.row_storage import WEIGHT, RowMemory, RowStorage
-from sparsegroup.table.storage_kinds import new_directory, new_storage
+from sparsegroup.table.row_storage import WEIGHT, RowMemory
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
 
@@ -64,6 +56,7 @@ class TableFacts:
         buckets: How many the index has: they say when it grows.
         written: Rows in this file.
         packed: How many of the table's rows are packed.
+        rank: Whose part of the table it is, where it lies on several; all of it is told of that part. None: the whole.
     """
 
     dim: Count
@@ -79,6 +72,7 @@ class TableFacts:
     buckets: Count
     written: Count
     packed: Count = 0
+    rank: Count | None = None
 
     @classmethod
     def of(cls, table: Table, written: int) -> "TableFacts":
@@ -92,6 +86,7 @@ class TableFacts:
             buckets=table.directory.index.buckets,
             written=written,
             packed=table.directory.num_packed,
+            rank=None if table.ranks is None else table.ranks.rank,
         )
 
     def check(self) -> None:
@@ -168,7 +163,7 @@ def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts
         file.write(dropped)
         for first, last in spans:
             numbers = first + np.flatnonzero(mask[first:last])
-            for piece in _pieces(len(numbers), table.rows):
+            for piece in pieces(len(numbers), table.rows):
                 file.write(table.rows.read_whole(numbers[piece]))
         _write_notes(file, notes)
     return file.facts, TableFacts.of(table, count)
@@ -211,154 +206,7 @@ def _write_notes(file: TensorWriter, notes: Notes) -> None:
         file.write(array)
 
 
-def _read_notes(file: Any, path: Path, config: TableConfig, written: int) -> Notes:
-    """What policies knew; the rows that it is of are those in the file."""
-    notes = {name: file.get_tensor(name) for name in NOTES if name in file.keys()}  # noqa: SIM118
-    try:
-        check_notes(notes, config, written)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return notes
-
-
-def _pieces(count: int, rows: RowMemory) -> list[slice]:
+def pieces(count: int, rows: RowMemory) -> list[slice]:
+    """So many rows, a few mebibytes at a time."""
     at_a_time = max(1, _PIECE_BYTES // rows.row_bytes)
     return [slice(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
-
-
-def read_table(config: TableConfig, chain: Sequence[tuple[Path, TableFacts]]) -> Table:
-    """The table that has been written.
-
-    Args:
-        config: The table's, with which the facts must agree.
-        chain: A file of all rows, then those of changes, in the order in which they were written.
-
-    Raises:
-        ValueError: A file does not hold what its facts say.
-        MemoryError: The system has no more.
-    """
-    first, last = chain[0][1], chain[-1][1]
-    directory, storage = new_directory(config, first.sensible_buckets), new_storage(config)
-    for number, (path, facts) in enumerate(chain):
-        _apply(directory, storage, config, path, facts, begins=number == 0)
-    directory.set_buckets(max(last.sensible_buckets, Index.buckets_for(directory.num_rows) if last.packed else 0))
-    directory.count_seen(last.seen)
-    storage.recount(directory.num_rows)
-    storage.count_skipped(last.skipped_rows)
-    return Table(config, directory, storage)
-
-
-def _apply(
-    directory: Directory, storage: RowStorage, config: TableConfig, path: Path, facts: TableFacts, *, begins: bool
-) -> None:
-    """Read one file of a chain; `begins`: the first."""
-    with safe_open(path, "numpy") as file:
-        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", config.dtype)):
-            if file.get_slice(name).get_dtype() != NAMES[kind]:
-                raise ValueError(f"{path}: {name} are {file.get_slice(name).get_dtype()}, expected is {NAMES[kind]}")
-        dropped = file.get_tensor("dropped")
-        if dropped.ndim != 1:
-            raise ValueError(f"{path}: dropped has {dropped.ndim} dimensions, expected is 1")
-        kept = directory.masked_without(dropped)
-        if not kept.all():
-            directory.keep(kept)
-            storage.rows.compact(kept)
-        packed = directory.packed
-        if packed is not None:
-            packed.forget(np.unique(dropped))
-        count = facts.written
-        keys, rows = file.get_slice("keys"), file.get_slice("rows")
-        if keys.get_shape() != [count]:
-            raise ValueError(f"{path}: keys of shape {keys.get_shape()} do not fit the manifest's {count:,} rows")
-        notes = _read_notes(file, path, config, count)
-        directory.set_notes(notes)
-        directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
-        storage.lay_out(facts.parts, directory.num_rows, None)
-        memory, index = storage.rows, directory.index
-        was_empty = not directory.num_rows
-        if rows.get_shape() != [count, len(memory.parts), config.dim]:
-            raise ValueError(f"{path}: rows of shape {rows.get_shape()} do not fit the manifest")
-        if facts.rows > directory.total_rows + count:
-            raise ValueError(f"{path}: {count:,} rows cannot make {facts.rows:,} of {directory.total_rows:,}")
-        aside = facts.packed if begins and packed is not None else 0
-        room = facts.rows - (facts.packed if packed is not None else 0)
-        if aside > count:
-            raise ValueError(f"{path}: {count:,} rows, of which the manifest says that {aside:,} are packed")
-        memory.reserve(room)
-        with _WriteHelper(not config.on_device) as write:
-            for piece in _pieces(count - aside, memory):
-                some = keys[piece]
-                if packed is not None:
-                    packed.forget(some)
-                numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
-                new = numbers == ABSENT
-                came = int(new.sum())
-                if directory.num_rows + came > room:  # before anything is written where there is no memory
-                    raise ValueError(
-                        f"{path}: {directory.num_rows + came:,} rows or more; the manifest says {facts.rows:,}, "
-                        f"{facts.packed:,} of them packed"
-                    )
-                numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
-                index.reserve(directory.num_rows + came)
-                try:
-                    index.insert(some[new], numbers[new])
-                except ValueError as error:
-                    raise ValueError(f"{path}: {error}") from error
-                directory.came(came)
-                directory.set_uses(_of_rows(notes, piece), numbers)
-                write(memory.write_whole, numbers, rows[piece].reshape(len(some), -1))
-        if packed is not None and aside:
-            packed.lay_out(facts.parts)
-            packed.reserve(aside)
-            for piece in _pieces(aside, memory):
-                piece = slice(count - aside + piece.start, count - aside + piece.stop)
-                some, values = keys[piece], rows[piece]
-                if values[:, 0].any() or (directory.find(some) != ABSENT).any():
-                    raise ValueError(f"{path}: a packed row is not dead, or its key has another row")
-                try:
-                    packed.add(some, values.reshape(len(some), -1), directory.steps)
-                except ValueError as error:
-                    raise ValueError(f"{path}: {error}") from error
-    if directory.total_rows != facts.rows or (packed is not None and packed.count != facts.packed):
-        raise ValueError(
-            f"{path}: {directory.total_rows:,} rows, {directory.num_packed:,} of them packed; the manifest says "
-            f"{facts.rows:,} and {facts.packed:,}"
-        )
-
-
-def _of_rows(notes: Notes, piece: slice) -> Notes:
-    return {name: array[piece] if name in OF_ROWS else array for name, array in notes.items()}
-
-
-class _WriteHelper:
-    """Calls that may come in any order, of which another thread takes one where there is one and it has none.
-
-    Args:
-        may_help: Whether another thread may; a device's work belongs in one stream.
-
-    Writing to memory that has never been written takes the system longer than anything else here.
-    """
-
-    def __init__(self, may_help: bool) -> None:
-        helps = may_help and threads.get_num_threads() > 1
-        self._helper = ThreadPoolExecutor(1, "sparsegroup-read") if helps else None
-        self._taken: Future[None] | None = None
-
-    def __call__(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._helper is None or (self._taken is not None and not self._taken.done()):
-            function(*arguments)
-            return
-        if self._taken is not None:
-            self._taken.result()
-        self._taken = self._helper.submit(function, *arguments)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._helper is not None:
-            self._helper.shutdown()
-        if self._taken is not None and error is None:
-            self._taken.result()

@@ -9,10 +9,10 @@ from sparsegroup.table.row_storage import WEIGHT, Floats
 
 if TYPE_CHECKING:
     from sparsegroup.table.row_locations import Int64s
-    from sparsegroup.table.table import Table
+    from sparsegroup.table.table_inspection import TableInspection
 
 
-def scan_live(table: "Table", batch_size: int) -> "Iterator[tuple[Int64s, Floats]]":
+def scan_live(table: "TableInspection", batch_size: int) -> "Iterator[tuple[Int64s, Floats]]":
     """See `Table.scan`."""
     for keys, (vectors,) in scan_rows(table, (WEIGHT,), max(batch_size, CHUNK)):
         live = (vectors != 0).any(axis=1)
@@ -20,7 +20,9 @@ def scan_live(table: "Table", batch_size: int) -> "Iterator[tuple[Int64s, Floats
             yield keys[live][first : first + batch_size], vectors[live][first : first + batch_size]
 
 
-def scan_rows(table: "Table", parts: Sequence[str], batch_size: int) -> "Iterator[tuple[Int64s, list[Floats]]]":
+def scan_rows(
+    table: "TableInspection", parts: Sequence[str], batch_size: int
+) -> "Iterator[tuple[Int64s, list[Floats]]]":
     """See `Table.scan_rows`."""
     with table.at_rest():
         before = table.directory.generation, table.directory.num_rows, table.directory.num_packed

@@ -16,7 +16,8 @@ def check_world(per_rank: bool) -> None:
         raise RuntimeError(
             f"a HashEmbedding is trained on rank {dist.get_rank()} of {world}: each rank would train a table of its "
             "own, and these would diverge without a word, because DistributedDataParallel leaves tables alone and row "
-            "numbers of different ranks mean different keys. If that is what you want (each rank trains a model of "
-            "its own, or has keys of its own), say so: HashEmbedding(..., per_rank=True), or table.per_rank = True. "
-            "Else train the table on one rank"
+            "numbers of different ranks mean different keys. One table on all ranks: HashEmbedding(..., "
+            "process_group=torch.distributed.group.WORLD). If each rank shall have a table of its own (it trains a "
+            "model of its own, or has keys of its own), say so: HashEmbedding(..., per_rank=True), or "
+            "table.per_rank = True"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.checkpoint.training_state import kept_state
+from sparsegroup.checkpoint.checkpoint_content import kept_state
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary

@@ -1,0 +1,83 @@
+"""The ranks that write or read one checkpoint together."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from sparsegroup.checkpoint.checkpoint_error import CheckpointError
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.sharded.routing import Routing
+from sparsegroup.table.sharded.shards import Shards
+
+Result = TypeVar("Result")
+
+
+class CheckpointRanks:
+    """The ranks that a model's tables lie on; one alone where they lie on none.
+
+    Args:
+        shards: The ranks.
+
+    Attributes:
+        rank: The number of this one.
+        routing: Which of them has which key.
+    """
+
+    def __init__(self, shards: Shards | None) -> None:
+        self._shards = shards
+        self.rank = 0 if shards is None else shards.rank
+        self.routing = Routing(1) if shards is None else shards.routing
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "CheckpointRanks":
+        """Those of the tables of a model.
+
+        Raises:
+            CheckpointError: Some tables lie on other ranks than others.
+        """
+        tables = tables_in(model)
+        found: Mapping[str, Any] = {name: table.across.shards for name, table in tables.items() if table.across}
+        groups = {shards.group for shards in found.values()}
+        if len(groups) > 1 or (found and any(table.per_rank for table in tables.values())):
+            raise CheckpointError(
+                "the tables of a checkpoint lie on the ranks of one process_group, or each rank has all of its own; "
+                f"these differ: {', '.join(map(repr, tables))}"
+            )
+        return cls(next(iter(found.values()), None))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no others."""
+        return self._shards is None
+
+    @property
+    def buckets(self) -> range:
+        """The logical buckets of this rank."""
+        return self.routing.range_of(self.rank)
+
+    def all_of(self, own: Result) -> list[Result]:
+        """What all ranks have, in their order."""
+        return [own] if self._shards is None else self._shards.of_all([own])
+
+    def do(self, action: Callable[[], Result]) -> Result:
+        """What an action gives, which all ranks carry out.
+
+        Raises:
+            CheckpointError: It has failed on another rank.
+            Exception: What it has raised on this one.
+        """
+        result, error = None, None
+        try:
+            result = action()
+        except Exception as raised:
+            if self.is_alone:
+                raise
+            error = raised
+        messages = self.all_of(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, message in enumerate(messages):
+            if message is not None:
+                raise CheckpointError(f"rank {rank} of {self.routing.ranks}: {message}")
+        return result  # type: ignore[return-value]

@@ -1,0 +1,248 @@
+"""Reading a table from files: all of it, or the part of one rank, whatever ranks have written it."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+
+from sparsegroup.artifact.tensor_file import NAMES
+from sparsegroup.table.buckets import ABSENT
+from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes, joined_notes
+from sparsegroup.table.index import Index
+from sparsegroup.table.sharded.routing import BUCKETS, buckets_of
+from sparsegroup.table.storage_kinds import new_directory, new_storage
+from sparsegroup.table.table import Table
+from sparsegroup.table.table_config import TableConfig
+from sparsegroup.table.table_file import TableFacts, pieces
+from sparsegroup.table.write_helper import WriteHelper
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Notes = dict[str, npt.NDArray[Any]]
+
+ALL = range(BUCKETS)
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A file of a table, or of one rank's part of it.
+
+    Attributes:
+        path: The file.
+        facts: What is written down of it.
+        buckets: The logical buckets of its keys.
+    """
+
+    path: Path
+    facts: TableFacts
+    buckets: range
+
+    def is_within(self, wanted: range) -> bool:
+        """Whether all of its keys are in some buckets."""
+        return wanted.start <= self.buckets.start and self.buckets.stop <= wanted.stop
+
+    def meets(self, wanted: range) -> bool:
+        """Whether any of its keys may be in some buckets."""
+        return self.buckets.start < wanted.stop and wanted.start < self.buckets.stop
+
+
+def read_table(config: TableConfig, chain: Sequence[Sequence[TablePart]], wanted: range = ALL) -> Table:
+    """The table that has been written, or the rows of some logical buckets.
+
+    Args:
+        config: The table's, with which the facts must agree.
+        chain: The files of all rows, then those of changes, in the order in which they were written: of each rank one,
+            the same ranks each time.
+        wanted: The buckets.
+
+    Raises:
+        ValueError: A file does not hold what its facts say.
+        MemoryError: The system has no more.
+    """
+    parts = [[part for part in level if part.meets(wanted)] for level in chain]
+    reader = _Reader(config, wanted, parts[0])
+    for number, level in enumerate(parts):
+        reader.take(level, begins=number == 0)
+    return reader.table(parts[-1])
+
+
+class _Reader:
+    """Rows that are read from one checkpoint after the other."""
+
+    def __init__(self, config: TableConfig, wanted: range, first: Sequence[TablePart]) -> None:
+        self._config, self._wanted = config, wanted
+        is_whole = all(part.is_within(wanted) for part in first)
+        buckets = sum(part.facts.sensible_buckets for part in first) if is_whole else Index.buckets_for(0)
+        self._directory, self._storage = new_directory(config, buckets), new_storage(config)
+        self._rows: dict[int | None, int] = {}
+        self._packed: dict[int | None, int] = {}
+
+    def table(self, last: Sequence[TablePart]) -> Table:
+        """All that was read, as the facts of the last files have it."""
+        directory, storage, is_whole = self._directory, self._storage, self._is_whole(last)
+        least = Index.buckets_for(directory.num_rows)
+        said = sum(part.facts.sensible_buckets for part in last) if is_whole else 0
+        needs_least = not is_whole or any(part.facts.packed for part in last)
+        directory.set_buckets(max(said, least if needs_least else 0))
+        directory.count_seen(sum(part.facts.seen for part in last) if is_whole else None)
+        storage.recount(directory.num_rows)
+        storage.count_skipped(sum(part.facts.skipped_rows for part in last if part.buckets.start in self._wanted))
+        return Table(self._config, directory, storage)
+
+    def _is_whole(self, level: Sequence[TablePart]) -> bool:
+        return all(part.is_within(self._wanted) for part in level)
+
+    def take(self, level: Sequence[TablePart], *, begins: bool) -> None:
+        """Take over what one checkpoint's files hold; `begins`: the first's."""
+        with ExitStack() as stack:
+            files = [stack.enter_context(safe_open(part.path, "numpy")) for part in level]
+            for part, file in zip(level, files, strict=True):
+                self._check(part, file)
+            notes = [self._notes(file, part) for part, file in zip(level, files, strict=True)]
+            joined = joined_notes(notes)
+            self._directory.set_notes(joined)
+            for part, file, its in zip(level, files, notes, strict=True):
+                self._take(part, file, {**its, **joined}, begins=begins)
+
+    def _check(self, part: TablePart, file: Any) -> None:
+        """Raise ValueError unless the file holds what could be rows of the table."""
+        path, facts, config = part.path, part.facts, self._config
+        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", config.dtype)):
+            if file.get_slice(name).get_dtype() != NAMES[kind]:
+                raise ValueError(f"{path}: {name} are {file.get_slice(name).get_dtype()}, expected is {NAMES[kind]}")
+        keys, rows = (file.get_slice(name).get_shape() for name in ("keys", "rows"))
+        if keys != [facts.written]:
+            raise ValueError(f"{path}: keys of shape {keys} do not fit the manifest's {facts.written:,} rows")
+        if rows != [facts.written, 1 + len(facts.parts), config.dim]:
+            raise ValueError(f"{path}: rows of shape {rows} do not fit the manifest")
+
+    def _take(self, part: TablePart, file: Any, notes: Mapping[str, npt.NDArray[Any]], *, begins: bool) -> None:
+        facts, directory = part.facts, self._directory
+        keys, rows = file.get_slice("keys"), file.get_slice("rows")
+        before = directory.total_rows, directory.num_packed
+        self._drop(file.get_tensor("dropped"), part)
+        self._storage.lay_out(facts.parts, directory.num_rows, None)
+        aside = facts.packed if begins and directory.packed is not None else 0
+        if aside > facts.written:
+            raise ValueError(
+                f"{part.path}: {facts.written:,} rows, of which the manifest says that {aside:,} are packed"
+            )
+        is_whole = part.is_within(self._wanted)  # else it cannot be told how many of its rows are wanted
+        known = self._rows.get(facts.rank, 0) + directory.total_rows - before[0]
+        if is_whole and facts.rows > known + facts.written:
+            raise ValueError(f"{part.path}: {facts.written:,} rows cannot make {facts.rows:,} of {known:,}")
+        packed = self._packed.get(facts.rank, 0) + directory.num_packed - before[1]
+        room = facts.rows - known + packed - (0 if directory.packed is None else facts.packed)
+        if is_whole:
+            self._storage.rows.reserve(directory.num_rows + max(0, room))
+        self._take_rows(part, keys, rows, facts.written - aside, room if is_whole else facts.rows, notes)
+        if aside:
+            self._take_packed(part, keys, rows, slice(facts.written - aside, facts.written))
+        self._count(part, directory.total_rows - before[0], directory.num_packed - before[1])
+
+    def _count(self, part: TablePart, rows: int, packed: int) -> None:
+        """So many rows more are there of who wrote a part, and are packed. Raises ValueError if that cannot be."""
+        facts, rank = part.facts, part.facts.rank
+        self._rows[rank] = self._rows.get(rank, 0) + rows
+        self._packed[rank] = self._packed.get(rank, 0) + packed
+        said = facts.rows, 0 if self._directory.packed is None else facts.packed
+        found = self._rows[rank], self._packed[rank]
+        if (found != said) if part.is_within(self._wanted) else any(map(int.__gt__, found, said)):
+            raise ValueError(
+                f"{part.path}: {found[0]:,} rows, {found[1]:,} of them packed; the manifest says "
+                f"{said[0]:,} and {said[1]:,}"
+            )
+
+    def _drop(self, dropped: Int64s, part: TablePart) -> None:
+        if dropped.ndim != 1:
+            raise ValueError(f"{part.path}: dropped has {dropped.ndim} dimensions, expected is 1")
+        dropped = dropped[self._mask(dropped, part)]
+        directory = self._directory
+        kept = directory.masked_without(dropped)
+        if not kept.all():
+            directory.keep(kept)
+            self._storage.rows.compact(kept)
+        if directory.packed is not None:
+            directory.packed.forget(np.unique(dropped))
+        directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
+
+    def _mask(self, keys: Int64s, part: TablePart) -> Bools:
+        """Which of a file's keys are wanted."""
+        buckets = buckets_of(keys) if part.buckets != ALL or self._wanted != ALL else None
+        if buckets is None:
+            return np.ones(len(keys), np.bool_)
+        if len(keys) and not (part.buckets.start <= buckets.min() and buckets.max() < part.buckets.stop):
+            raise ValueError(f"{part.path}: a key is there that belongs to another rank than {part.facts.rank}")
+        wanted: Bools = (self._wanted.start <= buckets) & (buckets < self._wanted.stop)
+        return wanted
+
+    def _notes(self, file: Any, part: TablePart) -> Notes:
+        """What policies knew; the rows that it is of are those in the file."""
+        notes: Notes = {name: file.get_tensor(name) for name in NOTES if name in file.keys()}  # noqa: SIM118
+        try:
+            check_notes(notes, self._config, part.facts.written)
+        except ValueError as error:
+            raise ValueError(f"{part.path}: {error}") from error
+        if "waiting" in notes:
+            mask = self._mask(notes["waiting"], part)
+            notes |= {name: notes[name][mask] for name in ("waiting", "sights")}
+        if "turnover" in notes and part.buckets.start not in self._wanted:  # whoever has the first bucket counts these
+            steps, _, _, asked, lookups = notes["turnover"]
+            notes["turnover"] = np.array([steps, 0, 0, asked, lookups])
+        return notes
+
+    def _take_rows(
+        self, part: TablePart, keys: Any, rows: Any, count: int, room: int, notes: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        directory, memory, facts = self._directory, self._storage.rows, part.facts
+        was_empty, came_all = not directory.num_rows, 0
+        with WriteHelper(not self._config.on_device) as write:
+            for piece in pieces(count, memory):
+                some = keys[piece]
+                mask = self._mask(some, part)
+                some = some[mask]
+                if directory.packed is not None:
+                    directory.packed.forget(some)
+                numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
+                new = numbers == ABSENT
+                came = int(new.sum())
+                came_all += came
+                if came_all > room:  # before anything is written where there is no memory
+                    raise ValueError(
+                        f"{part.path}: {came_all:,} rows or more that are new; the manifest says {facts.rows:,}, "
+                        f"{facts.packed:,} of them packed"
+                    )
+                memory.reserve(directory.num_rows + came)
+                numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
+                directory.index.reserve(directory.num_rows + came)
+                try:
+                    directory.index.insert(some[new], numbers[new])
+                except ValueError as error:
+                    raise ValueError(f"{part.path}: {error}") from error
+                directory.came(came)
+                its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in notes.items()}
+                directory.set_uses(its, numbers)
+                values = rows[piece]
+                write(memory.write_whole, numbers, values[mask].reshape(len(some), values.shape[1] * values.shape[2]))
+
+    def _take_packed(self, part: TablePart, keys: Any, rows: Any, where: slice) -> None:
+        directory, packed, memory = self._directory, self._directory.packed, self._storage.rows
+        assert packed is not None
+        packed.lay_out(part.facts.parts)
+        packed.reserve(packed.count + where.stop - where.start)
+        for piece in pieces(where.stop - where.start, memory):
+            piece = slice(where.start + piece.start, where.start + piece.stop)
+            some, values = keys[piece], rows[piece]
+            mask = self._mask(some, part)
+            some, values = some[mask], values[mask]
+            if values[:, 0].any() or (directory.find(some) != ABSENT).any():
+                raise ValueError(f"{part.path}: a packed row is not dead, or its key has another row")
+            try:
+                packed.add(some, values.reshape(len(some), rows.get_shape()[1] * rows.get_shape()[2]), directory.steps)
+            except ValueError as error:
+                raise ValueError(f"{part.path}: {error}") from error

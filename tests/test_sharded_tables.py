@@ -1,0 +1,174 @@
+"""What a table on several ranks can be asked beside training."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distributed_cases import Ranks
+from sharded_cases import first_ranks
+from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, clip_grad_norm_, param_groups
+from sparsegroup.distributed import data_parallel
+
+KEYS = torch.arange(40) * 0x9E3779B97F4A7C1
+VECTORS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+
+
+def own(values: Tensor) -> Tensor:
+    return values.chunk(4)[dist.get_rank()]
+
+
+def filled(**options: Any) -> HashEmbedding:
+    """A table to which each rank has given its quarter of the vectors."""
+    table = HashEmbedding(4, process_group=dist.group.WORLD, **options)
+    table.assign(own(KEYS), own(VECTORS))
+    return table
+
+
+def inspected() -> tuple[Tensor, Tensor, Tensor, int]:
+    first_ranks(1)
+    table = filled()
+    unknown = torch.cat([KEYS[::2], torch.tensor([-7])])
+    with pytest.raises(ValueError, match="distinct, also those that different ranks give"):
+        table.assign(KEYS[:1], VECTORS[:1])
+    evaluated = table.eval()(unknown)
+    assert torch.equal(evaluated, table.lookup(unknown))
+    return table.lookup(KEYS), table.contains(unknown), table.keys, len(table)
+
+
+def test_rows_are_found_wherever_they_are(four_ranks: Ranks) -> None:
+    parts = four_ranks.call(inspected)
+    for vectors, there, _, _ in parts:
+        assert torch.equal(vectors, VECTORS)
+        assert there.tolist() == [True] * 20 + [False]
+    assert sorted(key for _, _, keys, _ in parts for key in keys.tolist()) == sorted(KEYS.tolist())
+    assert all(0 < rows < 20 for *_, rows in parts)
+
+
+def clipped() -> list[tuple[float, float]]:
+    norms = []
+    for clip in (clip_grad_norm_, torch.nn.utils.clip_grad_norm_):
+        table, layer = filled(reduction="sum"), nn.Linear(4, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        (layer(table(own(KEYS))) * own(KEYS)[:, None].sign()).sum().backward()
+        dist.all_reduce(layer.weight.grad)
+        for order in (2.0, float("inf")):
+            norms.append(float(clip([*table.parameters(), *layer.parameters()], 1.0, order)))
+    return norms
+
+
+def test_the_norm_of_gradients_is_that_of_all_ranks(four_ranks: Ranks) -> None:
+    of_layer = (VECTORS * KEYS[:, None].sign()).sum(0)
+    norm = float(torch.cat([torch.ones(156), of_layer]).norm())  # the sign of key 0 is 0
+    for ours, largest, theirs, theirs_largest in four_ranks.call(clipped):
+        assert (ours, theirs) == (pytest.approx(norm), pytest.approx(norm))
+        assert largest == pytest.approx(theirs_largest)
+        assert largest == pytest.approx(max(1.0, float(of_layer.abs().max())) / norm, rel=1e-4)
+
+
+def in_parallel() -> tuple[Tensor, Tensor, float]:
+    torch.manual_seed(dist.get_rank())  # DistributedDataParallel makes the layers equal
+    table = HashEmbedding(4, process_group=dist.group.WORLD, fallback=True)
+    model = data_parallel(nn.Sequential(table, nn.Flatten(), nn.Linear(8, 1)))
+    optimizer = GroupAdam(param_groups(model, l21=1e-3), lr=0.1)
+    for step in range(5):
+        keys = own(torch.arange(step, step + 24).view(12, 2))
+        optimizer.zero_grad()
+        (model(keys).squeeze(1) - keys.sum(1) / 50).square().mean().backward()
+        optimizer.step()
+    table.eval()
+    return table.lookup(torch.arange(28)), model.module[2].weight.detach(), float(table.fallback.detach().sum())
+
+
+def test_data_parallel_training_keeps_ranks_equal(four_ranks: Ranks) -> None:
+    parts = four_ranks.call(in_parallel)
+    for part in parts[1:]:
+        assert torch.equal(part[0], parts[0][0])
+        assert torch.equal(part[1], parts[0][1])
+        assert part[2] == parts[0][2]
+
+
+def refused() -> None:
+    with pytest.raises(ValueError, match="would part from those of the other ranks"):
+        data_parallel(nn.Sequential(HashEmbedding(4), nn.Linear(4, 1)))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(filled())
+    with pytest.raises(ValueError, match="reduction must be"):
+        HashEmbedding(4, process_group=dist.group.WORLD, reduction="max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give process_group"):
+        HashEmbedding(4, wire_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="wire_dtype must be"):
+        HashEmbedding(4, process_group=dist.group.WORLD, wire_dtype=torch.int8)
+    with pytest.raises(ValueError, match="per_rank"):
+        HashEmbedding(4, process_group=dist.group.WORLD, per_rank=True)
+    with pytest.raises(TypeError, match="process_group must be"):
+        HashEmbedding(4, process_group="WORLD")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_is_refused(four_ranks: Ranks) -> None:
+    four_ranks.call(refused)
+
+
+def copied() -> bool:
+    table = filled()
+    other = copy.deepcopy(table)
+    with torch.no_grad():
+        other.assign(own(KEYS), own(-VECTORS))
+    return torch.equal(table.lookup(KEYS), VECTORS) and torch.equal(other.lookup(KEYS), -VECTORS)
+
+
+def test_a_copy_lies_on_the_same_ranks(four_ranks: Ranks) -> None:
+    assert four_ranks.call(copied) == [True] * 4
+
+
+def compiled() -> tuple[Tensor, Tensor]:
+    torch._dynamo.reset()
+    results = []
+    for wrap in (lambda model: model, torch.compile):
+        table = filled()
+        layer = nn.Linear(4, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        model = wrap(nn.Sequential(table, layer))
+        model(own(KEYS)).square().mean().backward()
+        GroupAdam(table.parameters(), lr=0.1).step()
+        results.append(table.lookup(KEYS))
+    return results[0], results[1]
+
+
+def test_a_compiled_model_trains_the_same_rows(four_ranks: Ranks) -> None:
+    for eager, graph in four_ranks.call(compiled):
+        assert not torch.equal(eager, VECTORS)
+        torch.testing.assert_close(graph, eager)
+
+
+def bagged() -> tuple[Tensor, Tensor]:
+    bag = HashEmbeddingBag(4, mode="sum", process_group=dist.group.WORLD)
+    bag.assign(own(KEYS), own(VECTORS))
+    keys = KEYS[torch.randperm(40)[:12]].view(4, 3)
+    return keys, bag(keys).detach()
+
+
+def test_bags_of_keys_of_several_ranks(four_ranks: Ranks) -> None:
+    for keys, sums in four_ranks.call(bagged):
+        rows = torch.stack([VECTORS[(key == KEYS).nonzero()[0, 0]] for key in keys.flatten()])
+        torch.testing.assert_close(sums, rows.view(4, 3, 4).sum(1))
+
+
+def narrow() -> tuple[Tensor, Tensor, int, int]:
+    tables = [filled(wire_dtype=dtype) for dtype in (None, torch.bfloat16)]
+    sent = []
+    for table in tables:
+        before = table.across.shards.traffic.vectors
+        table(own(KEYS)).sum().backward()
+        sent.append(table.across.shards.traffic.vectors - before)
+    return tables[0].lookup(KEYS), tables[1].lookup(KEYS), *sent
+
+
+def test_vectors_may_travel_in_half_the_bytes(four_ranks: Ranks) -> None:
+    for exact, rounded, sent, halved in four_ranks.call(narrow):
+        assert sent == 2 * halved > 0
+        torch.testing.assert_close(rounded, exact.bfloat16().float(), rtol=0, atol=0)

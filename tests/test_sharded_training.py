@@ -1,0 +1,89 @@
+"""A table on several ranks is trained as one on one process with the same global batches."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from distributed_cases import Ranks
+from optimizer_cases import ALL, make
+from sharded_cases import Case, all_to_the_last, assert_same, content, mostly_last, together
+from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer
+from sparsegroup.table import AfterSightings
+
+COUNTS = (1, 2, 3, 4)
+L21 = {"sgd": 5.0, "momentum": 2.0}
+by_count = pytest.mark.parametrize("count", COUNTS)
+
+
+def checked(four_ranks: Ranks, case: Case, count: int) -> dict[str, Any]:
+    theirs = content(case, 0)  # first, so that one process compiles what all need
+    assert theirs is not None
+    parts = four_ranks.call(content, case, count)
+    assert [part is not None for part in parts] == [rank < count for rank in range(4)]
+    ours = together(parts)
+    assert_same(ours, theirs)
+    return ours
+
+
+@by_count
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_every_rule_with_a_penalty(cls: type[GroupOptimizer], count: int, four_ranks: Ranks) -> None:
+    ours = checked(four_ranks, Case(partial(make, cls, l1=1e-3, l21=L21.get(cls.rule.name, 0.05), l2=1e-3)), count)
+    rows, live, seen = ours["counts"]
+    assert 0 < live < rows == seen
+
+
+def adam(parameters: Any, **arguments: Any) -> GroupOptimizer:
+    return GroupAdam(parameters, **{"lr": 0.1, "l21": 5e-3, **arguments})
+
+
+@by_count
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"fallback": True},
+        {"admission": AfterSightings(2)},
+        {"field_bits": 4, "fallback": True},
+        {"reduction": "sum"},
+        {"pack_dead": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+def test_what_a_table_can_be_asked_for(table: dict[str, Any], ahead: bool, count: int, four_ranks: Ranks) -> None:
+    checked(four_ranks, Case(adam, table, ahead=ahead), count)
+
+
+@by_count
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("rows", [2, 30])
+@pytest.mark.parametrize("cut", [mostly_last, all_to_the_last])
+@pytest.mark.parametrize("cls", [GroupAdam, GroupAdaHessian])
+def test_ranks_with_few_keys_or_none(
+    cls: type[GroupOptimizer], cut: Any, rows: int, count: int, four_ranks: Ranks
+) -> None:
+    checked(four_ranks, Case(partial(make, cls, l21=0.05), cut=cut, rows=rows), count)
+
+
+@by_count
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+@pytest.mark.parametrize("penalty", ["lasso", "hard"])
+def test_a_target_of_all_ranks(penalty: str, ahead: bool, count: int, four_ranks: Ranks) -> None:
+    case = Case(partial(adam, penalty=penalty), rate=0.1, ahead=ahead)
+    _, live, seen = checked(four_ranks, case, count)["counts"]
+    assert live == round(0.1 * seen)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+def test_the_same_ranks_give_the_same_bits(ahead: bool, four_ranks: Ranks) -> None:
+    case = Case(adam, {"fallback": True}, ahead=ahead)
+    first, second = (together(four_ranks.call(content, case, 3)) for _ in range(2))
+    assert_same(first, second, tolerance=0)
+
+
+@by_count
+@pytest.mark.parametrize("penalty", ["mcp", "hard"])
+def test_other_penalties(penalty: str, count: int, four_ranks: Ranks) -> None:
+    checked(four_ranks, Case(partial(adam, penalty=penalty)), count)
