@@ -8,9 +8,10 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -48,9 +49,20 @@ def seconds(run: Callable[..., object], *arguments: object) -> float:
     return perf_counter() - start
 
 
+@dataclass
+class Disturbance:
+    """Others at work on this machine.
+
+    Attributes:
+        cores: Of the processor that they took, in the mean.
+    """
+
+    cores: float = 0.0
+
+
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """No garbage collection inside; says how much of the machine other processes took meanwhile.
+def undisturbed() -> Iterator[Disturbance]:
+    """No garbage collection inside; says, and gives in the end, how much of the machine other processes took meanwhile.
 
     They should take none: torch's threads wait for each other, so that one that has no core holds up all of them.
     """
@@ -59,18 +71,19 @@ def undisturbed() -> Iterator[None]:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(
             int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
         )
-        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - process_time()
+        own = sum(os.times()[:4])  # with the processes that have been waited for
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - own
 
     gc.collect()
     gc.disable()
-    start, others = perf_counter(), used_by_others()
+    start, others, found = perf_counter(), used_by_others(), Disturbance()
     try:
-        yield
+        yield found
     finally:
-        cores = (used_by_others() - others) / (perf_counter() - start)
+        found.cores = max(0.0, (used_by_others() - others) / (perf_counter() - start))
         gc.enable()
-        warning = ": too much, run it again on an idle machine" if cores > 0.1 else ""
-        print(f"\nother processes used {max(cores, 0):.2f} cores during the measurement{warning}", flush=True)
+        warning = ": too much, run it again on an idle machine" if found.cores > 0.1 else ""
+        print(f"\nother processes used {found.cores:.2f} cores during the measurement{warning}", flush=True)
 
 
 def alternate(

@@ -14,21 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from distributed_cases import Ranks, own_half
 from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.cli import main
+from sparsegroup.distributed import data_parallel
 
 ROWS = 120
 FOR_PEOPLE = ("report.html", "progress.png")
 """Files of a run that nothing reads."""
 
 
-def checkpointed() -> tuple[nn.ModuleDict, GroupAdam, torch.optim.lr_scheduler.LRScheduler]:
+class Network(nn.ModuleDict):
+    """Parts, by name, one after the other."""
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self["network"](self["table"](keys))
+        return values
+
+
+def checkpointed(group: Any = None) -> tuple[Network, GroupAdam, torch.optim.lr_scheduler.LRScheduler]:
     """What the checkpoints hold: a table, a network, an optimizer with a penalty that has a parameter, a schedule."""
     torch.manual_seed(0)
-    model = nn.ModuleDict({"table": HashEmbedding(2, seed=1), "network": nn.Linear(2, 1)})
+    model = Network({"table": HashEmbedding(2, seed=1, process_group=group), "network": nn.Linear(2, 1)})
     groups = [
         {"params": model["table"].parameters(), "l21": 1e-3, "penalty": "mcp"},
         {"params": model["network"].parameters()},
@@ -37,13 +48,14 @@ def checkpointed() -> tuple[nn.ModuleDict, GroupAdam, torch.optim.lr_scheduler.L
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
 
 
-def write_checkpoints(folder: Path) -> dict[str, Any]:
-    """One of all rows and one of changes."""
-    model, optimizer, scheduler = checkpointed()
+def write_checkpoints(folder: Path, group: Any = None) -> dict[str, Any]:
+    """One of all rows and one of changes, by one process or by the two ranks of a group."""
+    model, optimizer, scheduler = checkpointed(group)
+    trained = model if group is None else data_parallel(model, process_group=group)
     checkpoints = Checkpoints(folder)
     for step, keys in ((1, torch.arange(-3, 9)), (2, torch.arange(5, 11))):
         optimizer.zero_grad()
-        (model["network"](model["table"](keys)).sigmoid() - 0.5).square().sum().backward()
+        (trained(own_half(keys)).sigmoid() - 0.5).square().sum().backward()
         optimizer.step()
         scheduler.step()
         checkpoints.save(step, model, optimizer, scheduler, extra={"at": step, "words": ("a", 0.5)})
@@ -61,6 +73,19 @@ def write_checkpoints(folder: Path) -> dict[str, Any]:
         "mcp_gamma": 3.0,
         "num_seen": model["table"].num_seen,
     }
+
+
+def write_rank(folder: Path) -> dict[str, Any]:
+    """What a rank does to write the checkpoints of all."""
+    return write_checkpoints(folder, dist.group.WORLD)
+
+
+def write_checkpoints_of_ranks(folder: Path) -> dict[str, Any]:
+    """The same of a table that lies on two ranks."""
+    ranks = Ranks()
+    parts = ranks.call(write_rank, folder.absolute())
+    ranks.end()
+    return {**parts[0], "num_seen": sum(part["num_seen"] for part in parts)}
 
 
 def write_log(path: Path, seed: int) -> None:
@@ -89,6 +114,7 @@ def write_all(folder: Path) -> None:
     folder.mkdir(parents=True)
     os.chdir(folder)
     values: dict[str, Any] = {"checkpoint": write_checkpoints(Path("checkpoints"))}
+    values["checkpoint of ranks"] = write_checkpoints_of_ranks(Path("checkpoints-of-ranks"))
     for day in (1, 2):
         write_log(Path(f"day{day}.csv"), day)
     Path("schema.yaml").write_text("label: label\nnumeric: [age]\ncategorical: [site, user]\n")

@@ -10,6 +10,7 @@ import pytest
 from checkpoint_cases import Training, fresh_facts, unchanged
 from checkpoint_damage import MANIFEST, forge, last, refuse_pickles, trained_otherwise, write_chain
 from sparsegroup.checkpoint import CheckpointError, Checkpoints
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +148,10 @@ def test_another_format(folder: Path, victim: Training) -> None:
 
 def test_another_version(folder: Path, victim: Training) -> None:
     path = last(folder) / MANIFEST
-    for newer in (3, 99):
+    for newer in (CHECKPOINT.version + 1, 99):
         forge(last(folder), lambda content, newer=newer: content.update(version=newer))
-        message = rf"{MANIFEST}: written by a newer version .* in version {newer} .*up to version 2: update sparsegroup"
+        written = rf"{MANIFEST}: written by a newer version .* in version {newer} "
+        message = rf"{written}.*up to version {CHECKPOINT.version}: update sparsegroup"
         with unchanged(victim), pytest.raises(CheckpointError, match=message):
             victim.load(last(folder))
         is_refused(folder, victim, path)

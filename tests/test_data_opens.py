@@ -7,6 +7,7 @@ import pytest
 
 from data_cases import HEADER, good_rows, written
 from sparsegroup.cli.predict_run import predict_run
+from sparsegroup.cli.torchrun import launched
 from sparsegroup.cli.train_run import train_run
 from sparsegroup.data import prepare
 from sparsegroup.data.formats.log_format import Head
@@ -41,11 +42,14 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     monkeypatch.chdir(tmp_path)
     opens = Opens(monkeypatch)
     options = {"model": "mlp", "dim": 2, "test": str(test)}
-    train_run([str(log)], options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1)
+    with launched(1) as launch:
+        train_run(
+            [str(log)], options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1, launch=launch
+        )
     assert opens.heads == 2
     head, columns, count = (["log.csv"], ["test.csv"]), ["log.csv"], ["log.csv", "test.csv"]
-    base_rate, train, names, evaluate = ["log.csv"], ["log.csv"], ["log.csv"], ["test.csv"]
-    assert opens.files == [*head[0], *columns, *head[1], *count, *base_rate, *train, *names, *evaluate]
+    base_rate, train, evaluate, names = ["log.csv"], ["log.csv"], ["test.csv"], ["log.csv"]
+    assert opens.files == [*head[0], *columns, *head[1], *count, *base_rate, *train, *evaluate, *names]
     opens.files.clear()
     predict_run(Path("run"), log, Path("scores.csv"), {}, 1)
     assert opens.files == ["log.csv"] * 3  # head, count, predict

@@ -112,7 +112,7 @@ def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         for name in ("keys", "numbers", "labels", "times", "weights"):
-            torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=0, msg=name)
+            torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=0, equal_nan=True, msg=name)
         assert len(a.bags) == len(b.bags)
         for x, y in zip(a.bags, b.bags, strict=True):
             assert (x.keys.tolist(), x.offsets.tolist()) == (y.keys.tolist(), y.offsets.tolist())

@@ -96,6 +96,18 @@ for room in {ROOMS[extra]}:
         assert line.endswith(f", not installed here: pip install 'sparsegroup[{extra}]'")
 
 
+def test_the_adapter_of_torchrec_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["torchrec"] = None
+try:
+    import sparsegroup.distributed.torchrec
+except ImportError as error:
+    print(error)
+"""
+    assert "needs torchrec and fbgemm_gpu, which cannot be imported here" in alone(code).stdout
+
+
 def test_the_command_without_its_extra_says_what_to_install_in_one_line() -> None:
     done = without("cli", "from sparsegroup.__main__ import main\nmain()")
     assert done.returncode == 1

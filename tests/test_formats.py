@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint_damage import forge
 from command import Run
+from distributed_cases import Ranks
 from format_files import checkpointed
-from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+from sharded_cases import first_ranks
+from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.penalties import MCP, Penalty
@@ -19,6 +22,7 @@ from sparsegroup.serving import read_export
 from sparsegroup.training import load_run
 
 VERSIONS = sorted((Path(__file__).parent / "data" / "formats").glob("version-*"), key=lambda path: path.name)
+OF_RANKS = VERSIONS[-1]
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
@@ -34,10 +38,10 @@ def values(written: Path) -> dict[str, Any]:
     return content
 
 
-def test_a_checkpoint_of_changes(written: Path, values: dict[str, Any]) -> None:
-    model, optimizer, scheduler = checkpointed()
-    loaded = load_checkpoint(written / "checkpoints" / "step-000000000002", model, optimizer, scheduler)
-    expected = values["checkpoint"]
+def check_checkpoint(folder: Path, expected: dict[str, Any], group: Any = None) -> int:
+    """Load the checkpoint of changes; gives the number of keys seen."""
+    model, optimizer, scheduler = checkpointed(group)
+    loaded = load_checkpoint(folder / "step-000000000002", model, optimizer, scheduler)
     assert (loaded.step, loaded.extra) == (2, {"at": 2, "words": ("a", 0.5)})
     assert model["table"].lookup(torch.tensor(expected["keys"])).tolist() == expected["rows"]
     assert model["network"].weight.tolist() == expected["weight"]
@@ -46,7 +50,25 @@ def test_a_checkpoint_of_changes(written: Path, values: dict[str, Any]) -> None:
     assert [group["l21"] for group in optimizer.param_groups] == expected["l21"]
     assert optimizer.param_groups[0]["lr"] == expected["lr"]
     assert Penalty.of(optimizer.param_groups[0]["penalty"]) == MCP(gamma=expected["mcp_gamma"])
-    assert model["table"].num_seen == expected["num_seen"]
+    return int(model["table"].num_seen)
+
+
+def test_a_checkpoint_of_changes(written: Path, values: dict[str, Any]) -> None:
+    expected = values["checkpoint"]
+    assert check_checkpoint(written / "checkpoints", expected) == expected["num_seen"]
+
+
+def on_ranks(folder: Path, expected: dict[str, Any], count: int) -> int:
+    group = first_ranks(count)
+    return 0 if group is None else check_checkpoint(folder, expected, group)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_checkpoint_of_changes_that_two_ranks_wrote(count: int, four_ranks: Ranks) -> None:
+    expected = json.loads((OF_RANKS / "values.json").read_text())["checkpoint of ranks"]
+    arguments = OF_RANKS / "checkpoints-of-ranks", expected
+    seen = four_ranks.call(on_ranks, *arguments, count) if count else [check_checkpoint(*arguments)]
+    assert sum(seen) == expected["num_seen"]
 
 
 def test_a_checkpoint_is_followed_by_one_of_this_version(written: Path) -> None:
@@ -63,6 +85,15 @@ def test_a_checkpoint_is_followed_by_one_of_this_version(written: Path) -> None:
     assert load_checkpoint(path, again, *others).step == 3
     keys = torch.arange(-3, 11)
     assert torch.equal(again["table"].lookup(keys), model["table"].lookup(keys))
+
+
+def test_a_forged_random_state_of_a_rank(tmp_path: Path) -> None:
+    folder = shutil.copytree(OF_RANKS / "checkpoints-of-ranks", tmp_path / "checkpoints") / "step-000000000001"
+    forge(folder, lambda content: content["state"]["ranks"][1]["rng"]["numpy"]["__tuple__"][1].pop())
+    model, optimizer, scheduler = checkpointed()
+    with pytest.raises(CheckpointError, match=r"damaged \(numpy: 624 words"):
+        load_checkpoint(folder, model, optimizer, scheduler)
+    assert not model["table"].num_seen
 
 
 def test_a_prepared_log(written: Path) -> None:

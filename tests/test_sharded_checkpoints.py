@@ -1,8 +1,10 @@
 """A checkpoint of a table on some ranks is loaded on any other number of them, bit by bit."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from distributed_cases import Ranks
 from optimizer_cases import make
 from sharded_cases import average_fallback, batches, first_ranks, loss_of, rows_of
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.checkpoint import Checkpoints
+from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.table import AfterSightings
+from sparsegroup.table.sharded.routing import Routing
 
 STEPS = 6
 
@@ -112,3 +116,64 @@ def test_the_same_ranks_go_on_with_the_same_bits(tmp_path: Path, four_ranks: Ran
     through, _ = joined(four_ranks.call(read, tmp_path, 3, {}, True))
     again, _ = joined(four_ranks.call(read, tmp_path, 3, {}, True))
     assert all(torch.equal(row, through[key]) for key, row in again.items())
+
+
+def gone_on_with(folder: Path, count: int) -> dict[str, Any] | None:
+    """Load, go on, and write what follows."""
+    made = trained(count, {})
+    if made is None:
+        return None
+    table, optimizer = made
+    checkpoints = Checkpoints(folder, keep=3)
+    path = checkpoints.latest()
+    assert path is not None
+    checkpoints.load(path, table, optimizer)
+    learn(table, optimizer, STEPS, STEPS + 1)
+    checkpoints.save(3, table, optimizer)
+    return {"rows": rows_of(table), "seen": table.num_seen}
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 2)])
+def test_what_other_ranks_write_next_can_be_read(before: int, after: int, tmp_path: Path, four_ranks: Ranks) -> None:
+    on(four_ranks, before, written, tmp_path, before, {}, False)
+    rows, seen = on(four_ranks, after, gone_on_with, tmp_path, after)
+    made = trained(0, {})
+    assert made is not None
+    table, optimizer = made
+    load_checkpoint(Checkpoints(tmp_path).of_step(3), table, optimizer)
+    found = rows_of(table)
+    assert found.keys() == rows.keys()
+    assert all(torch.equal(row, rows[key]) for key, row in found.items())
+    assert table.num_seen == seen
+    assert (CHECKPOINT.read(Checkpoints(tmp_path).of_step(3)).parent is not None) == (before == after)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("of", ["all ranks", "one rank"])
+def test_more_rows_than_there_is_room_for(of: str, count: int, tmp_path: Path, four_ranks: Ranks) -> None:
+    rows, _ = on(four_ranks, 3, written, tmp_path, 3, {}, False)
+    shares = np.bincount(Routing(count or 1).ranks_of(np.array(list(rows))))
+    max_rows = len(rows) // len(shares) - 1 if of == "all ranks" else int(shares.max()) - 1
+    with pytest.raises((CheckpointError, AssertionError), match=rf"\d+ rows are more than max_rows={max_rows}"):
+        on(four_ranks, count, read, tmp_path, count, {"max_rows": max_rows})
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 3), (3, 2), (3, 0), (2, 2)])
+def test_an_estimate_of_keys_seen_is_not_multiplied(before: int, after: int, tmp_path: Path, four_ranks: Ranks) -> None:
+    options = {"max_bytes": "4MB"}
+    rows, seen = on(four_ranks, before, written, tmp_path, before, options, True)
+    _, found = on(four_ranks, after, read, tmp_path, after, options)
+    assert 0.98 * seen < found < 1.02 * seen + (0 if after in (0, before) else len(rows))
+
+
+def test_a_table_of_ranks_is_copied_as_one_of_them(four_ranks: Ranks) -> None:
+    assert four_ranks.call(copied)[:2] == [(0, 2), (1, 2)]
+
+
+def copied() -> tuple[int, int] | None:
+    made = trained(2, {})
+    if made is None:
+        return None
+    ranks = copy.deepcopy(made[0]).table.ranks
+    assert ranks is not None
+    return ranks.rank, len(ranks.of_all([0], "numbers"))

@@ -1,7 +1,9 @@
 """What a table on several ranks can be asked beside training."""
 
 import copy
+import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,17 @@ from torch import Tensor, nn
 
 from distributed_cases import Ranks
 from sharded_cases import first_ranks
-from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, clip_grad_norm_, param_groups
+from sparsegroup import (
+    GroupAdam,
+    HashEmbedding,
+    HashEmbeddingBag,
+    clip_grad_norm_,
+    convert,
+    param_groups,
+    to_embeddings,
+)
 from sparsegroup.distributed import data_parallel
+from sparsegroup.table.sharded.receiving_threads import schedule_receivers
 
 KEYS = torch.arange(40) * 0x9E3779B97F4A7C1
 VECTORS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
@@ -47,6 +58,25 @@ def test_rows_are_found_wherever_they_are(four_ranks: Ranks) -> None:
         assert there.tolist() == [True] * 20 + [False]
     assert sorted(key for _, _, keys, _ in parts for key in keys.tolist()) == sorted(KEYS.tolist())
     assert all(0 < rows < 20 for *_, rows in parts)
+
+
+def receivers() -> tuple[set[int], set[int]]:
+    """The policies of gloo's threads before the first table, and with it."""
+
+    def policies() -> set[int]:
+        threads = [one for one in Path("/proc/self/task").iterdir() if "gloo_tcp_loop" in (one / "comm").read_text()]
+        assert threads
+        return {os.sched_getscheduler(int(one.name)) for one in threads}
+
+    schedule_receivers(os.SCHED_OTHER)
+    before = policies()
+    filled()
+    return before, policies()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux schedules so")
+def test_threads_that_receive_do_not_interrupt_those_that_compute(four_ranks: Ranks) -> None:
+    assert four_ranks.call(receivers) == [({os.SCHED_OTHER}, {os.SCHED_BATCH})] * 4
 
 
 def clipped() -> list[tuple[float, float]]:
@@ -172,3 +202,56 @@ def test_vectors_may_travel_in_half_the_bytes(four_ranks: Ranks) -> None:
     for exact, rounded, sent, halved in four_ranks.call(narrow):
         assert sent == 2 * halved > 0
         torch.testing.assert_close(rounded, exact.bfloat16().float(), rtol=0, atol=0)
+
+
+def of_its_own_keys() -> tuple[list[Tensor], int]:
+    table = filled()
+    optimizer = GroupAdam(table.parameters(), lr=0.1)
+    mine = table.keys.repeat(2)
+    vectors = table.own_vectors(mine.view(2, -1))  # no other rank is asked
+    vectors.sum().backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        table.own_vectors(table.keys[:1])
+    table.own_vectors(torch.empty(0, dtype=torch.int64))
+    return [mine, vectors.detach().flatten(0, 1), table.lookup(KEYS)], len(table)
+
+
+def test_a_rank_looks_up_what_is_its_own_without_the_others(four_ranks: Ranks) -> None:
+    parts = four_ranks.call(of_its_own_keys)
+    whole = HashEmbedding(4)
+    whole.assign(KEYS, VECTORS)
+    optimizer = GroupAdam(whole.parameters(), lr=0.1)
+    whole(KEYS.repeat(2)).sum().backward()
+    optimizer.step()
+    for (keys, vectors, after), _ in parts:
+        rows = torch.stack([VECTORS[(key == KEYS).nonzero()[0, 0]] for key in keys])
+        assert torch.equal(vectors, rows)
+        torch.testing.assert_close(after, whole.lookup(KEYS))
+    assert sum(rows for _, rows in parts) == len(KEYS)
+
+
+def converted(count: int) -> tuple[int, Tensor, Tensor] | None:
+    """How many rows a rank has of an embedding that becomes a table, what it gives, and what becomes of it again."""
+    group = first_ranks(count)
+    if group is None:
+        return None
+    torch.manual_seed(0)
+    model = convert(nn.Embedding(50, 4), process_group=group)
+    rows = model.table.num_rows
+    before = model(torch.arange(50)).detach()
+    model(torch.tensor([70] if not group.rank() else []).long())
+    return rows, before, to_embeddings(model).weight.detach()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_embedding_becomes_a_table_of_all_ranks_and_one_again(count: int, four_ranks: Ranks) -> None:
+    torch.manual_seed(0)
+    weight = nn.Embedding(50, 4).weight.detach()
+    found = [part for part in four_ranks.call(converted, count) if part is not None]
+    assert sum(rows for rows, _, _ in found) == 50
+    for _, before, after in found:
+        assert torch.equal(before, weight)
+        assert after.shape == (71, 4)
+        assert torch.equal(after[:50], weight)
+        assert after[70].any()

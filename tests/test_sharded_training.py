@@ -7,8 +7,8 @@ import pytest
 
 from distributed_cases import Ranks
 from optimizer_cases import ALL, make
-from sharded_cases import Case, all_to_the_last, assert_same, content, mostly_last, together
-from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer
+from sharded_cases import Case, all_to_the_last, assert_same, content, mostly_last, together, trained
+from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer, feature_rate, sparsity_report
 from sparsegroup.table import AfterSightings
 
 COUNTS = (1, 2, 3, 4)
@@ -87,3 +87,20 @@ def test_the_same_ranks_give_the_same_bits(ahead: bool, four_ranks: Ranks) -> No
 @pytest.mark.parametrize("penalty", ["mcp", "hard"])
 def test_other_penalties(penalty: str, count: int, four_ranks: Ranks) -> None:
     checked(four_ranks, Case(partial(adam, penalty=penalty)), count)
+
+
+def reports(case: Case, count: int) -> tuple[str, float] | None:
+    found = trained(case, count)
+    if found is None:
+        return None
+    table, optimizer = found
+    return str(sparsity_report(optimizer)), feature_rate(table.weight)
+
+
+@by_count
+def test_reports_are_of_all_ranks(count: int, four_ranks: Ranks) -> None:
+    case = Case(partial(make, GroupAdam, l21=0.05))
+    theirs = reports(case, 0)
+    assert theirs is not None
+    assert 0 < theirs[1] < 1
+    assert four_ranks.call(reports, case, count) == [theirs] * count + [None] * (4 - count)

@@ -113,3 +113,12 @@ def test_numbers_out_of_range_are_refused(options: dict[str, int], message: str)
 def test_a_view_of_a_view() -> None:
     log: LogView = ShuffledLog(ShuffledLog(Everything(40, 40), 10), 10, seed=1)
     assert sorted(order_of(log)) == list(range(40))
+
+
+def test_nothing_after_the_last_block_asked_for_is_read() -> None:
+    log = Everything(400, 400)
+    shuffled = ShuffledLog(log, 20, seed=1)
+    edge = shuffled.edges[3]
+    assert len(order_of(shuffled, edge - 7, edge - 2)) == 5
+    assert log.read == edge
+    assert shuffled.cuts(100).tolist() == shuffled.edges[:-1]

@@ -18,7 +18,7 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
 
     Args:
         weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen. For a
-            DTensor, all ranks have to call this.
+            DTensor and a table on several ranks it is that of all ranks, which all have to call this.
         seen: `[rows]` bool, which rows training has seen (a row never seen keeps its random start and counts neither
             above nor below); or the number of features ever seen; or None, where all rows were.
 
@@ -36,7 +36,8 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
     """
     store = store_of(weight)
     if store is not None and seen is None:
-        return store.num_live / store.num_seen if store.num_seen else 0.0
+        known, alive = _on_all_ranks(store, store.num_seen, store.num_live)
+        return alive / known if known else 0.0
     live = whole((weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0)
     if isinstance(seen, Tensor):
         if seen.shape != live.shape or seen.dtype != torch.bool:
@@ -106,8 +107,8 @@ def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
     """How many groups of each parameter of `optimizer` are exactly zero, by the groups it regularizes.
 
     In a `HashEmbedding` the groups are the rows that it has. Give the optimizer named parameters
-    (`model.named_parameters()` or `param_groups`) to see their names. Where there are DTensors, it counts the groups of
-    all ranks, which all have to call it.
+    (`model.named_parameters()` or `param_groups`) to see their names. Where there are DTensors, or tables on several
+    ranks, it counts the groups of all ranks, which all have to call it.
     """
     entries = []
     for group_index, group in enumerate(optimizer.param_groups):
@@ -136,6 +137,14 @@ def _counts(parameter: Tensor, spec: GroupSpec) -> tuple[int, int, int]:
 
 
 def _store_sparsity(name: str, store: RowStore) -> ParameterSparsity:
-    zero_elements = sum(int((vectors == 0).sum()) for _, vectors in store.scan(1 << 16))  # in the live rows
-    dead = store.num_rows - store.num_live
-    return ParameterSparsity(name, (store.num_rows, store.dim), store.num_rows, dead, zero_elements + dead * store.dim)
+    own = sum(int((vectors == 0).sum()) for _, vectors in store.scan(1 << 16))
+    rows, live, in_live_rows = _on_all_ranks(store, store.num_rows, store.num_live, own)
+    dead = rows - live
+    return ParameterSparsity(name, (rows, store.dim), rows, dead, in_live_rows + dead * store.dim)
+
+
+def _on_all_ranks(store: RowStore, *counts: int) -> list[int]:
+    """The sums of counts of a store's rows over the ranks that it lies on."""
+    if store.ranks is None:
+        return [*counts]
+    return [sum(its) for its in zip(*store.ranks.of_all([counts], "counts of rows"), strict=True)]

@@ -16,6 +16,9 @@ class UserError(ValueError):
         '--max-bad must be below 1, got 2'
     """
 
+    is_told = False
+    """Whether somebody else tells the user of it."""
+
     def __init__(self, message: str = "", *parameters: str) -> None:
         super().__init__(message)
         self.parameters = parameters

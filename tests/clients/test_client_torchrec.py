@@ -121,6 +121,41 @@ def test_a_collection_trains_as_with_sparse_embeddings(options: dict[str, float]
     assert bool(dead) == bool(options)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_bag_of_all_features_gives_what_a_collection_gives(weighted: bool) -> None:
+    names = {"seen": "seen", "item": "seen", "tag": "tag"}
+    tables = [
+        EmbeddingBagConfig(name="seen", embedding_dim=4, num_embeddings=ROWS, feature_names=["seen", "item"]),
+        EmbeddingBagConfig(name="tag", embedding_dim=4, num_embeddings=ROWS, feature_names=["tag"]),
+    ]
+    torch.manual_seed(0)
+    model = EmbeddingBagCollection(tables=tables, is_weighted=weighted)
+    fields = {name: ("seen", "tag").index(table) for name, table in names.items()}
+    bag = HashEmbeddingBag(4, mode="sum", features=fields, field_bits=8)
+    for field, table in enumerate(("seen", "tag")):
+        bag.assign((field << 56) + torch.arange(ROWS), model.embedding_bags[table].weight.detach())
+    for dtype in (torch.int64, torch.int32):
+        given = features(dtype=dtype, weighted=weighted)
+        wanted = model(given)
+        found = bag(given)
+        assert wanted.keys() == list(fields)
+        torch.testing.assert_close(found.flatten(1), wanted.values())
+        jagged = HashEmbeddingBag(4, mode="sum")(given["item"])
+        assert jagged.shape == (8, 4)
+    assert bag.num_rows == 2 * ROWS
+
+
+def test_a_bag_refuses_features_whose_batches_differ_in_size() -> None:
+    given = KeyedJaggedTensor(
+        keys=["item", "tag"],
+        values=torch.arange(3),
+        lengths=torch.ones(3, dtype=torch.int64),
+        stride_per_key_per_rank=[[1], [2]],
+    )
+    with pytest.raises(ValueError, match=r"batches of one size, this one's have \[1, 2\]"):
+        HashEmbeddingBag(4)(given)
+
+
 def test_new_rows_start_in_the_range_of_the_config() -> None:
     config = {"weight_init_min": -0.3, "weight_init_max": 0.3}
     tables = [EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=2_000, feature_names=["f"], **config)]
@@ -141,5 +176,11 @@ def test_half_precision_asks_for_a_dtype() -> None:
 
 def test_the_example_learns_and_has_the_size_that_was_asked_for() -> None:
     auc, rate, _ = run_example("torchrec_model")
+    assert auc > 0.75
+    assert rate == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_example_on_ranks_learns_and_has_the_size_that_was_asked_for() -> None:
+    auc, rate, _ = run_example("torchrec_sharded")
     assert auc > 0.75
     assert rate == pytest.approx(0.1, abs=0.01)

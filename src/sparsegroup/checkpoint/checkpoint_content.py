@@ -22,6 +22,7 @@ from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
 from sparsegroup.checkpoint.compatibility import (
     check_model,
     check_optimizers,
+    check_room,
     check_scheduler,
     check_state,
     check_tables,
@@ -107,15 +108,18 @@ def read_content(
     manifest.check_files(folder, CheckpointError, STATE)
     try:
         content = _state(folder, manifest)
-        check_tables(folder, manifest, tables)
+        check_tables(folder, manifest, tables, ranks)
         check_model(folder, content["model"], model)
         notes = version_notes(manifest)
         if optimizers:
             notes += check_optimizers(folder, content, optimizers, settings)
         if scheduler is not None:
             check_scheduler(folder, content, scheduler)
-        check_rng_state(content["rng"])
+        for one in (content, *(content.get("ranks") or ())):
+            check_rng_state(one["rng"])
         read = {where: _read(chain, where, table, ranks) for where, table in tables.items()}
+        for where, table in tables.items():
+            check_room(folder, read[where].num_rows, table)
         check_state(folder, content, optimizers, {table: read[where] for where, table in tables.items()})
     except CheckpointError:
         raise

@@ -97,13 +97,18 @@ def _from_version_1(content: Plain) -> Plain:
     }
 
 
+def _from_version_2(content: Plain) -> Plain:
+    """Each table lay on one rank, in a file of its own."""
+    return {"routing": None, **content}
+
+
 CHECKPOINT = FolderFormat(
     name="checkpoint",
     file=MANIFEST,
-    version=2,
+    version=3,
     manifest=CheckpointManifest,
     error=CheckpointError,
-    migrations={1: _from_version_1},
+    migrations={1: _from_version_1, 2: _from_version_2},
     missing=lambda folder: "no checkpoint",
 )
 """The format of checkpoints.

@@ -18,19 +18,21 @@ class CheckpointRanks:
 
     Args:
         shards: The ranks.
+        doing: What they do, in messages of `ExchangeError`: "writing a checkpoint".
 
     Attributes:
+        doing: As above.
         rank: The number of this one.
         routing: Which of them has which key.
     """
 
-    def __init__(self, shards: Shards | None) -> None:
-        self._shards = shards
+    def __init__(self, shards: Shards | None, doing: str) -> None:
+        self._shards, self.doing = shards, doing
         self.rank = 0 if shards is None else shards.rank
         self.routing = Routing(1) if shards is None else shards.routing
 
     @classmethod
-    def of(cls, model: nn.Module) -> "CheckpointRanks":
+    def of(cls, model: nn.Module, doing: str) -> "CheckpointRanks":
         """Those of the tables of a model.
 
         Raises:
@@ -44,7 +46,7 @@ class CheckpointRanks:
                 "the tables of a checkpoint lie on the ranks of one process_group, or each rank has all of its own; "
                 f"these differ: {', '.join(map(repr, tables))}"
             )
-        return cls(next(iter(found.values()), None))
+        return cls(next(iter(found.values()), None), doing)
 
     @property
     def is_alone(self) -> bool:
@@ -56,15 +58,25 @@ class CheckpointRanks:
         """The logical buckets of this rank."""
         return self.routing.range_of(self.rank)
 
+    @property
+    def plain_routing(self) -> dict[str, Any] | None:
+        """What a checkpoint says of who has which key; None of one alone."""
+        return None if self._shards is None else self.routing.as_plain()
+
     def all_of(self, own: Result) -> list[Result]:
-        """What all ranks have, in their order."""
-        return [own] if self._shards is None else self._shards.of_all([own])
+        """What all ranks have, in their order.
+
+        Raises:
+            ExchangeError: The ranks do not come together.
+        """
+        return [own] if self._shards is None else self._shards.of_all([own], self.doing)
 
     def do(self, action: Callable[[], Result]) -> Result:
         """What an action gives, which all ranks carry out.
 
         Raises:
             CheckpointError: It has failed on another rank.
+            ExchangeError: The ranks do not come together.
             Exception: What it has raised on this one.
         """
         result, error = None, None

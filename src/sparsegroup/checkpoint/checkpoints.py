@@ -98,7 +98,7 @@ class Checkpoints:
         Raises:
             CheckpointError, OSError: See `save_checkpoint`, and where one of a later step is there. All stay.
         """
-        folder, ranks = self.of_step(step), CheckpointRanks.of(model)
+        folder, ranks = self.of_step(step), CheckpointRanks.of(model, "writing a checkpoint")
         ranks.do(lambda: None if ranks.rank else self._make_way(step))
         follows = self._chain[-1] if self._chain and self.incremental and not whole else None
         if follows is None or not self._is_worth_following() or not is_tracked(model, follows[1].id):
@@ -115,6 +115,8 @@ class Checkpoints:
         self, path: Path, model: nn.Module, optimizer: Optimizers = None, scheduler: LRScheduler | None = None
     ) -> LoadResult:
         """Load one of them, to go on from it: the next one may hold only what has changed since.
+
+        What other ranks have written is not followed by changes: the next one then holds all rows.
 
         Args:
             path: As `latest` gave it.

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versions
+from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.loaded_state import LAST_STEP
 from sparsegroup.optim.stored import store_of
@@ -27,8 +28,10 @@ def kind_of(optimizer: Optimizer) -> str:
     return optimizer.rule.name if isinstance(optimizer, GroupOptimizer) else type(optimizer).__name__
 
 
-def check_tables(folder: Path, manifest: CheckpointManifest, tables: Mapping[str, Table]) -> None:
-    """Raise CheckpointError unless the tables are those of the model."""
+def check_tables(
+    folder: Path, manifest: CheckpointManifest, tables: Mapping[str, Table], ranks: CheckpointRanks
+) -> None:
+    """Raise CheckpointError unless the tables are those of the model, and the ranks have room for them together."""
     saved = dict(manifest.tables.values())
     if saved.keys() != tables.keys():
         raise CheckpointError(
@@ -38,10 +41,18 @@ def check_tables(folder: Path, manifest: CheckpointManifest, tables: Mapping[str
     for where, facts in manifest.tables.values():
         if mismatch := facts.mismatch(tables[where].config):
             raise CheckpointError(f"{folder}: another model's: the table {where!r} has {mismatch}")
-        if facts.rows > tables[where].config.max_rows:
-            raise CheckpointError(
-                f"{folder}: {facts.rows:,} rows are more than max_rows={tables[where].config.max_rows:,} of the model"
-            )
+    for where, table in tables.items():
+        rows = sum(part.facts.rows for part in manifest.parts(folder, where))
+        check_room(folder, rows, table, 1 if table.ranks is None else ranks.routing.ranks)
+
+
+def check_room(folder: Path, rows: int, table: Table, ranks: int = 1) -> None:
+    """Raise CheckpointError if rows are more than a table may have on so many ranks."""
+    if rows > ranks * table.config.max_rows:
+        on = "" if ranks == 1 else f" on each of {ranks} ranks"
+        raise CheckpointError(
+            f"{folder}: {rows:,} rows are more than max_rows={table.config.max_rows:,} of the model{on}"
+        )
 
 
 def check_scheduler(folder: Path, content: Any, own: LRScheduler) -> None:

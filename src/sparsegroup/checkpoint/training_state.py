@@ -88,7 +88,7 @@ def save_checkpoint(
         OSError: The disk is full, say. No folder is left behind.
     """
     folder = Path(folder)
-    ranks = CheckpointRanks.of(model)
+    ranks = CheckpointRanks.of(model, "writing a checkpoint")
     before = ranks.do(lambda: _predecessor(folder, model, parent))
     for one in _listed(optimizer) if sweep else ():
         if isinstance(one, GroupOptimizer):
@@ -117,7 +117,7 @@ def save_checkpoint(
             parent=before,
             files=written,
             tables={name: of_table for _, tables in parts for name, of_table in tables.items()},
-            routing=None if ranks.is_alone else ranks.routing.as_plain(),
+            routing=ranks.plain_routing,
             state=state,
         )
         manifest = CHECKPOINT.write(place, manifest)
@@ -190,7 +190,8 @@ def load_checkpoint(
             checkpoint. "own": they stay; u and the moments are kept, so that another λ goes on from where the first
             one has led.
         rng: Set the random number generators, too.
-        track: Let the tables note from now on what changes, so that the next checkpoint can follow this one.
+        track: Let the tables note from now on what changes, so that the next checkpoint can follow this one. One that
+            other ranks have written cannot be followed: their parts hold other rows.
 
     Returns:
         What was kept with it, and what is not as it was.
@@ -201,7 +202,7 @@ def load_checkpoint(
         MemoryError: The system has no more; nothing is changed.
     """
     folder = Path(folder)
-    ranks, optimizers, tables = CheckpointRanks.of(model), _listed(optimizer), _tables(model)
+    ranks, optimizers, tables = CheckpointRanks.of(model, "reading a checkpoint"), _listed(optimizer), _tables(model)
     found = ranks.do(lambda: read_content(folder, ranks, model, tables, optimizers, scheduler, settings))
     manifest, content = found.manifest, found.state
     claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
@@ -219,7 +220,7 @@ def load_checkpoint(
                 generator.set_state(saved)
     for where, table in tables.items():
         table.adopt(found.rows[where], claims[table] if table in claimed else None)
-        table.track(manifest.id if track else None)
+        table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
     with rows_left_out():
         model.load_state_dict(content["model"])
     if rng:

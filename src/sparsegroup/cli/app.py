@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ Threads = Annotated[
         min=1, help="Threads that share the table's work; the network uses one. They don't change the result."
     ),
 ]
-THREADS = min(2, os.cpu_count() or 1)
+THREADS = max(1, min(2, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def use_threads(number: int) -> None:
@@ -76,7 +77,17 @@ def main(run: Callable[[], None] = app) -> None:
     if (problem := flush_streams()) is not None and status == 0:
         status = _end_of(problem)
         flush_streams()
+    _leave(status)
     sys.exit(status)
+
+
+def _leave(status: int) -> None:
+    """End a process that has failed among other ranks: no thread of it that still waits for them keeps it."""
+    if status and os.environ.get("WORLD_SIZE", "1") != "1":
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
 
 
 def _status_of(run: Callable[[], None]) -> int:
@@ -87,11 +98,19 @@ def _status_of(run: Callable[[], None]) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     except UserError as error:
-        fail(error.spelled(_option))
+        if not error.is_told:
+            fail(error.spelled(_option))
     except FloatingPointError as error:
         fail(str(error))
     except OSError as error:
         return _end_of(error)
+    except RuntimeError as error:
+        from sparsegroup.distributed import ExchangeError
+
+        if not isinstance(error, ExchangeError):
+            raise
+        fail(str(error))
+        return 1
     return 2
 
 

@@ -26,12 +26,16 @@ class _Choices:
     """What the options of this call say."""
 
     json = quiet = verbose = False
+    of_rank = ""
 
     def reset(self) -> None:
+        self.of_rank = ""
         self.json = self.quiet = self.verbose = console.quiet = False
 
     @property
     def level(self) -> int:
+        if self.of_rank:
+            return logging.ERROR
         if self.quiet:
             return logging.WARNING
         return logging.DEBUG if self.verbose else logging.INFO
@@ -114,7 +118,14 @@ def tell(*parts: RenderableType) -> None:
 
 def fail(message: str) -> None:
     """Print what is wrong, on stderr."""
-    _say(f"error: {message}")
+    _say(f"error: {_choices.of_rank}{message}")
+
+
+def speak_as(rank: int) -> None:
+    """Let one of several ranks that carry out a command tell what is wrong with it alone; the first tells the rest."""
+    _choices.of_rank = f"rank {rank}: "
+    _choices.verbose = _choices.json = False
+    _choices.quiet = console.quiet = True
 
 
 def _say(part: RenderableType, style: str | None = None) -> None:

@@ -235,6 +235,12 @@ def train_command(
         ),
     ] = None,
     threads: Threads = THREADS,
+    rank_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.05, help="Started by torchrun on several ranks: minutes to wait for one that does not come."
+        ),
+    ] = 10.0,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -248,15 +254,20 @@ def train_command(
         for name, value in locals().items()
         if value is not None and not (value is False and name in ("overwrite", "json", "quiet", "verbose"))
     }
+    from sparsegroup.cli.torchrun import launched
     from sparsegroup.cli.train_run import resume_run, train_run
 
     use_threads(threads)
     if resume is None:
-        train_run(log, options, set_ or [], out, continue_, overwrite=overwrite, threads=threads)
+        with launched(rank_timeout) as launch:
+            train_run(log, options, set_ or [], out, continue_, overwrite=overwrite, threads=threads, launch=launch)
         return
-    if others := [name.strip("_").replace("_", "-") for name in options if name not in ("resume", "threads")]:
+    if others := [
+        name.strip("_").replace("_", "-") for name in options if name not in ("resume", "threads", "rank_timeout")
+    ]:
         raise UsageError(
             f"--resume takes everything from the run, and no {', '.join(others)}; to change settings, use "
             "--continue once the run is complete"
         )
-    resume_run(resume, threads)
+    with launched(rank_timeout) as launch:
+        resume_run(resume, threads, launch)

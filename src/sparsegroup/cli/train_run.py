@@ -4,7 +4,8 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from sparsegroup.cli.app import UsageError, in_shell
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
+from sparsegroup.cli.torchrun import Launch
+from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import is_prepared
+from sparsegroup.reporting.formatting import duration, size
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training import Config, RunError, Session, Summary, load_run
 from sparsegroup.training.config import read_config
+from sparsegroup.training.run_claim import lock_run, run_beginning
 from sparsegroup.training.run_dir import (
     REPORT,
     config_of,
@@ -31,7 +36,6 @@ from sparsegroup.training.run_dir import (
 )
 from sparsegroup.training.run_manifest import RUN, SUMMARY
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run, new_run_folder, point_latest
-from sparsegroup.training.session import lock_run, run_beginning
 from sparsegroup.training.tracking import check_tracking
 from sparsegroup.yaml_settings import checked, with_values
 
@@ -62,6 +66,7 @@ def train_run(
     *,
     overwrite: bool,
     threads: int,
+    launch: Launch,
 ) -> None:
     """Train from the start, or with the weights of a run before.
 
@@ -73,37 +78,104 @@ def train_run(
         before: Folder of the run to go on with, or of runs, of which the latest is taken.
         overwrite: Replace the run that `out` holds.
         threads: That share the table's work.
+        launch: How the command was started. Where torchrun has started it anew, the run that it had begun is resumed.
 
     Raises:
         UsageError: Options that do not go together, or a folder that is taken.
     """
+    with ExitStack() as unless_begun:
+
+        def start() -> _Start:
+            values = setting_values(log, options, assignments)
+            return _start(settings_file(log), values, out, before, unless_begun, overwrite, threads, launch)
+
+        _carry_out(launch.ranks.first_makes(start, "the run that is begun"), launch, unless_begun)
+
+
+def resume_run(folder: Path, threads: int, launch: Launch) -> None:
+    """Complete a run that was cut off; of a folder of runs, the latest."""
+    _carry_out(
+        launch.ranks.first_makes(lambda: _resumption(find_run(folder), threads), "the run that is resumed"), launch
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What is to be done with a run, on all ranks alike.
+
+    Attributes:
+        folder: Where it is to be in the end.
+        place: Where it is trained.
+        log: What on; None for one that is complete.
+        config: The settings, of one that begins.
+        before: The run that it goes on with.
+        is_resumed: Whether it has begun before.
+        is_named: Whether its folder is one of runs, named by the time.
+    """
+
+    folder: Path
+    place: Path
+    log: Log | None = None
+    config: Config | None = None
+    before: Path | None = None
+    is_resumed: bool = False
+    is_named: bool = False
+
+
+def _carry_out(start: _Start, launch: Launch, unless_begun: ExitStack | None = None) -> None:
+    group = launch.process_group
+    if start.log is None:
+        if start.place != start.folder and not launch.ranks.rank:
+            replace_run(start.place, start.folder)
+        show(_figures(RUN.read(start.folder).summary, start.folder), f"{start.folder}: the run is complete")
+        return
+    if start.is_resumed:
+        session = Session.resume(start.place, start.log, group)
+    else:
+        assert start.config is not None
+        run = None if start.before is None else load_run(start.before, start.config, group)
+        session = Session.begin(start.place, start.config, start.log, run, group, job=launch.job)
+    if unless_begun is not None:
+        unless_begun.pop_all()
+    if start.is_named and not launch.ranks.rank:
+        point_latest(start.folder)
+    _introduce(session, start.folder)
+    _train(session, start.folder)
+
+
+def _start(
+    settings: Path | None,
+    values: dict[str, Any],
+    out: Path | None,
+    before: Path | None,
+    unless_begun: ExitStack,
+    overwrite: bool,
+    threads: int,
+    launch: Launch,
+) -> _Start:
+    """How a run is to begin; folders that were made for it go with `unless_begun`."""
     if overwrite and out is None:
         raise UsageError("--overwrite needs --out: without it, each run gets a folder of its own, named by the time")
     before = None if before is None else find_run(before)
-    values = setting_values(log, options, assignments)
-    is_config = settings_file(log) is not None
     if before is None:
-        config = read_config(settings_file(log), values, "the command line")
-    elif is_config:
+        config = read_config(settings, values, "the command line")
+    elif settings is not None:
         raise UsageError("--continue takes its settings from the run; give it a log, and change settings with --set")
     else:
         config = _going_on(config_of(before), values)
     check_tracking(config.tracking)
-    if out is None:
-        run = None if before is None else load_run(before, config)
-        data = open_config_log(config, threads)
-        with new_run_folder(Path("runs") / log_name(config)) as folder:
-            session = Session.begin(folder, config, data, run)
-        point_latest(folder)
-    else:
-        folder = out
-        session = _begin_in(folder, config, before, overwrite, threads)
-    _introduce(session, folder)
-    _train(session, folder)
+    parent = Path("runs") / log_name(config)
+    if launch.is_restarted and (begun := _begun_by(launch.job, parent if out is None else out)) is not None:
+        return _resumption(begun, threads)
+    if out is not None:
+        return _start_in(out, config, before, overwrite, threads)
+    data = open_config_log(config, threads)
+    folder = unless_begun.enter_context(new_run_folder(parent))
+    return _Start(folder, folder, data, config, before, is_named=True)
 
 
-def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> Session:
-    """Begin a run in a folder that was asked for; one that it is to replace stays until the new one is complete."""
+def _start_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> _Start:
+    """How to begin in a folder that was asked for; a run that is to be replaced stays until the new one is complete."""
     if before is not None and os.path.realpath(folder) == os.path.realpath(before):
         raise UsageError(f"{folder} is the run to continue; give another --out, or use --resume if the run was cut off")
     taken = not is_free(folder)
@@ -116,29 +188,31 @@ def _begin_in(folder: Path, config: Config, before: Path | None, overwrite: bool
         whole = (folder / SUMMARY).is_file() or not (folder / CONFIG).is_file()
         hint = "" if whole else f", or complete the run that was cut off with {again}"
         raise UsageError(f"{folder} is not empty; give another --out, or --overwrite{hint}")
-    run = None if before is None else load_run(before, config)
     data = open_config_log(config, threads, as_before=before is not None)
     if taken:
         if (folder / UNFINISHED).is_dir():
             lock_run(folder / UNFINISHED).close()
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-    return Session.begin(folder / UNFINISHED if taken else folder, config, data, run)
+    return _Start(folder, folder / UNFINISHED if taken else folder, data, config, before)
 
 
-def resume_run(folder: Path, threads: int) -> None:
-    """Complete a run that was cut off; of a folder of runs, the latest."""
-    folder = find_run(folder)
+def _resumption(folder: Path, threads: int) -> _Start:
     place = _place_of(folder)
-    if place.name != FINISHED and not _is_complete(place):
-        config, _ = run_beginning(place)
-        check_tracking(config.tracking)
-        session = Session.resume(place, open_config_log(config, threads, as_before=True))
-        _introduce(session, folder)
-        _train(session, folder)
-        return
-    if place != folder:
-        replace_run(place, folder)
-    show(_figures(RUN.read(folder).summary, folder), f"{folder}: the run is complete")
+    if place.name == FINISHED or _is_complete(place):
+        return _Start(folder, place)
+    config, _ = run_beginning(place)
+    check_tracking(config.tracking)
+    return _Start(folder, place, open_config_log(config, threads, as_before=True), is_resumed=True)
+
+
+def _begun_by(job: str | None, place: Path) -> Path | None:
+    """The run that a job began before torchrun started it anew, in a folder or in one of runs; None if it had not."""
+    folders = [place, *sorted(place.glob("*/"), reverse=True)] if place.is_dir() else []
+    for folder in folders:
+        with suppress(RunError):
+            if run_beginning(_place_of(folder))[1].job == job:
+                return folder
+    return None
 
 
 def _place_of(folder: Path) -> Path:
@@ -212,7 +286,7 @@ def _train(session: Session, folder: Path) -> None:
     with training_bar(left, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, on_progress):
         summary = session.train(on_batch=on_batch, on_progress=on_progress)
     if session.folder != folder:
-        replace_run(session.folder, folder)
+        session.ranks.first_does(lambda: replace_run(session.folder, folder), "the run's place")
     show(_figures(summary, folder), _outcome(summary, folder))
 
 
@@ -274,6 +348,11 @@ def _outcome(summary: Summary, folder: Path) -> Table:
     if summary.evicted_rows or summary.refused_rows:
         table.add_row(
             "evicted", f"{summary.evicted_rows:,} rows; {summary.refused_rows:,} times there was no room for a new one"
+        )
+    for number, rank in enumerate(summary.ranks):
+        sent, waited = size(rank.sent), duration(rank.waited)
+        table.add_row(
+            f"rank {number}", f"{rank.rows:,} samples, {rank.features:,} features, {sent} sent, {waited} waiting"
         )
     table.add_row("written to", str(folder))
     table.add_row("report", str(folder / REPORT))

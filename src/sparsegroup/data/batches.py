@@ -1,7 +1,7 @@
 """Batches of samples: made of encoded rows, joined and cut to another size, and read ahead."""
 
 import threading
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import Full, Queue
 from typing import Any, TypeVar
@@ -144,6 +144,23 @@ def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
         rest = joined[whole:]
     if rest is not None and len(rest):
         yield rest
+
+
+def resized(parts: Iterator[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
+    """The rows of `parts`, in batches of the given sizes, as far as they go; some of these may be 0.
+
+    Args:
+        parts: Batches, one at least.
+        sizes: How many rows each batch has.
+    """
+    held = next(parts)
+    for size in sizes:
+        pieces = [held]
+        while sum(map(len, pieces)) < size and (part := next(parts, None)) is not None:
+            pieces.append(part)
+        held = concatenated(pieces)
+        yield held[:size]
+        held = held[size:]
 
 
 def concatenated(parts: Sequence[Batch]) -> Batch:

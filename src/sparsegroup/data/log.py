@@ -1,7 +1,8 @@
 """The click log: what every kind of it offers, so that nobody has to ask which kind it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sparsegroup.data.batches import Batch
+from sparsegroup.data.batches import Batch, rebatched
 from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
 from sparsegroup.data.local_files import scan_parquet
+from sparsegroup.data.row_runs import Run
 
 Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
 """Keys `[n]` → which of them have an effect on the label, `[n]`."""
@@ -23,6 +25,9 @@ class Log(ABC):
 
     A kind of log sets `name`, `fields` and `train_rows`, has a length and gives batches; it sets whatever else differs
     from the values below.
+
+    An open log can be pickled, so that another process need not open and count it once more: what is sent is what it
+    knows, not the rows, unless they are in memory. With a log in a store go the keys that open the store.
 
     Attributes:
         name: Where the rows come from, for messages.
@@ -87,6 +92,31 @@ class Log(ABC):
         Raises:
             ClickLogError: They cannot be read.
         """
+
+    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
+        """The rows of several runs, one after the other, as `batches` gives those of one.
+
+        A kind of log that is read in pieces, of which several runs may have parts, reads each piece once.
+
+        Args:
+            runs: The first row of each, and the one after its last; ascending, without overlap.
+            size: Rows of a batch, also across the borders of runs.
+
+        Raises:
+            ClickLogError: They cannot be read.
+        """
+        return rebatched(chain.from_iterable(self.batches(start, stop, size) for start, stop in runs), size)
+
+    def cuts(self, longest: int) -> Int64s:
+        """Rows `[n]`, ascending, with which reading begins without going through rows before them; none for any row.
+
+        Who divides the rows among several readers lets their parts begin there.
+
+        Args:
+            longest: Where two of them have more rows than this between them, those are added that are reached by
+                reading what is before them, but then are no worse than others.
+        """
+        return np.empty(0, np.int64)
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
         """The text of those of `keys` `[n]` that can be told.

@@ -1,10 +1,12 @@
 """A part of a log's training rows as a log of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_view import LogView
+from sparsegroup.data.row_runs import Run, overlap
 
 
 class LogPart(LogView):
@@ -41,4 +43,14 @@ class LogPart(LogView):
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """See `Log.batches`."""
-        return self.log.batches(self.first + start, self.first + min(stop, self._rows), size)
+        return self.run_batches([(start, stop)], size)
+
+    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
+        """See `Log.run_batches`."""
+        inside = overlap(runs, 0, self._rows)
+        return self.log.run_batches([(self.first + start, self.first + stop) for start, stop in inside], size)
+
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`."""
+        cuts = self.log.cuts(longest) - self.first
+        return cuts[(cuts >= 0) & (cuts < self._rows)]

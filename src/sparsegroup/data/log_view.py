@@ -1,5 +1,6 @@
 """Logs made of another log, for who writes one of their own."""
 
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 
 
@@ -21,3 +22,7 @@ class LogView(Log):
 
     def __len__(self) -> int:
         return len(self.log)
+
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`: those of the other one, for a log of the same rows in the same order."""
+        return self.log.cuts(longest)

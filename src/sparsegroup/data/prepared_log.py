@@ -1,20 +1,25 @@
 """A prepared log: a folder of Parquet files and, written last, `log.json`, which says what they hold."""
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 from pyarrow import parquet
 
 from sparsegroup.artifact.file_facts import check_size
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.log_manifest import MANIFEST, PREPARED_LOG
 from sparsegroup.data.raw.raw_file import identity_of
+from sparsegroup.data.row_runs import Run, overlap
 from sparsegroup.data.synthetic.truth import is_informative
 
 VOCABULARY = "vocabulary.parquet"
@@ -73,7 +78,40 @@ class PreparedLog(Log):
         Raises:
             ClickLogError: A file is missing or damaged.
         """
-        yield from rebatched(read_ahead(self._row_groups(start, stop)), size)
+        yield from self.run_batches([(start, stop)], size)
+
+    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
+        """See `Log.run_batches`: each row group is read once. Raises as `batches`."""
+        yield from rebatched(read_ahead(self._row_groups(overlap(runs, 0, len(self)))), size)
+
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`: the row groups, which the ends of all parts are read for once.
+
+        Raises:
+            ClickLogError: A part is missing or damaged.
+        """
+        return self._group_starts
+
+    @cached_property
+    def _group_starts(self) -> Int64s:
+        starts, position = list[int](), 0
+        for name, count in self.manifest.parts.items():
+            with self._part(name, count) as file:
+                groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            starts += accumulate(groups[:-1], initial=position)
+            position += count
+        return np.array(starts, np.int64)
+
+    @contextmanager
+    def _part(self, name: str, rows: int) -> Iterator[parquet.ParquetFile]:
+        """A part, open, that has the rows and columns that the manifest says; raises ClickLogError as `batches`."""
+        path = self.folder / name
+        try:
+            with parquet_file(path) as file:
+                self._check_part(path, file, rows)
+                yield file
+        except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
+            raise ClickLogError(f"{path}: missing or damaged ({error})") from error
 
     @property
     def _types(self) -> dict[str, pa.DataType]:
@@ -92,26 +130,22 @@ class PreparedLog(Log):
             if schema.names.count(name) != 1 or schema.field(name).type != kind:
                 raise ClickLogError(f"{path}: damaged ({MANIFEST} names a column {name!r} of {kind}, not there)")
 
-    def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
+    def _row_groups(self, runs: Sequence[Run]) -> Iterator[Batch]:
+        """Rows within the log, those of a row group at a time."""
         position = 0
         for name, count in self.manifest.parts.items():
-            if position + count <= start or position >= stop:
+            if not overlap(runs, position, position + count):
                 position += count
                 continue
-            path = self.folder / name
-            try:
-                with parquet_file(path) as file:
-                    self._check_part(path, file, count)
-                    for group in range(file.num_row_groups):
-                        rows = file.metadata.row_group(group).num_rows
-                        first, last = max(start - position, 0), min(stop - position, rows)
-                        position += rows
-                        if first < last:
-                            table = self._checked(file.read_row_group(group, use_threads=False), path)
-                            table = table.slice(first, last - first)
-                            yield batch_of(table, self.fields, self.numbers, self.lists, self.weighted)
-            except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
-                raise ClickLogError(f"{path}: missing or damaged ({error})") from error
+            with self._part(name, count) as file:
+                for group in range(file.num_row_groups):
+                    rows = file.metadata.row_group(group).num_rows
+                    if wanted := overlap(runs, position, position + rows):
+                        table = self._checked(file.read_row_group(group, use_threads=False), self.folder / name)
+                        for first, stop in wanted:
+                            part = table.slice(first - position, stop - first)
+                            yield batch_of(part, self.fields, self.numbers, self.lists, self.weighted)
+                    position += rows
 
     def _checked(self, table: pa.Table, path: Path) -> pa.Table:
         """The columns that a batch is made of, without missing values."""

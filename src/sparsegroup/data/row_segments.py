@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from sparsegroup.data.batches import Batch, rebatched
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_view import LogView
+from sparsegroup.data.row_runs import Run
 
 Segment = tuple[Log, int, int]
 """Rows of a log: the first, and the one after the last."""
@@ -39,12 +43,16 @@ class RowSegments(LogView):
         yield from rebatched(self._parts(start, stop, size), size)
 
     def _parts(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        position = 0
-        for log, first, end in self.segments:
-            begin, last = max(start - position, 0), min(stop - position, end - first)
-            if begin < last:
-                yield from log.batches(first + begin, first + last, size)
-            position += end - first
+        held: tuple[Log, list[Run]] | None = None
+        for log, first, end in self.cut(start, stop):
+            if held is not None and held[0] is log and held[1][-1][1] <= first:
+                held[1].append((first, end))
+                continue
+            if held is not None:
+                yield from held[0].run_batches(held[1], size)
+            held = log, [(first, end)]
+        if held is not None:
+            yield from held[0].run_batches(held[1], size)
 
     def cut(self, start: int, stop: int) -> list[Segment]:
         """The segments of rows `start` to `stop` of this log."""
@@ -55,3 +63,13 @@ class RowSegments(LogView):
                 found.append((log, first + begin, first + last))
             position += end - first
         return found
+
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`: where segments begin, and those of their logs within them."""
+        cuts = {id(log): log.cuts(longest) for log in {id(log): log for log, _, _ in self.segments}.values()}
+        found, position = [np.empty(0, np.int64)], 0
+        for log, first, end in self.segments:
+            inside = cuts[id(log)]
+            found += [np.array([position]), inside[(inside > first) & (inside < end)] - first + position]
+            position += end - first
+        return np.concatenate(found)

@@ -1,6 +1,6 @@
 """A log whose training rows come in random order, block by block."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import chain
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from sparsegroup.data.batches import Batch, concatenated, read_ahead, rebatched
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_view import LogView
 
@@ -29,6 +30,9 @@ class ShuffledLog(LogView):
         seed: In [0, 2⁶⁴).
         epoch: Number of the pass, ≥ 0.
         part: Where the log is a part of another one, its number among the parts, so that they are shuffled differently.
+
+    Attributes:
+        edges: The rows that blocks begin with, and the one after the last block.
 
     Raises:
         ValueError: A number out of range.
@@ -55,7 +59,7 @@ class ShuffledLog(LogView):
         self.buffer = buffer
         self._seed, self._part = [seed, epoch], [part] if part else []
         offset = 0 if buffer >= self.rows else int(np.random.default_rng([*self._seed, *self._part]).integers(buffer))
-        self._edges = [0, *range(offset or buffer, self.rows, buffer), self.rows]
+        self.edges = [0, *range(offset or buffer, self.rows, buffer), self.rows]
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop` of the new order, `size` at a time, the last ones fewer; a thread reads ahead.
@@ -66,11 +70,16 @@ class ShuffledLog(LogView):
         inside = self._shuffled(start, min(stop, self.rows), size)
         yield from rebatched(chain(inside, self.log.batches(max(start, self.rows), stop, size)), size)
 
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`: the rows that blocks begin with, and what the log says of those that stay as they are."""
+        after = self.log.cuts(longest)
+        return np.concatenate([np.array(self.edges[:-1], np.int64), after[after >= self.rows]])
+
     def _shuffled(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         if start >= stop:
             return
         for number, block in read_ahead(self._blocks(start, stop), depth=1):
-            begin = self._edges[number]
+            begin = self.edges[number]
             draw = np.random.default_rng([*self._seed, number, *self._part])
             order = torch.from_numpy(draw.permutation(len(block)))[max(start - begin, 0) : stop - begin]
             for first in range(0, len(order), size):
@@ -78,10 +87,11 @@ class ShuffledLog(LogView):
 
     def _blocks(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
         """Number and rows of each block that rows `start` to `stop` are in, in the log's order."""
-        first = bisect_right(self._edges, start) - 1
-        parts, rest, held = self.log.batches(self._edges[first], self.rows, _READ), list[Batch](), 0
-        for number in range(first, len(self._edges) - 1):
-            begin, end = self._edges[number : number + 2]
+        first = bisect_right(self.edges, start) - 1
+        end = self.edges[bisect_left(self.edges, stop)]
+        parts, rest, held = self.log.batches(self.edges[first], end, _READ), list[Batch](), 0
+        for number in range(first, len(self.edges) - 1):
+            begin, end = self.edges[number : number + 2]
             if begin >= stop:
                 return
             while held < end - begin:

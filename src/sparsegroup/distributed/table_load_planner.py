@@ -1,19 +1,18 @@
 """`TableLoadPlanner`: tables of any number of rows out of a checkpoint of `torch.distributed.checkpoint`."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
+from sparsegroup.distributed.saved_tables import SavedTable, joined_name, saved_tables
 from sparsegroup.optim.stored import KEYS
-from sparsegroup.table.directory_notes import NOTES
-from sparsegroup.table.row_storage import WEIGHT
-
-_DROPPED = "dropped"
-_OF_TABLE = frozenset({KEYS, WEIGHT, _DROPPED, *NOTES})
+from sparsegroup.table.sharded.rank_parts import RankPart, joined_parts
 
 
 class TableLoadPlanner(DefaultLoadPlanner):
@@ -24,12 +23,16 @@ class TableLoadPlanner(DefaultLoadPlanner):
     the checkpoint. Everything else is loaded as by `DefaultLoadPlanner`. A table is known by its entries `keys` and
     `dropped`, an optimizer's state of one by `keys` beside `step`.
 
+    A table that lies on several ranks (`process_group`) has the entries of each under names of its own,
+    `rank_0_of_2.keys`. Whatever number of ranks has written them, one process alone or others, each rank reads the
+    parts that have rows of its own, and keeps these.
+
     Args:
         **options: Those of `DefaultLoadPlanner`.
 
     Raises:
         ValueError: In `load`: the checkpoint knows something of a table for which the state dict, which has no nested
-            dicts, has no entry.
+            dicts, has no entry; or parts of a table are missing.
 
     Examples:
         >>> import tempfile, warnings
@@ -54,48 +57,105 @@ class TableLoadPlanner(DefaultLoadPlanner):
     ) -> None:
         """See `torch.distributed.checkpoint.LoadPlanner`."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
-        for name, its in () if metadata is None else _entries(metadata, self.state_dict):
-            tensor = torch.empty(its.size, dtype=its.properties.dtype)
-            path = self._path_of(name)
-            if len(path) == 1 and name not in state_dict:
-                raise ValueError(
-                    f"the checkpoint has {name!r}, for which the state dict that is to be loaded has no entry, and "
-                    f"dcp.load adds none on its top level: give it one before, state_dict[{name!r}] = torch.empty(0)"
-                )
-            self.state_dict[name] = tensor
-            self.mappings[name] = path
-            _container(self.original_state_dict, path)[path[-1]] = tensor
+        self._joins: dict[str, _Join] = {}  # flat name of an entry that is read → what it is read for
+        self._awaited: Counter[_Join] = Counter()
+        for table in () if metadata is None else [*saved_tables(metadata, self.state_dict)]:
+            target = _Target(self, table)
+            entries = {
+                part: {name: torch.empty(its.size, dtype=its.properties.dtype) for name, its in sizes.items()}
+                for part, sizes in table.parts.items()
+            }
+            for name in dict.fromkeys(name for its in entries.values() for name in its):
+                target.check(name)
+            target.clear()
+            join = _Join(target, entries)
+            for part, its in entries.items():
+                for name, tensor in its.items():
+                    flat = joined_name(table.place, part.named(name))
+                    self.state_dict[flat] = tensor
+                    self._joins[flat] = join
 
-    def _path_of(self, name: str) -> tuple[Any, ...]:
-        """Where in the nested state dict an entry of a table is, or would have its place."""
-        if name in self.mappings or not self.flatten_state_dict:
-            return tuple(self.mappings.get(name, (name,)))
-        prefix, _, last = name.rpartition(".")
-        beside = self.mappings[_joined(prefix, KEYS)]
-        return (*beside[:-1], str(beside[-1]).removesuffix(KEYS) + last)
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        """See `torch.distributed.checkpoint.LoadPlanner`."""
+        plan = super().finish_plan(new_plan)
+        self._awaited = Counter(
+            self._joins[item.dest_index.fqn] for item in plan.items if item.dest_index.fqn in self._joins
+        )
+        for join in dict.fromkeys(self._joins.values()):
+            if not self._awaited[join]:  # there are no rows
+                join.finish()
+        return plan
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """See `torch.distributed.checkpoint.LoadPlanner`."""
+        super().commit_tensor(read_item, tensor)
+        join = self._joins.get(read_item.dest_index.fqn)
+        if join is not None:
+            self._awaited[join] -= 1
+            if not self._awaited[join]:
+                join.finish()
 
 
-def _entries(metadata: Metadata, state_dict: dict[str, Any]) -> Iterator[tuple[str, TensorStorageMetadata]]:
-    """All that a checkpoint has of the tables in a state dict, by flat names."""
-    saved = metadata.state_dict_metadata
-    for name in list(state_dict):
-        prefix, _, last = name.rpartition(".")
-        if last != KEYS or not _is_keys(state_dict[name]) or not isinstance(saved.get(name), TensorStorageMetadata):
-            continue
-        is_table, is_state = (_joined(prefix, other) in saved for other in (_DROPPED, "step"))
-        for entry, its in saved.items():
-            before, _, part = entry.rpartition(".")
-            belongs = part in _OF_TABLE if is_table else is_state and part != "step"
-            if before == prefix and belongs and isinstance(its, TensorStorageMetadata):
-                yield entry, its
+class _Target:
+    """Where in the state dict that is loaded the entries of a table go.
+
+    Args:
+        planner: Which has flattened it.
+        table: The table.
+    """
+
+    def __init__(self, planner: TableLoadPlanner, table: SavedTable) -> None:
+        self.table, self._planner = table, planner
+        keys = joined_name(table.place, table.own.named(KEYS))
+        self._path: tuple[Any, ...] = tuple(planner.mappings.get(keys, (keys,)))
+        self._content = _container(planner.original_state_dict, self._path)
+
+    @property
+    def is_on_top(self) -> bool:
+        """Whether it has its place among the names that `dcp.load` knows before, and takes no others."""
+        return len(self._path) == 1
+
+    def check(self, name: str) -> None:
+        """Raise ValueError if an entry has no place."""
+        if self.is_on_top and self._named(name) not in self._content:
+            where = self._named(name)
+            raise ValueError(
+                f"the checkpoint has {where!r}, for which the state dict that is to be loaded has no entry, and "
+                f"dcp.load adds none on its top level: give it one before, state_dict[{where!r}] = torch.empty(0)"
+            )
+
+    def clear(self) -> None:
+        """Take the table's entries out of what is loaded as it is."""
+        for flat in [name for name in self._planner.state_dict if self.table.entry_of(name) is not None]:
+            del self._planner.state_dict[flat]
+            if not self.is_on_top:
+                del self._content[self._planner.mappings[flat][-1]]
+
+    def put(self, entries: dict[str, Tensor]) -> None:
+        """Have these entries."""
+        self._content.update({self._named(name): tensor for name, tensor in entries.items()})
+
+    def _named(self, name: str) -> str:
+        """What an entry is called beside the keys: in a nested dict as all rows' are, by which torch looks."""
+        own = self.table.own
+        before = str(self._path[-1]).removesuffix(own.named(KEYS))
+        return before + (own.named(name) if self.is_on_top else name)
 
 
-def _is_keys(value: Any) -> bool:
-    return type(value) is Tensor and value.dtype == torch.int64 and value.ndim == 1
+class _Join:
+    """Parts of a table that are read, to be made one.
 
+    Args:
+        target: Where that goes.
+        entries: The parts, with room for their entries.
+    """
 
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+    def __init__(self, target: _Target, entries: dict[RankPart, dict[str, Tensor]]) -> None:
+        self._target, self._entries = target, entries
+
+    def finish(self) -> None:
+        """All has been read."""
+        self._target.put(joined_parts(self._entries, self._target.table.own))
 
 
 def _container(state_dict: Any, path: Sequence[Any]) -> Any:

@@ -76,12 +76,12 @@ class StoreAdapter:
                 _census(one.critical, one.rows, one.live, one.seen, live_bytes, field)
                 for field, one in zip((None, *fields), found, strict=False)
             ]
-            return here if store.ranks is None else store.ranks.of_all(here)
+            return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
         critical = store.critical_l21(_row_step(step, entry), rows)
         here = [_census(critical, count, store.num_live, store.num_seen, live_bytes)]
-        return here if store.ranks is None else store.ranks.of_all(here)
+        return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""
@@ -89,17 +89,20 @@ class StoreAdapter:
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
-        content = _store(parameter).export_state(entry[KEYS])
+        store = _store(parameter)
+        content = store.export_state(entry[KEYS])
         if content is None:
             return {}
-        return {"step": entry["step"], **{name: torch.from_numpy(array) for name, array in content.items()}}
+        own = {store.own_name(name): torch.from_numpy(array) for name, array in content.items()}
+        return {"step": entry["step"], **own}
 
     def exported_without_rows(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any] | None:
         """The step alone."""
         return {"step": entry["step"]} if _store(parameter).holds(entry[KEYS]) else None
 
     def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
-        """See `ParameterAdapter.adapted`."""
+        """See `ParameterAdapter.adapted`. Entries are of all rows, or of this rank's."""
+        entry = {_entry_of(parameter, name, where): value for name, value in entry.items()}
         check_names(entry, rule, (KEYS,), where)
         for name, value in entry.items():
             if name == KEYS:
@@ -136,6 +139,18 @@ def _row_step(step: GroupStep, entry: Mapping[str, Any]) -> RowStep:
     numbers = step.numbers(float(entry["step"]))
     dtype = step.group["state_dtype"]
     return RowStep(step.rule, entry[KEYS], step.initial, dtype, True, numbers, step.settings)
+
+
+def _entry_of(parameter: Tensor, name: str, where: str) -> str:
+    """What an entry of a loaded state is of.
+
+    Raises:
+        ValueError: Another rank's rows.
+    """
+    try:
+        return _store(parameter).entry_of(name)
+    except ValueError as error:
+        raise ValueError(f"state {name!r} {error} ({where})") from error
 
 
 def _store(parameter: Tensor) -> RowStore:

@@ -106,8 +106,8 @@ class StoreRanks(Protocol):
     def norm(self, own: Tensor, order: float) -> Tensor:
         """The p-norm of what lies on all ranks, p being `order`, by that of this rank's part; 0-d as it is."""
 
-    def of_all(self, own: list[Any]) -> list[Any]:
-        """The lists of all ranks as one, in the order of ranks; what is in them can be pickled."""
+    def of_all(self, own: list[Any], what: str) -> list[Any]:
+        """The lists of all ranks as one, in the order of ranks; `what` is in them, in messages, can be pickled."""
 
 
 class RowStore(Protocol):
@@ -116,6 +116,16 @@ class RowStore(Protocol):
     @property
     def ranks(self) -> StoreRanks | None:
         """The ranks that rows of the same parameter lie on; None where all are here."""
+
+    def own_name(self, entry: str) -> str:
+        """What an entry of the rows is called in state dicts; on several ranks, each has names of its own."""
+
+    def entry_of(self, name: str) -> str:
+        """The entry that is called so, of all rows or of this rank's.
+
+        Raises:
+            ValueError: It is of another rank's rows.
+        """
 
     @property
     def num_rows(self) -> int: ...

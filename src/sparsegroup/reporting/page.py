@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sparsegroup.reporting.formatting import count, metric, per_second, percent, size
+from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, size
 from sparsegroup.table import FieldCount
 
 
@@ -25,7 +25,9 @@ def page_environment(*packages: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({f.__name__: f for f in (count, per_second, percent, size, metric)}, width=width)
+    environment.filters.update(
+        {f.__name__: f for f in (count, duration, per_second, percent, size, metric)}, width=width
+    )
     return environment
 
 

@@ -87,6 +87,23 @@ class LargestFeature:
 
 
 @dataclass(frozen=True)
+class RankFigures:
+    """One of several ranks that trained together, since the run began or was resumed last.
+
+    Attributes:
+        rows: Samples that it has trained on.
+        features: Features that it has rows for.
+        sent: Bytes that it has sent to the others: keys, vectors, gradients.
+        waited: Seconds in which it has waited for the others.
+    """
+
+    rows: Count
+    features: Count
+    sent: Count
+    waited: Real
+
+
+@dataclass(frozen=True)
 class HistoryPoint:
     """State of a pass after `samples` samples.
 
@@ -162,6 +179,7 @@ class Summary:
         curves, baseline_curves: Reliability and gains of both on the test rows; None without any.
         warnings: What is wrong with the run, a sentence each, with what to try.
         largest: Features of the largest vectors.
+        ranks: Figures of each of several ranks that trained together; none of one by itself.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -191,3 +209,4 @@ class Summary:
     baseline_curves: ScoreCurves | None = None
     warnings: tuple[str, ...] = ()
     largest: tuple[LargestFeature, ...] = ()
+    ranks: tuple[RankFigures, ...] = ()

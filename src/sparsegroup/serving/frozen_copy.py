@@ -30,7 +30,7 @@ def tables_of(model: nn.Module, given: Mapping[str, AnyTable] | None = None) -> 
 
     Raises:
         ExportError: There is none; a submodule's is not given, or one is given twice; a table that is not known, as its
-            class has a `forward` of its own.
+            class has a `forward` of its own, or whose rows are not all on this rank.
         TypeError: Something given is no table.
     """
     inside = {name or ALONE: module for name, module in model.named_modules() if isinstance(module, AnyTable)}
@@ -42,6 +42,12 @@ def tables_of(model: nn.Module, given: Mapping[str, AnyTable] | None = None) -> 
             raise ExportError(
                 f"{name}: {type(table).__name__} has a `forward` of its own, which a lookup that stands in for it "
                 "does not; let it be a module that holds a HashEmbedding, instead of one that inherits from it"
+            )
+        if isinstance(table, HashEmbedding) and table.across is not None and table.across.shards.ranks > 1:
+            raise ExportError(
+                f"{name}: has rows on {table.across.shards.ranks} ranks: write a checkpoint, "
+                "sparsegroup.checkpoint.save_checkpoint, load it into the model in one process, made without "
+                "process_group, and export that"
             )
     known = [id(table) for table in tables.values()]
     if left_out := [name for name, table in inside.items() if id(table) not in known]:

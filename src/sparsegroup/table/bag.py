@@ -1,5 +1,6 @@
 """`HashEmbeddingBag`: the table followed by sums or means over bags of keys."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,21 +9,40 @@ from torch import Tensor
 from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.jagged_features import Jagged, JaggedKeys, check_features
 from sparsegroup.table.key_array import check_keys
 
 
 class HashEmbeddingBag(HashEmbedding):
     """`HashEmbedding` followed by the sum or mean over bags of keys: `nn.EmbeddingBag` without a vocabulary.
 
+    It takes TorchRec's `KeyedJaggedTensor`, too, without TorchRec being needed.
+
     Args:
         dim: Length of a vector.
         mode: "mean" (default, as in torch) or "sum".
         include_last_offset: `offsets` has one entry more, the number of keys.
+        features: The features to take from a `KeyedJaggedTensor`, in this order, each with the number of its field,
+            in [0, 2**`field_bits`), which becomes the top `field_bits` bits of its keys; the other bits are those of
+            its values. Features of the same field share their rows. None: all features of a batch, whose values are the
+            keys, as they are.
         **arguments: See `HashEmbedding`.
 
     Raises:
         ValueError, TypeError: An argument out of range.
+
+    Attributes:
+        mode, include_last_offset, features: See above.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import HashEmbeddingBag
+        >>> bag = HashEmbeddingBag(4, mode="sum")
+        >>> bag(torch.tensor([3, 14, 15]), torch.tensor([0, 2])).shape, bag.num_rows
+        (torch.Size([2, 4]), 3)
     """
+
+    features: Mapping[str, int] | None = None  # also of bags that were pickled before there was such an argument
 
     @told_arguments
     def __init__(
@@ -31,6 +51,7 @@ class HashEmbeddingBag(HashEmbedding):
         *,
         mode: BagMode = "mean",
         include_last_offset: bool = False,
+        features: Mapping[str, int] | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(dim, **arguments)
@@ -38,26 +59,35 @@ class HashEmbeddingBag(HashEmbedding):
             raise ValueError(f"mode must be 'mean' or 'sum', got {mode!r}")
         self.mode = mode
         self.include_last_offset = include_last_offset
+        self.features = None if features is None else check_features(features, self._field_bits)
 
-    def forward(self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, keys: Tensor | Jagged, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """The bags' vectors.
 
         Args:
-            keys: int64 `[bags, keys per bag]`, or `[n]` with `offsets`.
+            keys: int64 `[bags, keys per bag]`, or `[n]` with `offsets`. Or a `KeyedJaggedTensor` or `JaggedTensor` of
+                TorchRec, of int64 or int32, whose weights, if it has any, are the `per_sample_weights`.
             offsets: int64 `[bags]`, where each bag begins, ascending from 0; only with 1-d keys.
             per_sample_weights: Shaped as `keys`; only with mode "sum".
 
         Returns:
-            `[bags, dim]`; zeros for an empty bag.
+            `[bags, dim]`; zeros for an empty bag. Of a `KeyedJaggedTensor` `[batch, features, dim]`; flattened by
+            `flatten(1)`, they are the values of the `KeyedTensor` that an `EmbeddingBagCollection` gives.
 
         Raises:
-            TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets and weights that do
-                not fit; nothing is inserted.
+            TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets, weights and jagged
+                tensors that do not fit; nothing is inserted.
         """
+        if not isinstance(keys, Tensor):
+            batch = self._jagged_keys(keys)
+            if offsets is not None or per_sample_weights is not None:
+                raise ValueError(f"offsets and per_sample_weights are for tensors, not for a {type(keys).__name__}")
+            return self._of_features(batch)
         check_keys(keys)
         if per_sample_weights is not None:
-            if self.mode != "sum":
-                raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")
+            self._check_weights()
             if per_sample_weights.shape != keys.shape:
                 raise ValueError(
                     f"per_sample_weights must have the shape of the keys, {list(keys.shape)}, "
@@ -71,12 +101,39 @@ class HashEmbeddingBag(HashEmbedding):
             ends = self._bag_ends(len(keys), None if offsets is None else offsets.cpu())
         else:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
-        rows = super().forward(keys.reshape(-1))
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.reshape(-1, 1).to(rows)
+        rows = self._weighted_rows(keys, per_sample_weights)
         if ends is None:
             return pool(rows.view(*keys.shape, self.dim), self.mode)
         return pool_ragged(rows, ends, len(ends) - 1, self.mode)
+
+    def prefetch(self, keys: Tensor | Jagged) -> None:
+        """See `HashEmbedding.prefetch`; it takes what `forward` does."""
+        if not isinstance(keys, Tensor):
+            keys = self._jagged_keys(keys).keys
+        super().prefetch(keys)
+
+    def _jagged_keys(self, batch: Jagged) -> JaggedKeys:
+        if not isinstance(batch, Jagged):
+            raise TypeError(f"keys must be an int64 tensor or a jagged tensor of TorchRec, got {type(batch).__name__}")
+        found = JaggedKeys.of(batch, self.features, self._field_bits)
+        if found.weights is not None:
+            self._check_weights()
+        return found
+
+    def _of_features(self, batch: JaggedKeys) -> Tensor:
+        bags = len(batch.ends) - 1
+        pooled = pool_ragged(self._weighted_rows(batch.keys, batch.weights), batch.ends, bags, self.mode)
+        if batch.features is None:
+            return pooled
+        return pooled.view(batch.features, bags // max(batch.features, 1), self.dim).transpose(0, 1)
+
+    def _weighted_rows(self, keys: Tensor, weights: Tensor | None) -> Tensor:
+        rows = super().forward(keys.reshape(-1))
+        return rows if weights is None else rows * weights.reshape(-1, 1).to(rows)
+
+    def _check_weights(self) -> None:
+        if self.mode != "sum":
+            raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")
 
     def _bag_ends(self, count: int, offsets: Tensor | None) -> Tensor:
         """Where the bags begin and, last, end: `[bags + 1]`."""

@@ -250,6 +250,8 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
         for first in range(0, module.num_embeddings, _ROWS_AT_A_TIME):
             ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, module.num_embeddings), device="cpu")
             ids = ids if module.padding_idx is None else ids[ids != module.padding_idx]
+            if (ranks := table.table.ranks) is not None:  # all of which have the weight
+                ids = ids[torch.from_numpy(ranks.routing.ranks_of(ids.numpy()) == ranks.rank)]
             table.assign(ids, module.weight.detach()[ids.to(module.weight.device)])
     table.weight.requires_grad_(module.weight.requires_grad)
     return table
@@ -267,10 +269,12 @@ def _stand_in_for(module: AnyEmbedding, table: HashEmbedding) -> TableEmbedding:
 def _rows_of(sharing: Sequence[TableEmbedding]) -> Tensor:
     """The vectors of ids from 0 on, `[n, dim]`, that some embeddings have in evaluation."""
     table, rows = sharing[0].table, max(module.num_embeddings for module in sharing)
-    for keys, _ in table.items():
-        if bool((keys < 0).any()):
-            raise ValueError(f"it has the key {int(keys.min())}; the rows of an nn.Embedding count from 0")
-        rows = max(rows, int(keys.max()) + 1)
+    bounds = [(0, rows - 1), *((int(keys.min()), int(keys.max())) for keys, _ in table.items())]
+    if table.table.ranks is not None:
+        bounds = table.table.ranks.of_all(bounds, "the highest ids")
+    if (lowest := min(low for low, _ in bounds)) < 0:
+        raise ValueError(f"it has the key {lowest}; the rows of an nn.Embedding count from 0")
+    rows = max(high for _, high in bounds) + 1
     dense = torch.empty(rows, table.dim, dtype=table.weight.dtype, device=table.table.device)
     for first in range(0, rows, _ROWS_AT_A_TIME):
         ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, rows), device="cpu")

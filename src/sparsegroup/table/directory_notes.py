@@ -67,6 +67,18 @@ def joined_notes(notes: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Mapping[str
     return joined
 
 
+def left_to_another(notes: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """What a rank takes over of a part some of whose rows it has, when another rank has the part's first bucket.
+
+    What is counted without keys is left to that one, so that the ranks together have counted it once.
+    """
+    kept = {name: array for name, array in notes.items() if name != "seen_registers"}
+    if "turnover" in kept:
+        steps, _, _, asked, lookups = kept["turnover"].tolist()
+        kept["turnover"] = np.array([steps, 0, 0, asked, lookups], np.int64)
+    return kept
+
+
 def _largest(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     largest: npt.NDArray[Any] = np.max(arrays, axis=0)
     return largest

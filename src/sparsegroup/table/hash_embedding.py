@@ -25,7 +25,7 @@ from sparsegroup.table.sharded.shards import Reduction, Shards, check_not_sharde
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_counts import TableCounts
-from sparsegroup.table.table_state_dict import load_rows, save_rows, with_state_entries
+from sparsegroup.table.table_state_dict import PartEntries, load_rows, save_rows, with_state_entries
 from sparsegroup.table.world_check import check_world
 
 _FALLBACK = "fallback"
@@ -162,6 +162,8 @@ class HashEmbedding(TableCounts, nn.Module):
             shards = self.table.ranks = Shards(process_group, reduction, wire_dtype)
             self.across = ShardedLookup(self.table, shards, begins_dead=fallback)
         self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
+        if self.across is not None and (part := self.across.shards.part).name:
+            setattr(self, part.name, PartEntries(self.table, self.weight))
         vectors = (
             torch.zeros(1 << field_bits, dim, dtype=config.weight_dtype, device=config.device) if fallback else None
         )
@@ -208,11 +210,16 @@ class HashEmbedding(TableCounts, nn.Module):
             self.weight.rowless = ()
         return across.vectors(self.weight, array, trains).view(*keys.shape, self.dim)
 
+    def own_vectors(self, keys: Tensor) -> Tensor:
+        """As `forward`, of keys that all belong to this rank: for what exchanges keys and vectors by itself."""
+        found = self.find(keys)
+        return for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
+
     def find(self, keys: Tensor) -> Found:
         """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
         array, ahead, trains = self._as_array(keys), self._ahead, self.is_trained
         if trains:
-            check_world(self.per_rank)
+            check_world(self.per_rank or self.across is not None)
             self.table.keep_up()
         if ahead is not None and ahead.is_for(array, trains):
             self._ahead = None

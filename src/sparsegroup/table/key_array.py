@@ -11,9 +11,15 @@ Int64s = npt.NDArray[np.int64]
 def check_keys(keys: Tensor) -> None:
     """Raise TypeError unless `keys` is an int64 tensor."""
     if not isinstance(keys, Tensor):
-        raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}")
+        hint = ": give its values(), or pool it in a HashEmbeddingBag" if hasattr(keys, "lengths") else ""
+        raise TypeError(f"keys must be an int64 tensor, got {type(keys).__name__}{hint}")
     if keys.dtype != torch.int64:
         raise TypeError(f"keys must be int64, got {keys.dtype}")
+
+
+def widened(ids: Tensor) -> Tensor:
+    """int32 as int64, which tables take; other dtypes as they are, for the table to judge."""
+    return ids.to(torch.int64) if ids.dtype == torch.int32 else ids
 
 
 def key_array(keys: Tensor, *, may_be_on_device: bool) -> Int64s:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.optim.stored import Claim, FieldSample, RowStep, StoreRanks
+from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table import key_search, packing, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
@@ -25,6 +25,8 @@ from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowStorage
+from sparsegroup.table.sharded.rank_parts import RankPart
+from sparsegroup.table.sharded.shards import Shards
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig, check_fields
 from sparsegroup.table.table_inspection import TableInspection
@@ -51,7 +53,7 @@ class Table(TableInspection):
         self, config: TableConfig, directory: Directory | None = None, storage: RowStorage | None = None
     ) -> None:
         self.config = config
-        self.ranks: StoreRanks | None = None
+        self.ranks: Shards | None = None
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
         directory, storage = directory or new_directory(config), storage or new_storage(config)
@@ -170,6 +172,19 @@ class Table(TableInspection):
         """See `sparsegroup.optim.stored.RowStore`."""
         self._steps.sweep(request, drops=drops)
 
+    @property
+    def part(self) -> RankPart:
+        """Whose rows these are."""
+        return RankPart() if self.ranks is None else self.ranks.part
+
+    def own_name(self, entry: str) -> str:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        return self.part.named(entry)
+
+    def entry_of(self, name: str) -> str:
+        """See `sparsegroup.optim.stored.RowStore`."""
+        return self.part.entry_of(name)
+
     def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.stored.RowStore`."""
         with self._pending.lock, self._pending:
@@ -182,8 +197,9 @@ class Table(TableInspection):
         claim = Claim()
         with self._pending.lock, self._pending:
             self._steps.lay_out(claim, initial, "u" in state, state_dtype)
-            parts = {name: value for name, value in state.items() if name != "keys"}
-            self.load(TableSnapshot(state["keys"], parts))
+            keys = state["keys"]
+            own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(keys) == self.ranks.rank
+            self.load(TableSnapshot(keys[own], {name: part[own] for name, part in state.items() if name != "keys"}))
         return claim
 
     # Maintenance
@@ -332,6 +348,7 @@ class Table(TableInspection):
                 "initial": dict(self.rows.initial),
                 "snapshot": self.snapshot(),
                 "claim": self._steps.claim,
+                "ranks": self.ranks,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -339,3 +356,4 @@ class Table(TableInspection):
         self.storage.lay_out(state["initial"], 0, None)
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["claim"])
+        self.ranks = state.get("ranks")  # there were none of tables that were pickled before

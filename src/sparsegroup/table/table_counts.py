@@ -16,7 +16,7 @@ class TableCounts:
     """
 
     table: Table
-    across: ShardedLookup | None
+    across: ShardedLookup | None = None  # also of tables that were pickled before there was such an attribute
 
     @property
     def dim(self) -> int:

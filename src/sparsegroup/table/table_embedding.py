@@ -7,6 +7,7 @@ from sparsegroup.bags import BagMode
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.key_array import widened
 
 
 class TableEmbedding(nn.Module):
@@ -143,8 +144,3 @@ class TableEmbeddingBag(TableEmbedding):
             if per_sample_weights is not None:
                 per_sample_weights = per_sample_weights.flatten()[kept.to(per_sample_weights.device)]
         return self.table(ids, offsets, per_sample_weights)  # type: ignore[no-any-return]
-
-
-def widened(ids: Tensor) -> Tensor:
-    """int32 as int64, which tables take; other dtypes as they are, for the table to judge."""
-    return ids.to(torch.int64) if ids.dtype == torch.int32 else ids

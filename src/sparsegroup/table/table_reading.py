@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from sparsegroup.artifact.tensor_file import NAMES
 from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes, joined_notes
+from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes, joined_notes, left_to_another
 from sparsegroup.table.index import Index
 from sparsegroup.table.sharded.routing import BUCKETS, buckets_of
 from sparsegroup.table.storage_kinds import new_directory, new_storage
@@ -46,6 +46,11 @@ class TablePart:
         """Whether all of its keys are in some buckets."""
         return wanted.start <= self.buckets.start and self.buckets.stop <= wanted.stop
 
+    def likely_rows(self, wanted: range) -> int:
+        """About how many of its rows are in some buckets, of which it has any."""
+        both = range(max(self.buckets.start, wanted.start), min(self.buckets.stop, wanted.stop))
+        return self.facts.rows * len(both) // len(self.buckets)
+
     def meets(self, wanted: range) -> bool:
         """Whether any of its keys may be in some buckets."""
         return self.buckets.start < wanted.stop and wanted.start < self.buckets.stop
@@ -65,7 +70,7 @@ def read_table(config: TableConfig, chain: Sequence[Sequence[TablePart]], wanted
         MemoryError: The system has no more.
     """
     parts = [[part for part in level if part.meets(wanted)] for level in chain]
-    reader = _Reader(config, wanted, parts[0])
+    reader = _Reader(config, wanted, parts)
     for number, level in enumerate(parts):
         reader.take(level, begins=number == 0)
     return reader.table(parts[-1])
@@ -74,10 +79,12 @@ def read_table(config: TableConfig, chain: Sequence[Sequence[TablePart]], wanted
 class _Reader:
     """Rows that are read from one checkpoint after the other."""
 
-    def __init__(self, config: TableConfig, wanted: range, first: Sequence[TablePart]) -> None:
+    def __init__(self, config: TableConfig, wanted: range, levels: Sequence[Sequence[TablePart]]) -> None:
         self._config, self._wanted = config, wanted
-        is_whole = all(part.is_within(wanted) for part in first)
-        buckets = sum(part.facts.sensible_buckets for part in first) if is_whole else Index.buckets_for(0)
+        if self._is_whole(levels[0]):
+            buckets = sum(part.facts.sensible_buckets for part in levels[0])
+        else:  # keys that come in the order of an index crowd in one that is smaller
+            buckets = Index.buckets_for(sum(part.likely_rows(wanted) for part in levels[-1]))
         self._directory, self._storage = new_directory(config, buckets), new_storage(config)
         self._rows: dict[int | None, int] = {}
         self._packed: dict[int | None, int] = {}
@@ -191,10 +198,7 @@ class _Reader:
         if "waiting" in notes:
             mask = self._mask(notes["waiting"], part)
             notes |= {name: notes[name][mask] for name in ("waiting", "sights")}
-        if "turnover" in notes and part.buckets.start not in self._wanted:  # whoever has the first bucket counts these
-            steps, _, _, asked, lookups = notes["turnover"]
-            notes["turnover"] = np.array([steps, 0, 0, asked, lookups])
-        return notes
+        return notes if part.buckets.start in self._wanted else left_to_another(notes)
 
     def _take_rows(
         self, part: TablePart, keys: Any, rows: Any, count: int, room: int, notes: Mapping[str, npt.NDArray[Any]]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsegroup.table.directory_notes import NOTES
 from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.sharded.rank_parts import RankPart, joined_parts
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_snapshot import TableSnapshot
 
@@ -31,8 +32,9 @@ def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
     """Put keys, vectors and notes into a state dict; see `nn.Module._save_to_state_dict`."""
     if _rows_left_out.get():
         return
+    named = table.own_name  # so that no one takes those of several ranks for copies of each other
     for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
-        destination[prefix + name] = tensor
+        destination[prefix + named(name)] = tensor
 
 
 class _StateEntry:
@@ -61,12 +63,36 @@ def with_state_entries(module_class: _Class) -> _Class:
     return module_class
 
 
+@with_state_entries
+class PartEntries:
+    """The entries of one rank's part as attributes.
+
+    Args:
+        table: The rows.
+        weight: The parameter.
+    """
+
+    keys = _StateEntry("keys")
+
+    def __init__(self, table: Table, weight: object) -> None:
+        self.table, self.weight = table, weight
+
+
 def load_rows(
     table: Table, state_dict: Mapping[str, Tensor], prefix: str, missing_keys: list[str], error_msgs: list[str]
 ) -> None:
-    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. Nothing is changed where that fails."""
+    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. Nothing is changed where that fails.
+
+    A table on several ranks takes the entries of this rank's part, or its part of those of all rows.
+    """
     if _rows_left_out.get():
         return
+    try:
+        part = _part_in(state_dict, prefix, table)
+    except ValueError as error:
+        error_msgs.append(f"{prefix.removesuffix('.') or 'the table'} {error}")
+        return
+    prefix += part.named("")
     names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
     if missing := [prefix + name for name in names if prefix + name not in state_dict]:
         missing_keys.extend(missing)
@@ -74,6 +100,23 @@ def load_rows(
     names = tuple(name for name in (*names, *NOTES) if prefix + name in state_dict)
     try:
         tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
+        if part != table.part:
+            tensors = joined_parts({part: tensors}, table.part)
         table.load(TableSnapshot.of_tensors(tensors, table.config))
     except (ValueError, RuntimeError) as error:  # nothing has been changed
         error_msgs.append(f"{prefix}{error}")
+
+
+def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankPart:
+    """Whose rows a state dict has of a table: this rank's, or all.
+
+    Raises:
+        ValueError: Those of other ranks alone.
+    """
+    names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
+    if table.own_name("keys") in names:
+        return table.part
+    if "keys" not in names:
+        for name in names:
+            table.entry_of(name)
+    return RankPart()

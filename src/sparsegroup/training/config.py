@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
+import torch.distributed as dist
 import yaml
 from pydantic import AfterValidator, Field, model_validator
 
@@ -87,7 +88,7 @@ class TrainingConfig(StrictSettings):
     """How it is trained.
 
     Attributes:
-        batch_size: Samples per step.
+        batch_size: Samples per step, of all ranks together.
         epochs: How often the training rows are trained on, at most.
         validation: Share of the training rows, the last ones, that are held out: after each epoch the model is measured
             on them, and the state after the best one is that of the run.
@@ -264,16 +265,20 @@ class Config(StrictSettings):
         """The text of a file of all settings."""
         return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
 
-    def build(self, log: Log) -> tuple[ClickModel, GroupOptimizer]:
+    def build(self, log: Log, process_group: dist.ProcessGroup | None = None) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
         What is to be known beforehand is taken from the log's first rows, see `start_network`.
+
+        Args:
+            log: The log.
+            process_group: The ranks that its tables lie on; all have to call it. None for one by itself.
 
         Raises:
             SettingsError: A table of that model cannot be so small, or as `check_log`.
         """
         self.check_log(log)
-        model, optimizer = self.build_for(Columns.of(log))
+        model, optimizer = self.build_for(Columns.of(log), process_group)
         start_network(model.network, log, base_rate=self.model.base_rate)
         return model, optimizer
 
@@ -288,8 +293,10 @@ class Config(StrictSettings):
                 "give a number of steps"
             )
 
-    def build_for(self, columns: Columns) -> tuple[ClickModel, GroupOptimizer]:
-        """A freshly initialized model for the columns of a log, and its optimizer. Seeds torch's generator.
+    def build_for(
+        self, columns: Columns, process_group: dist.ProcessGroup | None = None
+    ) -> tuple[ClickModel, GroupOptimizer]:
+        """A freshly initialized model for the columns of a log, and its optimizer; see `build`. Seeds torch's numbers.
 
         Raises:
             SettingsError: A table or network cannot be as the settings say, or the log has not the fields they name.
@@ -311,6 +318,7 @@ class Config(StrictSettings):
                 evict_unseen=options.evict_unseen,
                 max_bytes=options.max_table_bytes,
                 pack_dead=options.pack_dead,
+                process_group=process_group,
             )
             model = ClickModel(embedding, network)
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach

@@ -13,6 +13,9 @@ from sparsegroup.optim.size_target import CONTROLS, RAMP
 from sparsegroup.training.epoch_streams import Epochs
 from sparsegroup.training.evaluation import EVALUATED
 
+Rows = Callable[[int, int, int], Iterator[Batch]]
+"""From the first row, the one after the last, and the size of a batch to batches, as `Log.batches`."""
+
 
 class TargetSteps(TypedDict):
     """Steps of a size target, see `TargetRate`."""
@@ -89,14 +92,20 @@ class EpochPlan:
             log = ShuffledLog(log, self.shuffle_buffer, rows=self.rows, seed=self.seed, epoch=epoch)
         return log.batches(start, self.rows, self.batch_size)
 
-    def arguments(self, log: Log) -> EpochArguments:
-        """What `Trainer.fit` is given of it."""
+    def arguments(self, log: Log, rows: Rows | None = None) -> EpochArguments:
+        """What `Trainer.fit` is given of it.
+
+        Args:
+            log: The log.
+            rows: Gives the rows to be evaluated; None: all of those asked for.
+        """
+        rows = rows or log.batches
         validation: Callable[[int], Iterator[Batch]] | None = None
         if self.validation_rows:
             first, stop = self.rows, self.rows + self.validation_rows
 
             def validation(epoch: int) -> Iterator[Batch]:
-                return log.batches(first, stop, EVALUATED)
+                return rows(first, stop, EVALUATED)
 
         return {
             "epochs": self.epochs,

@@ -24,10 +24,11 @@ class EpochProgress:
 
     Attributes:
         epoch: Epochs that have ended.
-        position: Samples trained on in the epoch under way.
+        position: Samples trained on in the epoch under way, by all ranks.
         best: Number, from 1, of the epoch after which the validation log loss was lowest; None before there was one.
         validation: Metrics on the validation rows after the best epoch; before there was one, after the last.
         is_over: Whether the training has come to its end.
+        steps: Batches trained on in the epoch under way.
     """
 
     epoch: Count = 0
@@ -35,6 +36,12 @@ class EpochProgress:
     best: Count | None = None
     validation: Metrics | None = None
     is_over: Flag = False
+    steps: Count = 0
+
+    def go_on(self, samples: int) -> None:
+        """A batch of so many samples has been trained on."""
+        self.position += samples
+        self.steps += 1
 
     def end_epoch(self, validation: Metrics | None, *, may_be_best: bool) -> bool:
         """An epoch has ended; gives whether it is the best so far.
@@ -43,7 +50,7 @@ class EpochProgress:
             validation: Metrics on the validation rows, if there are any.
             may_be_best: Whether its state is one to end with.
         """
-        self.epoch, self.position = self.epoch + 1, 0
+        self.epoch, self.position, self.steps = self.epoch + 1, 0, 0
         if validation is None:
             return False
         lowest = self.validation.log_loss if self.best is not None and self.validation is not None else None

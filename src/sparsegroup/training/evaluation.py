@@ -17,6 +17,7 @@ from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.missing_numbers import check_logits
+from sparsegroup.training.rank_group import ALONE, RankGroup
 from sparsegroup.training.trainer_state import WindowState
 
 Float64s = npt.NDArray[np.float64]
@@ -44,15 +45,26 @@ def as_batch(sample: Sample) -> Batch:
 
 
 def predictions_over(
-    model: LookupModel, stream: Iterable[Sample], baseline: LogisticBaseline | None = None
+    model: LookupModel,
+    stream: Iterable[Sample],
+    baseline: LogisticBaseline | None = None,
+    ranks: RankGroup = ALONE,
 ) -> "PredictionWindow":
-    """What `model`, and the baseline, predict for all batches of a stream. The model is left in evaluation mode."""
+    """What `model`, and the baseline, predict for all batches of a stream. The model is left in evaluation mode.
+
+    Where several ranks have the model, `stream` is a part each; all get what all predict, the first rank's part first.
+    """
     window = PredictionWindow(perf_counter())
-    for batch, logits in logits_over(model, stream):
+    own = (one.own for one in ranks.in_step(map(as_batch, stream)))
+    for batch, logits in logits_over(model, own):
         window.add(batch, logits)
         if baseline is not None:
             window.add_baseline(baseline.predict(batch))
-    return window
+    return (
+        window
+        if ranks.is_alone
+        else PredictionWindow.joined(ranks.of_all([window.state()], "predictions"), window.begin)
+    )
 
 
 @torch.no_grad()
@@ -88,27 +100,36 @@ class PredictionWindow:
         self._baseline: list[Tensor] = []
 
     @classmethod
-    def from_state(cls, state: WindowState) -> "PredictionWindow":
-        """The window that `state_dict` described, to be begun again."""
-        window = cls(0.0)
-        window.seconds = state.seconds
-        window.samples = len(state.labels)
+    def from_state(cls, state: WindowState, samples: int | None = None) -> "PredictionWindow":
+        """The window that `state` described, to be begun again; `samples`: of all ranks, if there are others."""
+        return cls.joined([state], 0.0, samples)
+
+    @classmethod
+    def joined(cls, states: Sequence[WindowState], begin: float, samples: int | None = None) -> "PredictionWindow":
+        """The windows of all ranks as one, that of the first rank first."""
+        window = cls(begin)
+        window.seconds = states[0].seconds
+        window.samples = sum(len(state.labels) for state in states) if samples is None else samples
         for part, values in window._parts().items():
-            if len(tensor := getattr(state, part)):
-                values.append(tensor)
+            values += [tensor for state in states if len(tensor := getattr(state, part))]
         return window
 
     def _parts(self) -> dict[str, list[Tensor]]:
         return {"logits": self._logits, "labels": self._labels, "weights": self._weights, "baseline": self._baseline}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> WindowState:
         """Its logits, labels, weights and the baseline's logits `[samples]`, and the seconds since it began."""
         tensors = {name: _joined(values) if values else torch.zeros(0) for name, values in self._parts().items()}
-        return {**tensors, "seconds": perf_counter() - self.begin}
+        return WindowState(**tensors, seconds=perf_counter() - self.begin)
 
-    def add(self, batch: Batch, logits: Tensor) -> None:
-        """Take the labels and weights of a batch, and its logits `[n]`."""
-        self.samples += len(batch)
+    def add(self, batch: Batch, logits: Tensor, samples: int | None = None) -> None:
+        """Take the labels and weights of a batch, and its logits `[n]`.
+
+        Args:
+            batch, logits: This rank's.
+            samples: Those of all ranks; None where there are no others.
+        """
+        self.samples += len(batch) if samples is None else samples
         self._logits.append(logits)
         self._labels.append(batch.labels)
         if batch.weights is not None:

@@ -15,6 +15,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
+from sparsegroup.training.rank_group import ALONE, RankGroup
 
 SHOWN = 10
 NAMED = 20_000
@@ -64,15 +65,20 @@ def largest_rows(tables: Iterable[Table], count: int) -> Largest:
     return largest
 
 
-def named_features(log: Log, tables: Iterable[Table]) -> list[LargestFeature]:
+def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = ALONE) -> list[LargestFeature]:
     """The features of the largest vectors, those with a known text and the first ten, the largest first.
 
-    The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have.
+    The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have. Where the tables
+    lie on several ranks, all have to call it, and the first gets them.
 
     Raises:
         ClickLogError: The log cannot be read.
     """
-    largest = largest_rows(tables, NAMED)
+    largest = Largest(NAMED)
+    for keys, norms in ranks.of_all([_pair(largest_rows(tables, NAMED))], "the largest features"):
+        largest.add(keys, norms)
+    if ranks.rank:
+        return []
     values = log.values_of(largest.keys, MOST_ROWS)
     fields = fields_of(largest.keys).tolist()
     found, room = [], MOST_BYTES
@@ -84,6 +90,10 @@ def named_features(log: Log, tables: Iterable[Table]) -> list[LargestFeature]:
         if (value is not None or place < SHOWN) and fields[place] < len(log.fields):
             found.append(LargestFeature(log.fields[fields[place]], key, value, norm))
     return found
+
+
+def _pair(largest: Largest) -> tuple[Int64s, Float64s]:
+    return largest.keys, largest.values
 
 
 def write_names(features: Sequence[LargestFeature], path: Path) -> None:

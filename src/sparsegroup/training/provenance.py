@@ -20,6 +20,7 @@ class Provenance:
         source: Sizes of the log's files and a hash of its format, where it has any.
         continued_from: The run that it goes on with, or None.
         continued_id: The id of the checkpoint that it goes on from.
+        job: What torchrun called the processes that began it; None without it.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -30,9 +31,12 @@ class Provenance:
     source: Mapping[str, Any] | None = None
     continued_from: str | None = None
     continued_id: str | None = None
+    job: str | None = None
 
     @classmethod
-    def now(cls, log: Log, continued_from: str | None = None, continued_id: str | None = None) -> "Provenance":
+    def now(
+        cls, log: Log, continued_from: str | None = None, continued_id: str | None = None, job: str | None = None
+    ) -> "Provenance":
         """The provenance of a run on `log`, which may go on with another."""
         return cls(
             datetime.now(UTC).isoformat(timespec="seconds"),
@@ -41,6 +45,7 @@ class Provenance:
             log.identity,
             continued_from,
             continued_id,
+            job,
         )
 
     def check(self, log: Log) -> None:

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch.distributed as dist
+
 from sparsegroup.artifact import disk
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
@@ -22,8 +24,9 @@ from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.plots import plot_progress
 from sparsegroup.reporting.run_page import render_report
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
 from sparsegroup.table import FieldCount
+from sparsegroup.table.table_totals import TableTotals, field_totals
 from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config, recorded_config
@@ -203,13 +206,16 @@ def config_of(folder: str | Path) -> Config:
     return recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
 
 
-def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
+def load_run(
+    folder: str | Path, config: Config | None = None, process_group: dist.ProcessGroup | None = None
+) -> TrainingRun:
     """A run with its model and optimizer, to go on with. Sets torch's random numbers to where they were.
 
     Args:
         folder: As written by `save_run`; or one of runs named by time, of which the latest is taken.
         config: Settings to go on with, where they are not the run's. With another λ, u and the moments are kept; with
             another optimizer the weights are, and it starts afresh.
+        process_group: The ranks that the tables are to lie on; all have to call it.
 
     Raises:
         RunError: No complete run, or a damaged one.
@@ -220,7 +226,7 @@ def load_run(folder: str | Path, config: Config | None = None) -> TrainingRun:
     manifest.check_files(folder, RunError)
     config = config or before
     columns, path = read_columns(folder), last_checkpoint(folder)
-    model, optimizer = config.build_for(columns)
+    model, optimizer = config.build_for(columns, process_group)
     same = config.optimizer.name == before.optimizer.name
     loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
     notes = [note for note in loaded.notes if not (config.optimizer.has_target and note.startswith("l21 is "))]
@@ -317,20 +323,20 @@ def summarize(
     progress: EpochProgress | None = None,
     validation_rows: int = 0,
     largest: Sequence[LargestFeature] = (),
+    ranks: Sequence[RankFigures] = (),
 ) -> Summary:
-    """What a run came to.
+    """What a run came to. Where the tables lie on several ranks, all have to call it.
 
     Args:
         log, model, history: What was trained, on what, and how it went.
         test: What the test rows say, or their metrics alone; None where there are none.
         started: Date and time, ISO 8601.
         progress: Where the epochs have ended; None is one epoch.
-        continued_from, bad_rows, validation_rows, largest: See `Summary`.
+        continued_from, bad_rows, validation_rows, largest, ranks: See `Summary`.
     """
     found = Assessment(test) if isinstance(test, Metrics | None) else test
     progress = progress or EpochProgress(epoch=1)
-    table = model.embedding
-    counts = table.field_counts()
+    table, counts = TableTotals.of(model.embedding), field_totals(model.embedding)
     rows = {name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)}
     return Summary(
         log=log.name,
@@ -341,7 +347,7 @@ def summarize(
         feature_rate=table.feature_rate,
         live_rows=table.num_live,
         features_seen=table.num_seen,
-        table_bytes=table.memory().total,
+        table_bytes=table.bytes,
         fields=rows,
         started=started,
         versions={
@@ -361,6 +367,7 @@ def summarize(
         baseline_curves=found.baseline_curves,
         warnings=found.warnings,
         largest=tuple(largest),
+        ranks=tuple(ranks),
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, Count, validated
+from sparsegroup.training.epoch_parts import EarlierRanks
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.trainer_state import TrainerState
@@ -24,6 +25,7 @@ class RunExtra:
         samples: Trained on, in all.
         position: Rows trained on in this run; None in the only checkpoint of a run that `save_run` wrote.
         trainer: Where the training stands; None there, too.
+        earlier: Other numbers of ranks that its epoch was begun with.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -33,6 +35,7 @@ class RunExtra:
     samples: Count
     position: Count | None = None
     trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)] | None = None
+    earlier: tuple[EarlierRanks, ...] = ()
 
     @classmethod
     def of(cls, content: Any, checkpoint: Path) -> "RunExtra":

@@ -1,12 +1,16 @@
 """A training run in its folder: begun, gone on with after another run, or resumed where it was cut off."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.artifact.whole_folder import remove_folder
@@ -15,48 +19,52 @@ from sparsegroup.checkpoint.checkpoint_content import kept_state
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
-from sparsegroup.training.assessment import assess
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.callbacks import Callback, told
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.conclusion import concluded
+from sparsegroup.training.config import Config
 from sparsegroup.training.divergence import check_weights
-from sparsegroup.training.evaluation import EVALUATED
+from sparsegroup.training.epoch_parts import EarlierRanks, EpochParts
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.missing_numbers import numbers_named
 from sparsegroup.training.provenance import Provenance
+from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.run_claim import check_settings, claimed, run_beginning
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
     TrainingRun,
     append_point,
     begin_run,
     checkpoint_extra,
-    finish_run,
-    is_free,
     load_run,
     read_columns,
-    read_provenance,
-    summarize,
     write_history,
 )
 from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.run_extra import RunExtra
-from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.training.tracking import tracking_callbacks
-from sparsegroup.yaml_settings import SettingsError, read_yaml
+from sparsegroup.yaml_settings import SettingsError
 
 _logger = logging.getLogger(__name__)
+
+
+_LOOKS = 8
+"""Steps between two looks at the clock, where ranks have to agree that it is time for a checkpoint."""
 
 
 class Session:
     """Trains a model in a folder, so that a process that dies loses no more than since the last checkpoint.
 
-    Made by `begin` or `resume`. Resumed, it ends with the same bits as if it had never been cut off.
+    Made by `begin` or `resume`. Resumed, it ends with the same bits as if it had never been cut off. Several ranks that
+    train one model all do the same with their sessions; the folder is on a file system of all, and the first one writes
+    what is not a part of the table.
 
     Attributes:
         plan: The rows of its epochs.
+        parts: Those of this rank.
+        ranks: Who train it.
         notes: What is to be said of where it goes on.
     """
 
@@ -69,6 +77,9 @@ class Session:
         self.trainer = trainer_for(
             config, model, optimizer, log, self.plan, LogisticBaseline() if config.training.baseline else None
         )
+        self.ranks = self.trainer.ranks
+        self.parts = EpochParts(self.plan, self.ranks.rank, self.ranks.count)
+        self._earlier: tuple[EarlierRanks, ...] = ()
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS, keep=config.checkpoint.keep, incremental=config.checkpoint.incremental
         )
@@ -78,10 +89,25 @@ class Session:
         self._lock: FolderLock | None = None
 
     @classmethod
-    def begin(cls, folder: Path, config: Config, log: Log, run: TrainingRun | None = None) -> "Session":
+    def begin(
+        cls,
+        folder: Path,
+        config: Config,
+        log: Log,
+        run: TrainingRun | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        job: str | None = None,
+    ) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
         Settings that nobody has given are decided by the rules of `sparsegroup.training.defaults`, unless it goes on.
+
+        Args:
+            folder, config, log, run: As above.
+            process_group: `torch.distributed.group.WORLD` where all its ranks train the model, else None. The tables of
+                `run` lie on them, too.
+            job: What torchrun calls the ranks, see `Provenance`.
 
         Raises:
             SettingsError: The settings ask for what the log has not, fields or times; or a run that is continued would
@@ -99,26 +125,28 @@ class Session:
                     f"training.after_first_epoch: reset would undo, in the second epoch, what {run.folder} has learnt; "
                     "give --epochs 1, or --after-first-epoch train or freeze"
                 )
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder) as lock:
-            if not is_free(folder):
-                raise RunError(f"{folder}: another run has begun there meanwhile")
-            model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
-            origin = () if run is None else (str(run.folder), run.checkpoint_id)
-            session = cls(folder, config, log, model, optimizer, Provenance.now(log, *origin))
+        ranks = RankGroup(process_group)
+        with claimed(folder, ranks, is_new=True) as lock:
+            model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
+            before, id = (None, None) if run is None else (str(run.folder), run.checkpoint_id)
+            session = cls(folder, config, log, model, optimizer, Provenance.now(log, before, id, job))
             session._lock = lock
             session._follow(run)
-            begin_run(folder, config, log, session.trainer.history, session.begun)
+            if ranks.rank:  # dropout differs
+                torch.manual_seed((config.training.seed + ranks.rank) % (1 << 64))
+            begin = partial(begin_run, folder, config, log, session.trainer.history, session.begun)
+            ranks.first_does(begin, "the run's beginning")
         session._say_notes()
         return session
 
     @classmethod
-    def resume(cls, folder: Path, log: Log) -> "Session":
+    def resume(cls, folder: Path, log: Log, process_group: dist.ProcessGroup | None = None) -> "Session":
         """Go on with the run in `folder` from its last good checkpoint, or from its start.
 
         Args:
             folder: The folder of a run that was cut off, at whatever moment.
             log: The one that it was begun on.
+            process_group: See `begin`; the number of ranks may be another one than before.
 
         Raises:
             RunError: There is no such run, another process trains it, the log or the settings have changed, or the run
@@ -126,8 +154,8 @@ class Session:
             CheckpointError: The checkpoint is another model's.
         """
         config, begun = run_beginning(folder)
-        with _locked(folder) as lock:
-            session = cls._resumed(folder, config, begun, log)
+        with claimed(folder, RankGroup(process_group), is_new=False) as lock:
+            session = cls._resumed(folder, config, begun, log, process_group)
             session._lock = lock
         session._say_notes()
         if session.position:
@@ -135,20 +163,27 @@ class Session:
         return session
 
     @classmethod
-    def _resumed(cls, folder: Path, config: Config, begun: Provenance, log: Log) -> "Session":
+    def _resumed(
+        cls,
+        folder: Path,
+        config: Config,
+        begun: Provenance,
+        log: Log,
+        process_group: dist.ProcessGroup | None,
+    ) -> "Session":
         read_columns(folder).check(log)
         begun.check(log)
-        checkpoints = Checkpoints(folder / CHECKPOINTS)
-        latest, run = checkpoints.latest(), None
+        checkpoints, ranks, run = Checkpoints(folder / CHECKPOINTS), RankGroup(process_group), None
+        latest = ranks.of_first(None if ranks.rank else checkpoints.latest(), "the last checkpoint")
         if latest is None and begun.continued_from is not None:
-            run = load_run(begun.continued_from, config)
+            run = load_run(begun.continued_from, config, process_group)
             if run.checkpoint_id != begun.continued_id:
                 raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
         extra = None
         if latest is not None:
             extra = RunExtra.of(kept_state(latest)["extra"], latest)
-            _check_settings(folder, config, extra)
-        model, optimizer = config.build(log) if run is None else (run.model, run.optimizer)
+            check_settings(folder, config, extra)
+        model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
         session._follow(run)
         session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
@@ -157,7 +192,7 @@ class Session:
             loaded = session.checkpoints.load(latest, model, optimizer, session.trainer.scheduler)
             session._saved_at = loaded.step
             session.notes += loaded.notes
-        write_history(folder, session.trainer.history)
+        ranks.first_does(partial(write_history, folder, session.trainer.history), "the history")
         return session
 
     def _follow(self, run: TrainingRun | None) -> None:
@@ -183,7 +218,13 @@ class Session:
                 raise ValueError(f"progress: is beyond {self.plan.epochs} epochs of {self.plan.rows:,} rows")
         except ValueError as error:
             raise RunError(f"{checkpoint}: damaged (state.extra.trainer.{error})") from error
-        if trainer.progress.best is not None and not trainer.progress.is_over:
+        progress = trainer.progress
+        progress.steps = progress.steps or -(-progress.position // self.plan.batch_size)  # of one without
+        self._earlier = tuple(extra.earlier)
+        stood = tuple(rank.taken for rank in state.ranks) or (progress.position,)
+        if len(stood) != self.ranks.count and progress.steps:
+            self._earlier += (EarlierRanks(progress.epoch, progress.steps, stood),)
+        if progress.best is not None and not progress.is_over:
             self.checkpoints.pinned = self._step_of_best
 
     @property
@@ -195,8 +236,12 @@ class Session:
     @property
     def step(self) -> int:
         """Batches of this run that have been trained on."""
-        progress = self.trainer.progress
-        return progress.epoch * self.plan.epoch_steps + -(-progress.position // self.plan.batch_size)
+        return self.trainer.progress.epoch * self.plan.epoch_steps + self.trainer.progress.steps
+
+    @property
+    def earlier(self) -> tuple[EarlierRanks, ...]:
+        """Other numbers of ranks that the epoch under way was begun with."""
+        return tuple(one for one in self._earlier if one.epoch == self.trainer.progress.epoch)
 
     @property
     def _step_of_best(self) -> int:
@@ -243,7 +288,8 @@ class Session:
             FloatingPointError: Training has diverged; checkpoints from before stay.
             RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
-        callbacks = self.trainer.callbacks = [*callbacks, *tracking_callbacks(self.config.tracking, self.folder)]
+        tracking = [] if self.ranks.rank else tracking_callbacks(self.config.tracking, self.folder)
+        callbacks = self.trainer.callbacks = [*callbacks, *tracking]
         with self._lock or nullcontext(), numbers_named(self.log):
             summary = None
             for callback in callbacks:
@@ -252,7 +298,9 @@ class Session:
                 summary = self._train(on_batch, on_progress)
             except FloatingPointError as error:
                 paths = self.checkpoints.paths()
-                if paths and self._saved_at == self.step:  # what it holds gives no finite loss any more
+                if (
+                    paths and self._saved_at == self.step and not self.ranks.rank
+                ):  # what it holds gives no finite loss any more
                     remove_folder(paths.pop())
                 if not paths:
                     raise
@@ -285,8 +333,8 @@ class Session:
                 pass
         else:
             trainer.fit(
-                lambda epoch: plan.batches(log, epoch, trainer.progress.position),
-                **plan.arguments(log),
+                lambda epoch: self.parts.batches(log, epoch, trainer.progress.steps, self.earlier),
+                **plan.arguments(log, partial(self.parts.of_rows, log)),
                 best=self,
                 on_batch=on_batch,
                 on_progress=note,
@@ -301,31 +349,17 @@ class Session:
         if self._saved_at != self.step:
             self.checkpoint(whole=True)
         else:  # cut off after that one
-            self.checkpoints.tidy()
-        stream = log.batches(log.train_rows, len(log), EVALUATED)
-        named = named_features(log, self.model.rows.values())
-        assessment = assess(trainer.predictions(stream) if len(log) > log.train_rows else None, trainer.history)
-        summary = summarize(
-            log,
-            self.model,
-            self.trainer.history,
-            assessment,
-            self.begun.started,
-            continued_from=self.begun.continued_from,
-            bad_rows=log.bad_rows,
-            progress=trainer.progress,
-            validation_rows=plan.validation_rows,
-            largest=named[:SHOWN],
-        )
-        finish_run(self.folder, self.config, log, named, self.trainer.history, summary)
-        for warning in summary.warnings:
-            _logger.warning(warning)
-        return summary
+            self.ranks.first_does(self.checkpoints.tidy, "the checkpoints")
+        return concluded(self)
 
     def _is_due(self) -> bool:
         settings = self.config.checkpoint
-        by_number = settings.steps and self.step % settings.steps == 0
-        return bool(by_number or (settings.minutes and perf_counter() - self._last >= 60 * settings.minutes))
+        if settings.steps and self.step % settings.steps == 0:
+            return True
+        if not settings.minutes or (self.step % _LOOKS and not self.ranks.is_alone):
+            return False
+        is_late = perf_counter() - self._last >= 60 * settings.minutes
+        return self.ranks.of_first(is_late, "whether a checkpoint is due")
 
     def checkpoint(self, *, whole: bool = False) -> Path:
         """Write where the run stands. To be called between two batches.
@@ -344,6 +378,7 @@ class Session:
             self.trainer.samples,
             position=self.position,
             trainer=self.trainer.state_dict(),
+            earlier=[asdict(one) for one in self.earlier],
         )
         path = self.checkpoints.save(
             self.step, self.model, self.optimizer, self.trainer.scheduler, extra=extra, whole=whole
@@ -351,50 +386,3 @@ class Session:
         self._last, self._saved_at = perf_counter(), self.step
         _logger.info("checkpoint at %s samples: %s", f"{self.trainer.samples:,}", path)
         return path
-
-
-def _check_settings(folder: Path, config: Config, extra: RunExtra) -> None:
-    """Whether a run still has the settings that it was begun with; where its log lies may change, and checkpoints."""
-    now = config.as_dict()
-    for section in ("model", "optimizer", "training"):
-        for name, before in extra.config.get(section, {}).items():
-            if now[section].get(name) != before:
-                raise RunError(
-                    f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, but the run was begun with "
-                    f"{before!r}; put it back, or begin another run"
-                )
-
-
-def lock_run(folder: Path) -> FolderLock:
-    """Keep other processes away from a run, until what is returned is closed.
-
-    Raises:
-        RunError: Another process trains it.
-    """
-    try:
-        return FolderLock(folder)
-    except BlockingIOError as error:
-        raise RunError(f"{folder}: another process is training this run") from error
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[FolderLock]:
-    """A lock that lasts unless what follows fails."""
-    lock = lock_run(folder)
-    try:
-        yield lock
-    except BaseException:
-        lock.close()
-        raise
-
-
-def run_beginning(folder: Path) -> tuple[Config, Provenance]:
-    """Settings and beginning of the run in a folder, whole or not.
-
-    Raises:
-        RunError: There is none.
-    """
-    if not (folder / CONFIG).is_file():
-        raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
-    config = recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
-    return config, read_provenance(folder)

@@ -1,9 +1,8 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.data.batches import Batch
 from sparsegroup.names import AfterFirstEpoch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
@@ -30,6 +28,9 @@ from sparsegroup.training.evaluation import PredictionWindow, Sample, prediction
 from sparsegroup.training.log_time import tell_time
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, keys_to_look_up, logits_of
 from sparsegroup.training.missing_numbers import missing_numbers_told
+from sparsegroup.training.rank_group import GlobalBatch, RankGroup
+from sparsegroup.training.recorded_windows import RecordedWindows
+from sparsegroup.training.standing import stand_at, standing_of
 from sparsegroup.training.stepped_parameters import check_stepped
 from sparsegroup.training.stop_request import StopRequest
 from sparsegroup.training.stream_labels import with_checked_labels
@@ -41,7 +42,8 @@ from sparsegroup.training.window_point import point_of
 class Trainer:
     """Trains a network over a table's embeddings, in a pass over a stream of batches or in several.
 
-    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight.
+    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight. Where the table lies
+    on several ranks, each trains on its part of the batch; see "On several ranks".
 
     Args:
         model: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
@@ -58,12 +60,15 @@ class Trainer:
         baseline: Learns from the batches of the first epoch; its AUC and log loss stand beside the model's.
 
     Raises:
-        ValueError: A window < 1, or no optimizer has a table's rows; where one lacks others, it warns.
+        ValueError: A window < 1, or no optimizer has a table's rows; where one lacks others, it warns. Tables on other
+            ranks than others, or, on several, `GroupAdaHessian`.
 
     Attributes:
-        history: The points so far.
-        samples: Trained on so far.
+        samples: Trained on so far, by all ranks.
+        taken, trained: Samples that this rank has trained on in the epoch under way, and since it was made.
         progress: Where `fit` stands among its epochs, or has ended.
+        ranks: Who train together.
+        record, lessons, dense: The history, what the baseline learns, and the network as it is compiled.
 
     Examples:
         >>> import torch
@@ -76,8 +81,6 @@ class Trainer:
         >>> trainer = Trainer(model, table, optimizer)
         >>> trainer.fit(stream)[-1].samples
         320
-        >>> trainer.predict(stream).shape
-        (320,)
     """
 
     def __init__(
@@ -97,29 +100,38 @@ class Trainer:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
         self.model, self.table, self.window = model, table, window
+        self.ranks = RankGroup.of(table)
+        self.record = RecordedWindows(window, self.ranks)
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.scheduler, self.target = scheduler, target
         self.callbacks = list(callbacks)
-        self.progress = EpochProgress()
-        self._is_frozen = False
-        self._stop = StopRequest()
+        self.progress, self._is_frozen = EpochProgress(), False
+        self._asked = StopRequest()
+        self._stop = self._asked if self.ranks.is_alone else StopRequest()
+        self.taken = self.trained = 0
         self.go_on_after(history)
         self._begun: float | None = None
-        self._window = PredictionWindow(0.0)
-        self._measured: Future[HistoryPoint] | None = None
         self.lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, model), list(tables_in(table).values())
         # What is compiled has no second derivatives.
-        self._dense = CompiledNetwork(model, compile and not self._second_order)
+        self.dense = CompiledNetwork(model, compile and not self._second_order)
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "model": model}, self.optimizers)
+        self.ranks.check_order(second=self._second_order)
+        self._parameters = list(self._model.parameters())
+        self.ranks.same_start(self._parameters)
+
+    @property
+    def history(self) -> list[HistoryPoint]:
+        """The points so far; while `fit` is under way, on the first rank alone."""
+        return self.record.points
 
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
-        self.history = list(history)
-        self.samples = self.history[-1].samples if self.history else 0
-        self._seconds = self.history[-1].seconds if self.history else 0.0
+        self.record.go_on(history)
+        self.samples = history[-1].samples if history else 0
+        self._seconds = history[-1].seconds if history else 0.0
 
     def fit(
         self,
@@ -138,9 +150,10 @@ class Trainer:
         """Train on each batch of the stream in order, having predicted it first; with `epochs`, so many times.
 
         Args:
-            stream: Batches; what it does to make them is best done in a thread of its own, as `PreparedLog` does. For
-                several epochs one that can be read again, as a DataLoader, or a function of the epoch's number, from 0.
-                After `load_state_dict`, the first one is to hold those that are left of the epoch under way.
+            stream: Batches; on several ranks, this one's part of each. What it does to make them is best done in a
+                thread of its own, as `PreparedLog` does. For several epochs one that can be read again, as a
+                DataLoader, or a function of the epoch's number, from 0. After `load_state_dict`, the first one is to
+                hold those that are left of the epoch under way.
             epochs: How often, at most.
             validation: Batches that are not trained on, likewise. After each epoch the model is measured on them, a
                 `target` whose ramp is over being met exactly first; in the end the state after the epoch of the lowest
@@ -168,12 +181,15 @@ class Trainer:
         """
         check_epochs(stream, epochs, validation, patience, after_first_epoch)
         begin = len(self.history)
+        self._asked.withdraw()
         self._stop.withdraw()
         if self.progress.is_over:
             self.progress = EpochProgress()
         keeps_own = best is None and validation is not None and epochs > 1
         if keeps_own and self.progress.best is not None:
             raise ValueError("the state of the best epoch so far is where it was kept: give it as `best`")
+        if keeps_own and not self.ranks.is_alone:
+            raise ValueError("on several ranks, say where the state of the best epoch is kept: give `best`")
         own = TemporaryBest(self._model, self.optimizers, self.scheduler, self.target) if keeps_own else None
 
         def note(point: HistoryPoint) -> None:
@@ -187,7 +203,7 @@ class Trainer:
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
                 is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
-                last = self._settle()
+                last = self.record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
                 if last is not None:
                     note(self.history[-1])
@@ -203,6 +219,7 @@ class Trainer:
             if is_over and best is not None and self.progress.best not in (None, self.progress.epoch):
                 best.restore()
         self.progress.is_over = is_over
+        self.record.share()
         return self.history[begin:]
 
     def stop(self, *, finish: bool = False) -> None:
@@ -217,7 +234,7 @@ class Trainer:
             finish: The training is over, not interrupted: the epoch ends here and is validated, and the state after the
                 best one comes back.
         """
-        self._stop.make(finish=finish)
+        self._asked.make(finish=finish)
 
     def _goes_on(self, epochs: int, patience: int) -> bool:
         return self.progress.goes_on(epochs, patience) and not self._stop.finishes
@@ -238,9 +255,8 @@ class Trainer:
             if target is not None and is_met and target.count != target.steps:
                 target.settle()
             metrics = self.evaluate(of_epoch(validation, self.progress.epoch))
-            if self.history:
-                last = self.history[-1]
-                self.history[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
+            self.record.note_validation(metrics)
+        self.taken = 0
         return metrics, self.progress.end_epoch(metrics, may_be_best=is_met)
 
     def _pass(
@@ -252,40 +268,41 @@ class Trainer:
     ) -> bool:
         """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
         self._begun = perf_counter()
-        self._window.begin = self._begun - self._window.seconds
+        self.record.begin()
         self._model.train()
         if self._is_frozen:
             self.table.eval()
         # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
         counts = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
         is_sighted = False
-        batches = with_checked_labels(stream)
+        batches = self.ranks.in_step(with_checked_labels(stream), self._asked, self._stop)
         batch = next(batches, None)
-        tell_time(self._tables, batch)
-        keys = None if batch is None else keys_to_look_up(batch.keys, batch.bags)
+        tell_time(self._tables, None if batch is None else batch.own)
+        keys = None if batch is None else keys_to_look_up(batch.own.keys, batch.own.bags)
         # Sorting for the AUC leaves the interpreter free.
         with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
             while batch is not None and (is_sighted or not self._stop.is_made):
                 assert keys is not None
                 following = next(batches, None)
-                next_keys = None if following is None else keys_to_look_up(following.keys, following.bags)
-                window = self._window
-                ends = following is None or window.samples + len(batch) >= self.window
+                next_keys = None if following is None else keys_to_look_up(following.own.keys, following.own.bags)
+                ends = following is None or self.record.is_full_with(batch.samples)
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
                 is_sighted = looks_ahead and counts
-                with divergence_told(self.samples), missing_numbers_told(self.model, batch):
+                with divergence_told(self.samples), missing_numbers_told(self.model, batch.own):
                     logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
-                self.samples += len(batch)
-                self.progress.position += len(batch)
-                window.add(batch, logits)
+                self.samples += batch.samples
+                self.trained += len(batch.own)
+                self.taken += len(batch.own)
+                self.progress.go_on(batch.samples)
+                self.record.add(batch.own, logits, batch.samples)
                 if not self.progress.epoch:
-                    self.lessons.give(metrics, batch, window)
+                    self.lessons.give(metrics, batch.own, self.record.window)
                 if on_batch is not None:
-                    on_batch(len(batch), float(loss))
+                    on_batch(batch.samples, float(loss))
                 for callback in self.callbacks:
-                    callback.on_batch(self, len(batch), float(loss))
-                if (ends or (self._measured is not None and self._measured.done())) and (point := self._settle()):
+                    callback.on_batch(self, batch.samples, float(loss))
+                if (ends or self.record.is_measured) and (point := self.record.settle()):
                     note(point)
                 if ends:
                     self._end_window(metrics)
@@ -293,82 +310,63 @@ class Trainer:
                     after_batch()
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
-            if is_whole and self._window.samples:
-                if (point := self._settle()) is not None:
+            if is_whole and self.record.window.samples:
+                if (point := self.record.settle()) is not None:
                     note(point)
                 self._end_window(metrics)
             self.lessons.wait()
-        self._window.seconds = perf_counter() - self._window.begin
+        if is_whole and not self.progress.epoch:
+            self.lessons.merge(self.ranks)
+        self.record.pause()
         self._seconds, self._begun = self.seconds, None
         return is_whole
 
     def _end_window(self, metrics: ThreadPoolExecutor) -> None:
-        """Let a thread measure the window that ends here; a new one begins."""
-        self._measured = metrics.submit(point_of(self, self._window))
-        self._window = PredictionWindow(perf_counter())
+        if not self.ranks.is_alone:
+            self.lessons.wait()  # what they predict joins that of the other ranks
+        self.record.end(metrics, lambda window: point_of(self, window))
 
     @property
     def seconds(self) -> float:
         """That training has taken so far."""
         return self._seconds if self._begun is None else self._seconds + perf_counter() - self._begun
 
-    def _settle(self) -> HistoryPoint | None:
-        """Wait for a point whose metrics are being computed, add it to the history, and return it."""
-        measured, self._measured = self._measured, None
-        if measured is None:
-            return None
-        self.history.append(measured.result())
-        return self.history[-1]
-
     def state_dict(self) -> dict[str, Any]:
         """Where training stands between two batches, apart from model, optimizer and scheduler: numbers and tensors.
 
-        To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained.
+        To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained, by all ranks: what
+        the first gets is the state of all.
         """
-        self.lessons.wait()
-        pending = [] if self._measured is None else [self._measured.result()]
-        return {
-            "samples": self.samples,
-            "seconds": self.seconds,
-            "history": [asdict(point) for point in [*self.history, *pending]],
-            "window": self._window.state_dict(),
-            "compiled_for": self._dense.size,
-            "target": None if self.target is None else self.target.state_dict(),
-            "progress": self.progress.as_dict(),
-            "baseline": self.lessons.state_dict(),
-        }
+        return standing_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any] | TrainerState) -> None:
         """Go on from where `state_dict` found another with the same arguments: give `fit` the batches that are left.
+
+        On as many ranks as then, each has trained on `taken` samples of its part of the epoch; on others, the rest of
+        the epoch is to be divided anew.
 
         Raises:
             ValueError: It is no such state; the message begins with the field. Nothing has changed.
         """
         state = TrainerState.of(state)
-        if self.target is not None:
-            if state.target is None:
-                raise ValueError("target: the state is of a training without one")
-            self.target.load_state_dict(asdict(state.target))
-        self.samples, self._seconds, self.history = state.samples, state.seconds, list(state.history)
-        self._window = PredictionWindow.from_state(state.window)
-        self._dense.size = state.compiled_for
-        self.progress = EpochProgress() if state.progress is None else replace(state.progress)
-        self.lessons.load_state_dict(state.baseline)
+        stand_at(self, state)
+        self.samples, self._seconds = state.samples, state.seconds
 
     def _step(
-        self, batch: Batch, keys: Tensor, next_keys: Tensor | None, following: Batch | None
+        self, step: GlobalBatch, keys: Tensor, next_keys: Tensor | None, following: GlobalBatch | None
     ) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         vectors = frozen_vectors(self.table, keys) if self._is_frozen else self.table(keys)
         target = None if self._is_frozen else self.target
-        tell_time(self._tables, following)  # before its rows are looked up ahead
+        tell_time(self._tables, None if following is None else following.own)  # before its rows are looked up ahead
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
-        batch = batch.for_device(vectors.device)
-        logits = logits_of(self._dense, vectors, batch.keys, batch.numbers, batch.bags)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
+        batch = step.own.for_device(vectors.device)
+        logits = logits_of(self.dense, vectors, batch.keys, batch.numbers, batch.bags)
+        loss = self.ranks.loss(logits, batch, step.samples)
         backward(loss, second_order=self._second_order)
+        loss = self.ranks.add_up(self._parameters, loss)
         for optimizer in self.optimizers:
             optimizer.step()
         if target is not None:
@@ -388,12 +386,15 @@ class Trainer:
         return self.predictions(stream, sweep=sweep).metrics()
 
     def predictions(self, stream: Iterable[Sample], *, sweep: bool = False) -> PredictionWindow:
-        """What the model predicts, and the baseline, over all batches of a stream; as `evaluate`."""
+        """What the model predicts, and the baseline, over all batches of a stream; as `evaluate`.
+
+        On several ranks, each gives a part of the stream; all get all predictions, the first rank's part first.
+        """
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
-        return predictions_over(self._model, with_checked_labels(stream), self.lessons.baseline)
+        return predictions_over(self._model, with_checked_labels(stream), self.lessons.baseline, self.ranks)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
-        return predictions_over(self._model, stream).probabilities()
+        return predictions_over(self._model, stream, ranks=self.ranks).probabilities()

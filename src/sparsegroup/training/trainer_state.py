@@ -1,7 +1,7 @@
 """Where a training stands, as its checkpoint holds it: checked as a whole before any of it is used."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -46,6 +46,11 @@ class WindowState:
         if bool((self.weights < 0).any()):
             raise ValueError("window.weights: has some below 0")
 
+    def part(self, start: int, stop: int) -> "WindowState":
+        """Samples `start` to `stop` of it."""
+        names = ("logits", "labels", "weights", "baseline")
+        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
+
 
 @dataclass(frozen=True)
 class PartState:
@@ -68,12 +73,29 @@ class TargetState:
 
 
 @dataclass(frozen=True)
+class RankState:
+    """Where one of several ranks stands.
+
+    Attributes:
+        taken: Samples that it has trained on in the epoch under way.
+        window: How many of the window's samples are its own; those of the ranks before it come first.
+        baseline: The state of the baseline that it teaches.
+    """
+
+    taken: Count
+    window: Count
+    baseline: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
 class TrainerState:
     """Where a training stands; see `Trainer.state_dict`. Runs from before there were epochs have no progress.
 
     Attributes:
         samples, seconds, history, window, target, progress, baseline: See `Trainer`.
         compiled_for: Samples of the batches that the network was compiled for; None before the first.
+        baseline: The state of the baseline; on several ranks, of theirs together.
+        ranks: Where each of several ranks stands; none of one by itself.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -86,6 +108,7 @@ class TrainerState:
     target: TargetState | None = None
     progress: EpochProgress | None = None
     baseline: Mapping[str, Tensor] | None = None
+    ranks: tuple[RankState, ...] = ()
 
     @classmethod
     def of(cls, content: Any) -> "TrainerState":
@@ -101,6 +124,9 @@ class TrainerState:
         progress = state.progress
         if progress is not None and not 0 < (progress.best or 1) <= max(progress.epoch, 1):
             raise ValueError(f"progress.best: {progress.best} of {progress.epoch} epochs")
-        if state.baseline is not None:
-            check_baseline_state(state.baseline)
+        for baseline in (state.baseline, *(rank.baseline for rank in state.ranks)):
+            if baseline is not None:
+                check_baseline_state(baseline)
+        if state.ranks and sum(rank.window for rank in state.ranks) != len(state.window.labels):
+            raise ValueError(f"ranks: their samples are not the {len(state.window.labels):,} of the window")
         return state

@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sparsegroup.reporting.run_record import HistoryPoint
+from sparsegroup.table.table_totals import TableTotals
 from sparsegroup.training.evaluation import PredictionWindow
 
 if TYPE_CHECKING:
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 
 def point_of(trainer: "Trainer", window: PredictionWindow) -> Callable[[], HistoryPoint]:
     """What is known of a training at the end of a window, to be completed with the window's metrics."""
-    table, target = trainer.table, trainer.target
+    table, target = TableTotals.of(trainer.table), trainer.target
     facts: dict[str, Any] = {
         "samples": trainer.samples,
         "epoch": trainer.progress.epoch + 1,
         "feature_rate": table.feature_rate,
         "live_rows": table.num_live,
         "features_seen": table.num_seen,
-        "table_bytes": table.memory().total,
+        "table_bytes": table.bytes,
         "seconds": trainer.seconds,
         "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
         "l21": None if target is None else target.l21,

@@ -1,5 +1,7 @@
 """Avazu's challenge."""
 
+from functools import partial
+
 import polars as pl
 
 from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat
@@ -23,14 +25,6 @@ def avazu(hour: AvazuHour = "hour") -> LogFormat:
     """
     fields = {"hour": ("hour",), "weekday-hour": ("weekday", "hour"), "raw": ("hour",)}[hour]
 
-    def derive(frame: pl.DataFrame) -> pl.DataFrame:
-        whole = pl.when(pl.col("hour").str.len_bytes() == 8).then(pl.col("hour"))
-        time = (whole + "00").str.to_datetime("%y%m%d%H%M", strict=False)
-        frame = frame.with_columns(time=time)
-        if hour == "weekday-hour":
-            frame = frame.with_columns(weekday=time.dt.weekday().cast(pl.String))
-        return frame if hour == "raw" else frame.with_columns(hour=pl.col("hour").str.slice(6))
-
     return LogFormat(
         "avazu",
         "click",
@@ -38,10 +32,19 @@ def avazu(hour: AvazuHour = "hour") -> LogFormat:
         time="time",
         split="last-day",
         variant=hour,
-        derive=derive,
+        derive=partial(_derived, hour=hour),
         checked={"time": "hour"},
         sources={"time": "hour", "weekday": "hour"},
     )
+
+
+def _derived(frame: pl.DataFrame, hour: AvazuHour) -> pl.DataFrame:
+    whole = pl.when(pl.col("hour").str.len_bytes() == 8).then(pl.col("hour"))
+    time = (whole + "00").str.to_datetime("%y%m%d%H%M", strict=False)
+    frame = frame.with_columns(time=time)
+    if hour == "weekday-hour":
+        frame = frame.with_columns(weekday=time.dt.weekday().cast(pl.String))
+    return frame if hour == "raw" else frame.with_columns(hour=pl.col("hour").str.slice(6))
 
 
 def _recognised(head: Head, needs_label: bool) -> LogFormat | None:

@@ -40,6 +40,7 @@ class LogFormat:
         separator: Between columns of a text.
         variant: Which of several things `derive` makes, where the fields do not tell.
         derive: Makes the fields and numbers of the raw columns, where they are not simply those; null where it cannot.
+            A function of a module, or a `partial` of one, can be sent to other processes with the log.
         checked: What is made → the raw column it is made of, beside numbers and time: null of a value is a bad row.
         sources: What is made under another name than its raw column → that column.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.

@@ -1,6 +1,8 @@
 """libsvm and libffm."""
 
 import re
+from collections.abc import Sequence
+from functools import partial
 
 import polars as pl
 
@@ -24,9 +26,13 @@ def svm(line: str) -> LogFormat | None:
         columns=("label", *fields),
         separator=" ",
         split="file",
-        derive=lambda frame: frame.with_columns(pl.col(fields).str.extract(feature + r":1(?:\.0*)?$")),
+        derive=partial(_features, fields=fields, pattern=feature + r":1(?:\.0*)?$"),
         checked=same(fields),
     )
+
+
+def _features(frame: pl.DataFrame, fields: Sequence[str], pattern: str) -> pl.DataFrame:
+    return frame.with_columns(pl.col(fields).str.extract(pattern))
 
 
 SVM = KnownFormat(lambda head, needs_label: svm(head.line))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,8 @@ from sparsegroup.data.columns.arrow_columns import LONGEST_VALUE, ArrowColumn, t
 from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.log_errors import SAMPLE
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
-from sparsegroup.data.raw.record_batches import SUFFIXES, checked_batches, damage, opened
+from sparsegroup.data.raw.record_batches import SUFFIXES, damage, opened, read_batches
+from sparsegroup.data.raw.stored_file import StoredFile
 
 _ROWS = 1 << 16
 
@@ -21,17 +23,25 @@ class ColumnarChunk(Chunk):
     """Some rows of a columnar file; lines and offsets count rows.
 
     Attributes:
-        rows: The rows, as `frame` gives them.
-        unusable: Rows that cannot be read.
+        source: The file, for messages.
+        place: Where in the file they are, for messages.
+        batch: The rows as they were read, not yet validated.
     """
 
-    rows: pl.DataFrame
-    unusable: Sequence[BadRow] = ()
+    source: str
+    place: str
+    batch: pa.RecordBatch
 
     def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        """The rows."""
-        bad.extend(self.unusable)
-        return self.rows
+        """The rows as texts; those that cannot be read are told to `bad`.
+
+        Raises:
+            ClickLogError: The file is damaged: offsets, texts or codes are not those of their type. Or a column holds
+                what cannot be read, or lists or structs where the format knows no kinds.
+        """
+        with damage(self.source, lambda: self.place):
+            self.batch.validate(full=True)
+            return _texts(self.source, self.batch, self.line, bad, typed=bool(log.kinds))
 
 
 class ColumnarFile(RawFile):
@@ -44,6 +54,10 @@ class ColumnarFile(RawFile):
 
     suffixes = SUFFIXES
     size = None
+
+    def __init__(self, path: StoredFile | str | Path, name: str | None = None) -> None:
+        super().__init__(path, name)
+        self._begins: dict[int, int] = {}
 
     def _read_head(self) -> Head:
         with opened(self.stored) as batches:
@@ -65,39 +79,33 @@ class ColumnarFile(RawFile):
         """The rows from row `offset` on.
 
         Raises:
-            ClickLogError: The file is damaged, or a column holds what cannot be read, or lists or structs where the
-                format knows no kinds.
+            ClickLogError: The file is damaged.
         """
         wanted = [name for name in log.raw if name not in self.added]
-        for batches, first, batch in checked_batches(self.stored, wanted, _ROWS, offset):
-            end = first + batch.num_rows
-            if end > offset and batch.num_rows:
-                with damage(self.source, batches):
-                    chunk = _chunk(
-                        self.source,
-                        batch.slice(skipped := max(offset - first, 0)),
-                        first + skipped,
-                        typed=bool(log.kinds),
-                    )
-                yield chunk
+        for batches, first, batch in read_batches(self.stored, wanted, _ROWS, offset, self._begins):
+            begin, end = max(first, offset), first + batch.num_rows
+            if begin < end:
+                rows, entry = batch.slice(begin - first), begin == batches.begin
+                yield ColumnarChunk(begin + 1, end, end + 1, self.source, batches.place, rows, is_entry=entry)
 
 
-def _chunk(source: str, batch: pa.RecordBatch, first: int, *, typed: bool) -> ColumnarChunk:
-    """A batch that begins with row `first`, from 0, as texts."""
-    names, end = batch.schema.names, first + batch.num_rows
+def _texts(source: str, batch: pa.RecordBatch, line: int, bad: list[BadRow], *, typed: bool) -> pl.DataFrame:
+    """A batch whose first row is number `line`, as texts; rows that cannot be read are told to `bad`."""
+    names = batch.schema.names
     columns = [ArrowColumn(source, name, values) for name, values in zip(names, batch.columns, strict=True)]
-    bad = {row: (first + row + 1, reason, text) for column in columns for row, reason, text in column.unusable()}
+    unusable = {row: (line + row, reason, text) for column in columns for row, reason, text in column.unusable()}
     plain = pa.RecordBatch.from_arrays([column.values for column in columns], names)
-    lines = pl.int_range(first + 1, end + 1, eager=True).alias(LINE)
-    if bad:
-        keep = np.isin(np.arange(batch.num_rows), list(bad), invert=True)
+    lines = pl.int_range(line, line + batch.num_rows, eager=True).alias(LINE)
+    if unusable:
+        keep = np.isin(np.arange(batch.num_rows), list(unusable), invert=True)
         plain, lines = plain.filter(pa.array(keep)), lines.filter(keep)
     frame = pl.DataFrame(pl.from_arrow(plain)).with_columns(column.as_text(typed=typed) for column in columns)
     frame = frame.with_columns(lines)
     for column in columns:
         if pa.types.is_nested(column.values.type):  # how long such a text is, only writing it tells
             long = frame[column.name].str.len_bytes().fill_null(0) > LONGEST_VALUE
-            for line, text in frame.filter(long).select(LINE, pl.col(column.name).str.slice(0, SAMPLE)).iter_rows():
-                bad[line - first - 1] = (line, too_long(column.name), f"{column.name}={text}")
+            for number, text in frame.filter(long).select(LINE, pl.col(column.name).str.slice(0, SAMPLE)).iter_rows():
+                unusable[number - line] = (number, too_long(column.name), f"{column.name}={text}")
             frame = frame.filter(~long)
-    return ColumnarChunk(first + 1, end, end + 1, frame, list(bad.values()))
+    bad.extend(unusable.values())
+    return frame

@@ -2,11 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,8 @@ class Stretch:
         bad: Is told of rows that are left out.
         offset, line: Where to begin, as in `RawFile.chunks`.
         until: The `end_offset` after which nothing more is read; None for the whole file.
+        joins: Whether reading goes on from the end of the stretch before, of the same file, over what lies between
+            without parsing it: where beginning anew would read more.
     """
 
     number: int
@@ -60,17 +62,21 @@ class Stretch:
     offset: int = 0
     line: int = 1
     until: int | None = None
+    joins: bool = False
+
+
+AnyStretch = TypeVar("AnyStretch", bound=Stretch)
 
 
 def encoded_chunks(
-    stretches: Iterable[Stretch],
+    stretches: Iterable[AnyStretch],
     log: LogFormat,
     *,
     on_bad_row: OnBadRow,
     threads: int,
     chunk_bytes: int,
     keep_raw: bool = False,
-) -> Generator[tuple[Stretch, Chunk, EncodedRows]]:
+) -> Generator[tuple[AnyStretch, Chunk, EncodedRows]]:
     """The chunks of files in order, and what each holds.
 
     Args:
@@ -85,9 +91,9 @@ def encoded_chunks(
         ClickLogError: A bad row, unless they are skipped; a damaged file.
     """
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[tuple[Stretch, Chunk, Future[EncodedRows]]] = deque()
+        pending: deque[tuple[AnyStretch, Chunk, Future[EncodedRows]]] = deque()
 
-        def first() -> tuple[Stretch, Chunk, EncodedRows]:
+        def first() -> tuple[AnyStretch, Chunk, EncodedRows]:
             stretch, chunk, job = pending.popleft()
             encoded = job.result()
             for number, reason, text in encoded.bad:
@@ -97,20 +103,33 @@ def encoded_chunks(
             return stretch, chunk, encoded
 
         try:
-            for stretch in stretches:
+            for stretch, chunk in _read(stretches, log, chunk_bytes):
                 columns = stretch.file.columns(log)
-                for chunk in stretch.file.chunks(log, stretch.offset, stretch.line, chunk_bytes):
-                    job = pool.submit(encode_chunk, chunk, log, columns, keep_raw, stretch.file.partition)
-                    pending.append((stretch, chunk, job))
-                    if len(pending) > threads:
-                        yield first()
-                    if stretch.until is not None and chunk.end_offset >= stretch.until:
-                        break
+                job = pool.submit(encode_chunk, chunk, log, columns, keep_raw, stretch.file.partition)
+                pending.append((stretch, chunk, job))
+                if len(pending) > threads:
+                    yield first()
             while pending:
                 yield first()
         finally:
             for _, _, job in pending:
                 job.cancel()
+
+
+def _read(stretches: Iterable[AnyStretch], log: LogFormat, chunk_bytes: int) -> Iterator[tuple[AnyStretch, Chunk]]:
+    chunks, offset = iter(list[Chunk]()), 0
+    for stretch in stretches:
+        if not stretch.joins:
+            chunks, offset = stretch.file.chunks(log, stretch.offset, stretch.line, chunk_bytes), stretch.offset
+        while offset < stretch.offset and (passed := next(chunks, None)) is not None:
+            offset = passed.end_offset
+        if offset != stretch.offset:  # the file has changed, and who reads it misses these chunks
+            continue
+        for chunk in chunks:
+            offset = chunk.end_offset
+            yield stretch, chunk
+            if stretch.until is not None and offset >= stretch.until:
+                break
 
 
 def named_keys(encoded: EncodedRows, log: LogFormat, fields: Sequence[str]) -> pl.DataFrame:

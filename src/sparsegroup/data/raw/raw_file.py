@@ -5,7 +5,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,11 +40,13 @@ class Chunk(ABC):
         line: Number of the first one, from 1.
         end_offset: Where the chunk ends: the number of bytes (of a columnar file, rows) up to there.
         end_line: Number of the line after the last one.
+        is_entry: Whether reading begins with this chunk without reading, decoding or uncompressing what is before it.
     """
 
     line: int
     end_offset: int
     end_line: int
+    is_entry: bool = field(default=True, kw_only=True)
 
     @abstractmethod
     def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
@@ -252,7 +254,7 @@ def source_of(files: Sequence[RawFile], log: LogFormat, tests: int = 0) -> dict[
         tests: How many the latter are; the split of the format tells of a single one.
     """
     stats = [[file.name, *file.stored.facts] for file in files]
-    names = [field.name for field in fields(log) if field.name not in ("derive", "sources", "kinds", "findings")]
+    names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "kinds", "findings")]
     names += ["kinds"] if log.kinds else []  # the hash of other formats is as before there were any
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

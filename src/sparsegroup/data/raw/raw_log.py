@@ -1,8 +1,7 @@
 """A raw log to train on as it is: read once to count its rows, and then as they are used."""
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +15,11 @@ from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
+from sparsegroup.data.raw.chunk_index import ChunkIndex, RowStretch
 from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
 from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.data.row_runs import Run, overlap, rows_in, taken
 from sparsegroup.names import OnBadRow
 
 _DAY = 24 * 3600
@@ -114,26 +115,6 @@ class RowCount:
         return train_rows
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Where a chunk begins: its first row in all files, the number of its file, and the offset and line in it."""
-
-    row: int
-    file: int
-    offset: int
-    line: int
-
-
-@dataclass(frozen=True)
-class _End:
-    """Where a file ends: the row after its last one, its offset, its places for rows, and those of files before it."""
-
-    row: int = 0
-    offset: int = 0
-    places: int = 0
-    before: int = 0
-
-
 class RawLog(Log):
     """A raw log, anything that `prepare` reads, to train on as it is. `open_log` makes it.
 
@@ -186,10 +167,8 @@ class RawLog(Log):
         source = source_of(files, format, tests)
         self.identity, self._sizes = identity_of(source), [size for _, size, _ in source["files"]]
         self.bad = [BadRows(file.source) for file in files]
-        self._starts: list[_Start] = []
-        self._ends = [_End() for _ in files]
+        self._chunks = ChunkIndex(files)
         counted = self._count(rows_alone(format, on_bad_row), on_progress)
-        self._row_at = {(begin.file, begin.offset): begin.row for begin in self._starts}
         self._rows, self.positives = counted.rows, counted.positives
         self.bad_rows = sum((bad.reasons for bad in self.bad), start=Counter())
         self.notes = tuple(shown_bad_rows(self.bad))
@@ -212,35 +191,40 @@ class RawLog(Log):
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; threads read ahead.
 
-        In an uncompressed text log nothing before the chunk of row `start` is read, and of other logs no file before
-        that row's.
+        Reading begins with the chunk of row `start` in an uncompressed text, with its row group or record batch in a
+        columnar file, and with its file where that is a compressed text.
 
         Raises:
             ClickLogError: A bad row (FILE:LINE: why), or a log that has changed since its rows were counted.
         """
-        yield from rebatched(read_ahead(self._parts(max(start, 0), min(stop, len(self)))), size)
+        yield from self.run_batches([(start, stop)], size)
+
+    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
+        """See `Log.run_batches`: each chunk is parsed once, and a compressed file is uncompressed once.
+
+        Raises:
+            ClickLogError: As `batches`.
+        """
+        yield from rebatched(read_ahead(self._parts(overlap(runs, 0, len(self)))), size)
+
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`: the chunks of texts, row groups and record batches, and the files of compressed texts.
+
+        Within a compressed text of more than `longest` rows, which many have to read anyway, those of its chunks.
+        """
+        return self._chunks.cuts(longest)
 
     def _count(self, log: LogFormat, on_progress: Callable[[int, int | None], None] | None) -> RowCount:
-        counted, begin, done = RowCount(), _Start(0, 0, 0, 1), 0
+        counted, done = RowCount(), 0
         sizes = [file.size for file in self._files]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         for stretch, chunk, encoded in self._encoded(self._unread(), log):
-            number, file = stretch.number, stretch.file
-            if number != begin.file:
-                begin = _Start(counted.rows, number, 0, 1)
-            if encoded.batch.num_rows:
-                self._starts.append(replace(begin, row=counted.rows))
+            number, file, row = stretch.number, stretch.file, counted.rows
             counted.note(encoded, log, file.source, of_test_log=number >= self._test_file)
-            done += chunk.end_offset - begin.offset
-            begin = _Start(counted.rows, number, chunk.end_offset, chunk.end_line)
-            self._ends[number] = _End(counted.rows, chunk.end_offset, chunk.end_line - file.first_row(log))
+            done += self._chunks.add(number, chunk, row, counted.rows, chunk.end_line - file.first_row(log))
             if on_progress:
                 on_progress(done, total)
-        row = places = 0
-        for number, end in enumerate(self._ends):
-            row, before = max(row, end.row), 0 if number == self._test_file else places
-            self._ends[number] = replace(end, row=row, before=before)
-            places = before + max(end.places, 0)
+        self._chunks.close(self._test_file)
         return counted
 
     def _unread(self) -> Iterator[Stretch]:
@@ -249,44 +233,43 @@ class RawLog(Log):
             file.check(self.format)
             yield Stretch(number, file, self.bad[number])
 
-    def _from(self, begin: _Start, stop: int) -> Iterator[Stretch]:
-        """What was counted from a chunk on, up to the file that has the row before row `stop`."""
-        offset, line = begin.offset, begin.line
-        last = next(number for number, end in enumerate(self._ends) if end.row >= stop)
-        for number, file in enumerate(self._files[begin.file : last + 1], begin.file):
-            if file.stored.size_now() < self._sizes[number]:
-                raise self._changed(number)
-            yield Stretch(number, file, BadRows(""), offset, line, until=self._ends[number].offset)
-            offset, line = 0, 1
+    def _unchanged(self, stretches: Iterable[RowStretch]) -> Iterator[RowStretch]:
+        """What is to be read, of each file after a look at its size."""
+        seen = -1
+        for stretch in stretches:
+            if stretch.number != seen and stretch.file.stored.size_now() < self._sizes[stretch.number]:
+                raise self._changed(stretch.number)
+            seen = stretch.number
+            yield stretch
 
-    def _parts(self, start: int, stop: int) -> Iterator[Batch]:
-        """Rows `start` to `stop`, within the log, a chunk at a time."""
-        if start >= stop:
-            return
-        begin = self._starts[bisect_right(self._starts, start, key=lambda begin: begin.row) - 1]
-        position, current = begin.row, begin.file
-        with closing(self._encoded(self._from(begin, stop), self.format)) as chunks:
+    def _parts(self, runs: Sequence[Run]) -> Iterator[Batch]:
+        """Rows within the log, those of a chunk at a time."""
+        current: RowStretch | None = None
+        position = given = 0
+        stretches = self._unchanged(self._chunks.stretches(runs))
+        with closing(self._encoded(stretches, self.format)) as chunks:
             for stretch, chunk, encoded in chunks:
-                if stretch.number != current:
-                    self._check_read(position, self._ends[stretch.number - 1].row)
-                    current = stretch.number
-                last = self._ends[current]
+                if stretch is not current:
+                    self._check_given(runs, given, stretch.before)
+                    current, position = stretch, stretch.row
+                last = self._chunks.ends[stretch.number]
                 rows = min(encoded.batch.num_rows, last.row - position)  # what was added since is not read
-                first, end = max(start - position, 0), min(stop - position, rows)
+                for first, stop in overlap(stretch.runs, position, position + rows):
+                    batch = encoded.batch.slice(first - position, stop - first)
+                    table = pa.Table.from_batches([with_places(batch, self.format, last.before)])
+                    given += len(batch)
+                    yield batch_of(table, self.fields, self.numbers, self.lists, self.weighted)
                 position += rows
-                if first < end:
-                    batch = with_places(encoded.batch.slice(first, end - first), self.format, last.before)
-                    yield batch_of(pa.Table.from_batches([batch]), self.fields, self.numbers, self.lists, self.weighted)
-                if position >= stop:
-                    return
-                if position < last.row and self._row_at.get((current, chunk.end_offset), position) != position:
-                    raise self._changed(current)
-        self._check_read(position, stop)
+                counted = self._chunks.row_at(stretch.number, chunk.end_offset)
+                if position < stretch.runs[-1][1] and counted not in (None, position):
+                    raise self._changed(stretch.number)
+        self._check_given(runs, given, rows_in(runs))
 
-    def _check_read(self, position: int, expected: int) -> None:
-        """Whether all rows before `expected` have been read, now that `position` of them have."""
-        if position < expected:
-            raise self._changed(next(number for number, end in enumerate(self._ends) if end.row > position))
+    def _check_given(self, runs: Sequence[Run], given: int, expected: int) -> None:
+        """Whether the first `expected` rows of the runs have been read, now that `given` of them have."""
+        if given < expected:
+            ((row, _),) = taken(runs, given, given + 1)
+            raise self._changed(self._chunks.file_of(row))
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
         """The text of those of `keys` `[n]` that come in about the first `most_rows` rows, which are read for it.

@@ -110,13 +110,14 @@ class TextFile(RawFile):
                     lines = data.count(b"\n", 0, end)
                     begin = data.find(b"\n") + 1 if has_header and line == 1 else 0
                     first = line + 1 if begin else line
-                    yield TextChunk(first, min(offset + end, size), line + lines, data[begin:end])
+                    entry = not stored.is_compressed or offset == 0
+                    yield TextChunk(first, min(offset + end, size), line + lines, data[begin:end], is_entry=entry)
                     offset, line = offset + end, line + lines
                 rest = data[end:]
                 if long is not None:
                     sample = rest[:SAMPLE].decode("utf-8", "replace")
                     length, rest = _past_line(stream, rest, chunk_bytes, stored, line)
-                    yield TextChunk(line, offset + length, line + 1, b"", sample)
+                    yield TextChunk(line, offset + length, line + 1, b"", sample, is_entry=not stored.is_compressed)
                     offset, line = offset + length, line + 1
 
 

@@ -16,6 +16,7 @@ from sparsegroup.table.sharded.collectives import Collectives
 from sparsegroup.table.sharded.differentiable_exchange import Route, exchanged
 from sparsegroup.table.sharded.outgoing import Outgoing, Sorter
 from sparsegroup.table.sharded.rank_line import RankLine
+from sparsegroup.table.sharded.rank_parts import RankPart
 from sparsegroup.table.sharded.routing import Routing
 from sparsegroup.table.sharded.traffic import Traffic
 
@@ -49,6 +50,7 @@ class Shards:
     Raises:
         TypeError: `group` is none, or one of others.
         ValueError: More ranks than a table can lie on, or another argument out of range.
+        ExchangeError: Not all ranks make the first table of the group.
 
     Attributes:
         group, reduction, wire_dtype: As above.
@@ -150,13 +152,18 @@ class Shards:
         """
         return self._call(self._together.total, numbers, what)
 
+    @property
+    def part(self) -> RankPart:
+        """What state dicts call this rank's part of the rows."""
+        return RankPart(self.rank, self.ranks)
+
     def norm(self, own: Tensor, order: float) -> Tensor:
         """See `sparsegroup.optim.stored.StoreRanks`."""
         return self._call(self._together.norm, own, order)
 
-    def of_all(self, own: list[Any]) -> list[Any]:
+    def of_all(self, own: list[Any], what: str) -> list[Any]:
         """See `sparsegroup.optim.stored.StoreRanks`."""
-        return self._call(self._together.of_all, own)
+        return self._call(self._together.of_all, own, what)
 
     def _carry(self, lines: Tensor, route: Route) -> Tensor:
         what = "gradients" if route.is_back else "vectors"

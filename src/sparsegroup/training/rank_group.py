@@ -1,0 +1,225 @@
+"""The ranks that train one model together: in step, with one loss and one end."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparsegroup.data.batches import Batch
+from sparsegroup.optim.stored import store_of
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.sharded.collectives import Collectives, ExchangeError
+from sparsegroup.training.run_error import RunError
+from sparsegroup.training.stop_request import StopRequest
+
+Object = TypeVar("Object")
+
+
+_PATIENCE = 5.0
+"""Seconds between two signs of life of a rank that the others wait for."""
+
+
+class FirstRankError(RunError):
+    """The first of several ranks, which does it for all, could not do something, and has told why."""
+
+    is_told = True
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What all ranks train on in one step.
+
+    Attributes:
+        own: This rank's part; empty where it has none left.
+        samples: Those of all parts.
+    """
+
+    own: Batch
+    samples: int
+
+
+class RankGroup:
+    """The ranks that train one model together; one by itself where its tables lie on no others.
+
+    All of them call each method alike, and each gives the same on all.
+
+    Args:
+        group: The ranks; None for one by itself.
+        scale: By how much each rank's loss is multiplied, and the sum of its gradients divided.
+
+    Attributes:
+        rank, count: The number of this one, and of all.
+        scale: As above.
+        sent: Bytes of gradients that went from this rank to others.
+        waited: Seconds in which it has waited for others.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, scale: int = 1) -> None:
+        self._together = None if group is None else Collectives(group, "Trainer")
+        self.rank, self.count = (0, 1) if self._together is None else (self._together.rank, self._together.ranks)
+        self.scale = scale
+        self.sent, self.waited = 0, 0.0
+
+    @classmethod
+    def of(cls, embedding: nn.Module) -> "RankGroup":
+        """Those that the tables of an embedding lie on.
+
+        Raises:
+            ValueError: Some lie on other ranks than others, or not on those of the whole world.
+        """
+        found = {name: table.across for name, table in tables_in(embedding).items()}
+        shards = [across.shards for across in found.values() if across is not None]
+        if not shards:
+            return cls()
+        if len(shards) < len(found) or any(one.group is not dist.group.WORLD for one in shards):
+            raise ValueError(
+                "a Trainer trains tables that all have process_group=torch.distributed.group.WORLD, or none: "
+                f"{', '.join(repr(name or 'table') for name in found)} differ, or have another group"
+            )
+        if len({one.reduction for one in shards}) > 1:
+            raise ValueError("a Trainer trains tables that all have the same reduction")
+        return cls(shards[0].group, shards[0].ranks if shards[0].reduction == "mean" else 1)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no others."""
+        return self._together is None
+
+    def check_order(self, *, second: bool) -> None:
+        """Raise ValueError for second derivatives on several ranks: nobody adds them up."""
+        if second and not self.is_alone:
+            raise ValueError("GroupAdaHessian trains on one rank: second derivatives are not added up over several")
+
+    def in_step(
+        self, batches: Iterator[Batch], asked: StopRequest | None = None, agreed: StopRequest | None = None
+    ) -> Iterator[GlobalBatch]:
+        """The batches of all ranks, side by side. A rank that has none left goes on with empty ones until all have.
+
+        Args:
+            batches: This rank's.
+            asked: Whether this rank is asked to end.
+            agreed: Is told so as soon as any rank is asked to.
+
+        Raises:
+            ExchangeError: The batches of another rank could not be made.
+            Exception: What the making of this rank's has raised.
+        """
+        if self._together is None:
+            for own in batches:
+                yield GlobalBatch(own, len(own))
+            return
+        batch, error = _next(batches)
+        firsts: list[Batch | None] = self.of_all([None if batch is None else batch[:0]], "kinds of batches")
+        empty = next((one for one in firsts if one is not None), None)
+        while True:
+            wants = [asked is not None and asked.is_made, asked is not None and asked.finishes]
+            numbers = [0 if batch is None else len(batch), batch is not None, error is not None, *wants]
+            begun = perf_counter()
+            samples, having, failed, stops, finishes = self._together.total(numbers, "the samples of a step")
+            self.waited += perf_counter() - begun
+            if error is not None:
+                raise error
+            if failed:
+                raise ExchangeError("another rank could not read its part of the log, see what it says")
+            if agreed is not None and stops:
+                agreed.make(finish=bool(finishes))
+            if not having or empty is None:
+                return
+            yield GlobalBatch(empty if batch is None else batch, samples)
+            batch, error = _next(batches)
+
+    def loss(self, logits: Tensor, batch: Batch, samples: int) -> Tensor:
+        """This rank's part of the loss: the mean binary cross entropy of all ranks' samples, each times its weight.
+
+        Args:
+            logits: `[n]`, of this rank's batch.
+            batch: This rank's, on their device.
+            samples: Those of all ranks.
+        """
+        entropy = nn.functional.binary_cross_entropy_with_logits
+        if self.is_alone:
+            return entropy(logits, batch.labels, weight=batch.weights)
+        total = entropy(logits, batch.labels, weight=batch.weights, reduction="sum")
+        return total * (self.scale / max(samples, 1))
+
+    def add_up(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        """Let the gradients of all parameters but tables' rows be those of the ranks' losses together; gives their sum.
+
+        Args:
+            parameters: The same on all ranks. One whose gradient is None counts as zero, unless it is so everywhere.
+            loss: `[]`, this rank's.
+        """
+        if self._together is None:
+            return loss
+        dense = [one for one in parameters if one.requires_grad and store_of(one) is None]
+        has_grad = torch.tensor([one.grad is not None for one in dense], dtype=loss.dtype, device=loss.device)
+        parts = [loss.detach().view(1), has_grad]
+        parts += [(one.grad if one.grad is not None else torch.zeros_like(one)).flatten().to(loss) for one in dense]
+        joined, begun = torch.cat(parts), perf_counter()
+        sums = self._together.summed(joined, "gradients of the network")
+        self.waited += perf_counter() - begun
+        self.sent += 2 * (self.count - 1) * joined.numel() * joined.element_size() // self.count
+        total, counts, *gradients = torch.split(sums, [part.numel() for part in parts])
+        for parameter, count, gradient in zip(dense, counts.tolist(), gradients, strict=True):
+            if count:
+                parameter.grad = (gradient / self.scale).view_as(parameter).to(parameter.dtype)
+        return total.squeeze() / self.scale
+
+    def same_start(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let all parameters but tables' rows be those of the first rank."""
+        if self._together is not None:
+            dense = [one for one in parameters if store_of(one) is None]
+            for parameter, values in zip(
+                dense, self.of_first([one.detach().cpu() for one in dense], "weights"), strict=True
+            ):
+                parameter.data.copy_(values)
+
+    def first_does(self, action: Callable[[], Object], what: str) -> Object | None:
+        """Let the first rank do something for all, such as writing a file: what that gives; None on the others.
+
+        The others wait however long it takes, as long as the first one lives.
+
+        Raises:
+            FirstRankError: It has failed, on another rank than the first.
+            Exception: What it has raised, on the first.
+        """
+        if self._together is None:
+            return action()
+        with ThreadPoolExecutor(1, "sparsegroup-first") as thread:
+            done = None if self.rank else thread.submit(action)
+            while self.of_first(done is not None and not wait([done], _PATIENCE).done, what):
+                pass  # a sign of life
+            error = None if done is None else done.exception()
+            message = self.of_first(None if error is None else str(error), what)
+        if message is not None and done is None:
+            raise FirstRankError(message)
+        return None if done is None else done.result()
+
+    def first_makes(self, action: Callable[[], Object], what: str) -> Object:
+        """What the first rank makes, on all; see `first_does`."""
+        made: Object | None = self.first_does(action, what)
+        return self.of_first(made, what)  # type: ignore[return-value]
+
+    def of_all(self, own: list[Object], what: str) -> list[Object]:
+        """The lists of all ranks, one after the other; `what` is in them, in messages."""
+        return own if self._together is None else self._together.of_all(own, what)
+
+    def of_first(self, own: Object, what: str) -> Object:
+        """What the first rank has; `what` it is, in messages."""
+        return own if self._together is None else self._together.from_first(own, what)
+
+
+ALONE = RankGroup()
+"""A process by itself."""
+
+
+def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
+    try:
+        return next(batches, None), None
+    except Exception as error:
+        return None, error

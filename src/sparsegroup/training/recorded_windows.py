@@ -1,0 +1,97 @@
+"""The points of a history, each measured on a window of samples by a thread beside the training."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from sparsegroup.data.batches import Batch
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.training.evaluation import PredictionWindow
+from sparsegroup.training.rank_group import RankGroup
+
+PointOf = Callable[[PredictionWindow], Callable[[], HistoryPoint]]
+"""From the window that ends to what completes its point, see `point_of`."""
+
+
+class RecordedWindows:
+    """Samples fill one window after the other; of each that is full, a point joins the history.
+
+    Args:
+        size: Samples of a window, of all ranks.
+        ranks: Who train together: the first of them records what all predict.
+
+    Attributes:
+        size: As above.
+        points: The history so far.
+        window: The one that is filled, with this rank's samples.
+    """
+
+    def __init__(self, size: int, ranks: RankGroup) -> None:
+        self.size, self._ranks = size, ranks
+        self.points: list[HistoryPoint] = []
+        self.window = PredictionWindow(0.0)
+        self._measured: Future[HistoryPoint] | None = None
+
+    def begin(self) -> None:
+        """Training begins, or goes on."""
+        self.window.begin = perf_counter() - self.window.seconds
+
+    def pause(self) -> None:
+        """Training ends, perhaps in the middle of a window."""
+        self.window.seconds = perf_counter() - self.window.begin
+
+    def is_full_with(self, samples: int) -> bool:
+        """Whether so many samples more, of all ranks, fill the window."""
+        return self.window.samples + samples >= self.size
+
+    def add(self, batch: Batch, logits: Tensor, samples: int) -> None:
+        """Take this rank's part of a batch, its logits `[n]`, and how many samples all ranks have in it."""
+        self.window.add(batch, logits, samples)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a point is done, to be taken by `settle`."""
+        return self._measured is not None and self._measured.done()
+
+    def end(self, thread: ThreadPoolExecutor, point: PointOf) -> None:
+        """Let `thread` measure the window that ends here; a new one begins."""
+        window = self.window
+        if not self._ranks.is_alone:
+            window = PredictionWindow.joined(self._ranks.of_all([window.state()], "predictions"), window.begin)
+        completed = point(window)
+        if not self._ranks.rank:
+            self._measured = thread.submit(completed)
+        self.window = PredictionWindow(perf_counter())
+
+    def settle(self) -> HistoryPoint | None:
+        """Wait for the point whose metrics are being computed, add it to the history, and return it."""
+        measured, self._measured = self._measured, None
+        if measured is None:
+            return None
+        self.points.append(measured.result())
+        return self.points[-1]
+
+    def share(self) -> None:
+        """Let all ranks have the history of the first."""
+        self.points = self._ranks.of_first(self.points, "the history")
+
+    def note_validation(self, metrics: Metrics) -> None:
+        """The last point is that of an epoch's end, where the model has these metrics on the validation rows."""
+        if self.points:
+            last = self.points[-1]
+            self.points[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
+
+    def history_state(self) -> list[dict[str, Any]]:
+        """All points, one that is being measured included."""
+        pending = [] if self._measured is None else [self._measured.result()]
+        return [asdict(point) for point in [*self.points, *pending]]
+
+    def go_on(self, points: Sequence[HistoryPoint], window: PredictionWindow | None = None) -> None:
+        """Let what comes next follow these points, in the middle of a window."""
+        self.points = list(points)
+        if window is not None:
+            self.window = window

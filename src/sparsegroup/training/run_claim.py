@@ -1,0 +1,86 @@
+"""A run's folder, kept for the processes that train it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparsegroup.artifact.folder_lock import FolderLock
+from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.provenance import Provenance
+from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.run_dir import is_free, read_provenance
+from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_extra import RunExtra
+from sparsegroup.training.run_naming import CONFIG
+from sparsegroup.yaml_settings import read_yaml
+
+
+def lock_run(folder: Path) -> FolderLock:
+    """Keep other processes away from a run, until what is returned is closed.
+
+    Raises:
+        RunError: Another process trains it.
+    """
+    try:
+        return FolderLock(folder)
+    except BlockingIOError as error:
+        raise RunError(f"{folder}: another process is training this run") from error
+
+
+@contextmanager
+def claimed(folder: Path, ranks: RankGroup, *, is_new: bool) -> Iterator[FolderLock | None]:
+    """A lock that lasts unless what follows fails; of several ranks, the first holds it for all.
+
+    Args:
+        folder: The run's.
+        ranks: Who train it.
+        is_new: It begins: the folder is made, if need be.
+
+    Raises:
+        RunError: Another process trains a run there, or, if it is new, one has begun.
+    """
+
+    def claim() -> FolderLock:
+        if is_new:
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_run(folder)
+        if is_new and not is_free(folder):
+            lock.close()
+            raise RunError(f"{folder}: another run has begun there meanwhile")
+        return lock
+
+    lock = ranks.first_does(claim, "the run's folder")
+    try:
+        yield lock
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+
+
+def run_beginning(folder: Path) -> tuple[Config, Provenance]:
+    """Settings and beginning of the run in a folder, whole or not.
+
+    Raises:
+        RunError: There is none.
+    """
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
+    config = recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    return config, read_provenance(folder)
+
+
+def check_settings(folder: Path, config: Config, extra: RunExtra) -> None:
+    """Whether a run still has the settings that it was begun with; where its log lies may change, and checkpoints.
+
+    Raises:
+        RunError: It has not.
+    """
+    now = config.as_dict()
+    for section in ("model", "optimizer", "training"):
+        for name, before in extra.config.get(section, {}).items():
+            if now[section].get(name) != before:
+                raise RunError(
+                    f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, but the run was begun with "
+                    f"{before!r}; put it back, or begin another run"
+                )

@@ -1,0 +1,143 @@
+"""A run whose tables lie on several ranks is exported, looked into and gone on with as that of one process."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cli_cases import click_log
+from command import Run, call
+from distributed_cases import Ranks
+from sharded_cases import first_ranks
+from sparsegroup import HashEmbedding
+from sparsegroup.checkpoint import Checkpoints
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
+from sparsegroup.serving import ExportError, export, open_trained
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.training import load_run
+from sparsegroup.training.run_dir import CHECKPOINTS, config_of, last_checkpoint, read_columns
+
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "one table": (),
+    "tables": ("--set", "model.dims={color: 2}", "--set", "model.pack_dead=true", "--set", "model.fallback=true"),
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log, the next day's, and a run on the first."""
+    folder = tmp_path_factory.mktemp("trained")
+    click_log(folder / "log.csv", 600)
+    click_log(folder / "next.csv", 300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        options = ("--dim", 4, "--lr", 0.05, "--l21", 1e-3, *SETTINGS[request.param])
+        assert call(patch, "train", "log.csv", "--out", "run", *options) == 0
+    return folder
+
+
+def rewritten(run: Path, count: int) -> None:
+    """Write a run's checkpoint anew, on so many ranks: all rows, then changes, with rows that were dropped between."""
+    group = first_ranks(count) if count else None
+    if count and group is None:
+        return
+    model, optimizer = config_of(run).build_for(read_columns(run), group)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
+    path = last_checkpoint(run)
+    extra = checkpoints.load(path, model, optimizer).extra
+    step = int(path.name.removeprefix("step-"))
+    checkpoints.save(step + 1, model, optimizer, extra=extra, whole=True)
+    for table in tables_in(model).values():
+        table.shrink()
+        own = table.keys.tolist()
+        keys = torch.tensor(sorted(own if group is None else table.across.shards.of_all(own, "its keys"))[:3])
+        keys = keys if group is None or not group.rank() else keys[:0]
+        table.assign(keys, torch.full((len(keys), table.dim), 0.25))
+    checkpoints.save(step + 2, model, optimizer, extra=extra)
+
+
+@pytest.fixture(params=[1, 3])
+def runs(request: pytest.FixtureRequest, trained: Path, tmp_path: Path, four_ranks: Ranks) -> Path:
+    """A folder with the runs `one`, of one process, and `ranks`, of the same rows on several."""
+    folder = shutil.copytree(trained, tmp_path / "trained")
+    for name, count in (("one", 0), ("ranks", request.param)):
+        run = shutil.copytree(folder / "run", folder / name)
+        if count:
+            four_ranks.call(rewritten, run, count)
+        else:
+            rewritten(run, 0)
+        manifest = CHECKPOINT.read(last_checkpoint(run))
+        assert manifest.parent is not None
+        assert {facts.rank for _, facts in manifest.tables.values()} == ({*range(count)} if count else {None})
+    return folder
+
+
+def told(run: Run, *arguments: Any) -> dict[str, Any]:
+    """What a command tells as JSON."""
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+def has_deltas(run: str) -> bool:
+    return len(open_trained(run).model.rows) == 1
+
+
+def test_all_that_opens_a_run(runs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    says: dict[str, Any] = {}
+    for name in ("one", "ranks"):
+        exported = told(run, "export", name, f"{name}-export", "--no-onnx", "--dtype", "int8", "--test", "log.csv")
+        assert run("predict", name, "next.csv", "--out", f"{name}.csv").returncode == 0
+        evaluated = told(run, "evaluate", name, "next.csv")
+        looked = told(run, "inspect", name)
+        assert told(run, "inspect", last_checkpoint(Path(name)))["norms"] == looked["norms"]
+        assert run("train", "next.csv", "--continue", name, "--out", f"{name}-next").returncode == 0
+        since = ("--since", f"{name}-export") if has_deltas(name) else ("--no-onnx",)
+        changed = told(run, "export", f"{name}-next", f"{name}-next-export", *since)
+        for content in (exported, changed, looked, evaluated):
+            for differs in ("folder", "path", "model", "sizes"):
+                content.pop(differs, None)
+        says[name] = exported, evaluated, looked, changed
+    for ours, theirs in zip(says["ranks"], says["one"], strict=True):
+        assert ours == theirs
+    assert Path("one.csv").read_bytes() == Path("ranks.csv").read_bytes()
+    for kind in ("export", "next-export"):
+        for file in Path(f"one-{kind}").iterdir():
+            if file.name != "manifest.json":
+                assert (Path(f"ranks-{kind}") / file.name).read_bytes() == file.read_bytes(), file
+
+
+def test_from_python(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    ours, theirs = load_run("ranks"), load_run("one")
+    counts = ours.model.embedding.field_counts()
+    assert counts == theirs.model.embedding.field_counts()
+    assert ours.model.embedding.num_seen == theirs.model.embedding.num_seen
+    entries = [
+        [one.optimizer.state[table.weight]["step"] for table in tables_in(one.model).values()] for one in (ours, theirs)
+    ]
+    assert entries[0] == entries[1]
+
+
+def exported_on(count: int, folder: Path) -> str | None:
+    """What the export of a table says, which holds as many keys as there are ranks."""
+    group = first_ranks(count)
+    if group is None:
+        return None
+    table = HashEmbedding(4, process_group=group)
+    table(torch.tensor([group.rank()]))
+    try:
+        return str(export(table, folder / f"{count}-{group.rank()}", (torch.tensor([0, 1]),), formats=()).live_rows)
+    except ExportError as error:
+        return str(error)
+
+
+def test_a_part_of_a_table_is_not_exported_as_if_it_were_all(tmp_path: Path, four_ranks: Ranks) -> None:
+    assert four_ranks.call(exported_on, 1, tmp_path)[0] == "1"
+    for said in four_ranks.call(exported_on, 2, tmp_path)[:2]:
+        assert said.startswith("table: has rows on 2 ranks: write a checkpoint")

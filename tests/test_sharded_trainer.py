@@ -1,0 +1,74 @@
+"""A `Trainer` on several ranks does what one does with the same batches."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from distributed_cases import Ranks
+from trainer_cases import CASES, TrainerCase, cut_off_and_resumed, failing, refused, trained
+
+
+def assert_alike(alone: dict[str, Any], answers: list[dict[str, Any]]) -> None:
+    rows = {key: row for answer in answers for key, row in answer["rows"].items()}
+    assert sum(len(answer["rows"]) for answer in answers) == len(rows)
+    assert rows.keys() == alone["rows"].keys()
+    for key, row in rows.items():
+        torch.testing.assert_close(row, alone["rows"][key], rtol=2e-5, atol=2e-6)
+    for answer in answers:
+        assert torch.equal(answer["network"], answers[0]["network"])
+        torch.testing.assert_close(answer["network"], alone["network"], rtol=2e-5, atol=2e-6)
+        assert answer["samples"] == alone["samples"]
+        assert answer["auc"] == pytest.approx(alone["auc"], abs=1e-4)  # a pair of equal scores
+        assert len(answer["history"]) == len(alone["history"])
+        for ours, theirs in zip(answer["history"], alone["history"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_train_as_one_process(ranks: Ranks, four_ranks: Ranks, name: str) -> None:
+    case = CASES[name]
+    alone = trained(case)
+    for world in (ranks, four_ranks):
+        answers = world.call(trained, case)
+        assert_alike(alone, answers)
+        assert sum(answer["own"] for answer in answers) == alone["samples"]
+
+
+def test_ranks_that_run_out_of_batches_go_on_with_the_others(ranks: Ranks) -> None:
+    case = TrainerCase()
+    one, two = ranks.call(trained, case, (5, 99))
+    assert torch.equal(one["network"], two["network"])
+    assert (one["own"], two["own"]) == (50, 11 * 30 + 15)
+    assert one["samples"] == one["own"] + two["own"]
+    assert one["history"] == two["history"]
+
+
+def test_the_same_ranks_give_the_same_bits(ranks: Ranks) -> None:
+    case = CASES["fallback and target"]
+    once, again = ranks.call(trained, case), ranks.call(trained, case)
+    for one, other in zip(once, again, strict=True):
+        assert torch.equal(one["network"], other["network"])
+        assert all(torch.equal(row, other["rows"][key]) for key, row in one["rows"].items())
+        assert one["history"] == other["history"]
+
+
+@pytest.mark.parametrize("name", ["uneven", "admission"])
+def test_ranks_that_were_stopped_end_with_the_same_bits(ranks: Ranks, name: str) -> None:
+    case = CASES[name]
+    whole, resumed = ranks.call(trained, case), ranks.call(cut_off_and_resumed, case, 5)
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one["network"], other["network"])
+        assert all(torch.equal(row, other["rows"][key]) for key, row in one["rows"].items())
+        assert one["history"] == other["history"]
+        assert one["auc"] == other["auc"]
+
+
+def test_tables_on_other_ranks_than_others_are_refused(ranks: Ranks) -> None:
+    assert all("all have process_group" in said for said in ranks.call(refused, TrainerCase()))
+
+
+def test_a_part_that_cannot_be_read_ends_all(ranks: Ranks) -> None:
+    one, two = ranks.call(failing, TrainerCase())
+    assert two == "ValueError: line 7 is damaged"
+    assert one.startswith("ExchangeError: ")

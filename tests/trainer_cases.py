@@ -1,0 +1,166 @@
+"""Trainings by a `Trainer` on the ranks of a world, and the same on one process."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sharded_cases import rows_of
+from sparsegroup import AfterSightings, FieldTables, GroupAdam, HashEmbedding, TargetRate, param_groups
+from sparsegroup.data.batches import Batch
+from sparsegroup.models import MLP
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.training import Trainer
+from sparsegroup.training.baseline import LogisticBaseline
+
+FIELDS, DIM, ROWS = 3, 4, 40
+OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss")
+"""What ranks have otherwise than one process."""
+
+
+@dataclass(frozen=True)
+class TrainerCase:
+    """A training.
+
+    Attributes:
+        shares: How the rows of a batch are cut, by the shares of four ranks; two take the first and the rest.
+        steps: Batches.
+        table: Arguments of the table.
+        sizes: Those of the fields' vectors, if they differ.
+        rate: The live share that a target asks for.
+        weighted: Whether rows have weights.
+    """
+
+    shares: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
+    steps: int = 12
+    table: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[int, int] | None = None
+    rate: float | None = None
+    weighted: bool = False
+
+
+CASES = {
+    "even": TrainerCase(),
+    "uneven": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), weighted=True),
+    "some have none": TrainerCase(shares=(0.0, 0.7, 0.0, 0.3)),
+    "fallback and target": TrainerCase(table={"fallback": True}, rate=0.4),
+    "admission": TrainerCase(table={"admission": AfterSightings(2)}),
+    "sizes": TrainerCase(sizes={0: 2, 1: 4, 2: 4}),
+    "sums": TrainerCase(table={"reduction": "sum"}),
+}
+
+
+def global_batches(case: TrainerCase) -> list[Batch]:
+    """The last one is shorter."""
+    draw = torch.Generator().manual_seed(5)
+    batches = []
+    for step in range(case.steps):
+        rows = ROWS if step < case.steps - 1 else ROWS // 2
+        keys = torch.randint(0, 60, (rows, FIELDS), generator=draw) + (torch.arange(FIELDS) << 56)
+        labels = (torch.rand(rows, generator=draw) < 0.2 + 0.3 * (keys[:, 0] % 3 == 0)).float()
+        weights = torch.rand(rows, generator=draw) + 0.5 if case.weighted else None
+        batches.append(Batch(keys, torch.zeros(rows, 0), labels, torch.zeros(rows, dtype=torch.int64), weights))
+    return batches
+
+
+def part_of(case: TrainerCase, batch: Batch, rank: int, ranks: int) -> Batch:
+    shares = case.shares if ranks == 4 else (case.shares[0], sum(case.shares[1:]))
+    edges = [round(sum(shares[:number]) * len(batch)) for number in range(ranks + 1)]
+    return batch[edges[rank] : edges[rank + 1]]
+
+
+def own_batches(case: TrainerCase, ends: Sequence[int]) -> Iterator[Batch]:
+    """This rank's parts, as many as `ends` says for it."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for step, batch in enumerate(global_batches(case)):
+        if step < ends[rank]:
+            yield batch if ranks == 1 else part_of(case, batch, rank, ranks)
+
+
+def new_trainer(case: TrainerCase) -> Trainer:
+    torch.manual_seed(3 + (dist.get_rank() if dist.is_initialized() else 0))  # networks are made equal by the trainer
+    model = MLP(fields=FIELDS, dim=DIM, hidden=(8,))
+    options = {"std": 0.1, "field_bits": 8, **case.table}
+    if dist.is_initialized():
+        options["process_group"] = dist.group.WORLD
+    else:
+        options.pop("reduction", None)
+    torch.manual_seed(9)
+    if case.sizes is None:
+        embedding: Any = HashEmbedding(DIM, **options)
+    else:
+        embedding = FieldTables(DIM, case.sizes, **options)
+    groups = [*param_groups(embedding, l21=1e-3, named=False), {"params": model.parameters()}]
+    optimizer = GroupAdam(groups, lr=0.01)
+    target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=case.steps, interval=2)
+    return Trainer(model, embedding, optimizer, window=3 * ROWS, target=target, baseline=LogisticBaseline())
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    """The network, the rows of this rank, and the history but for what the clock says."""
+    history = [
+        {name: value for name, value in vars(point).items() if name not in OWN and value is not None}
+        for point in trainer.history
+    ]
+    rows: dict[tuple[str, int], Tensor] = {}
+    for name, table in tables_in(trainer.table).items():
+        rows |= {(name, key): row for key, row in rows_of(table).items()}
+    network = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    return {"network": network, "rows": rows, "history": history, "samples": trainer.samples, "own": trainer.trained}
+
+
+def trained(case: TrainerCase, ends: Sequence[int] = (99,) * 4) -> dict[str, Any]:
+    trainer = new_trainer(case)
+    trainer.fit(own_batches(case, ends))
+    return outcome(trainer) | {"auc": trainer.evaluate(own_batches(case, ends)).auc}
+
+
+def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
+    """Stopped by the last rank after so many batches, and gone on with by another trainer of the same rows."""
+    first = new_trainer(case)
+    last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
+
+    def stop() -> None:
+        if last and first.progress.steps == at:
+            first.stop()
+
+    first.fit(own_batches(case, (99,) * 4), after_batch=stop)
+    second = Trainer(
+        first.model, first.table, first.optimizers, window=3 * ROWS, target=first.target, baseline=LogisticBaseline()
+    )
+    second.load_state_dict(first.ranks.of_first(first.state_dict(), "the state"))
+    left = list(own_batches(case, (99,) * 4))[first.progress.steps :]
+    assert second.taken == first.taken
+    second.fit(left)
+    return outcome(second) | {"auc": second.evaluate(own_batches(case, (99,) * 4)).auc, "own": 0}
+
+
+def refused(case: TrainerCase) -> str:
+    """What a trainer says to tables of which some lie on ranks and others do not."""
+    model = MLP(fields=FIELDS, dim=DIM, hidden=(8,))
+    table = torch.nn.ModuleList([HashEmbedding(4, process_group=dist.group.WORLD), HashEmbedding(4)])
+    try:
+        Trainer(model, table, [])  # type: ignore[arg-type]
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def failing(case: TrainerCase) -> str:
+    """What each rank says where the stream of one cannot be read."""
+    trainer = new_trainer(case)
+
+    def stream() -> Iterator[Batch]:
+        for step, batch in enumerate(own_batches(case, (99,) * 4)):
+            if step == 3 and dist.get_rank() == 1:
+                raise ValueError("line 7 is damaged")
+            yield batch
+
+    try:
+        trainer.fit(stream())
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
