@@ -132,8 +132,6 @@ class Session:
             session = cls(folder, config, log, model, optimizer, Provenance.now(log, before, id, job))
             session._lock = lock
             session._follow(run)
-            if ranks.rank:  # dropout differs
-                torch.manual_seed((config.training.seed + ranks.rank) % (1 << 64))
             begin = partial(begin_run, folder, config, log, session.trainer.history, session.begun)
             ranks.first_does(begin, "the run's beginning")
         session._say_notes()
@@ -196,6 +194,9 @@ class Session:
         return session
 
     def _follow(self, run: TrainingRun | None) -> None:
+        """Begin, after another run where there is one."""
+        if rank := self.trainer.ranks.rank:  # dropout differs
+            torch.manual_seed((self.config.training.seed + rank) % (1 << 64))
         if run is not None:
             self.trainer.go_on_after(run.history)
             if run.baseline is not None:
