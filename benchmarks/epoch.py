@@ -22,10 +22,10 @@ from time import perf_counter
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch import nn
 
 import timing
+from plain_loop import Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.criteo import criteo
@@ -35,7 +35,6 @@ from sparsegroup.data.log_view import LogView
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.models import DCN
 from sparsegroup.training import Config, HistoryPoint, train
 
 BATCH, DIM = 512, 8
@@ -45,17 +44,6 @@ WINDOW = 786_000
 
 MARKS = (1_000_000, 10_000_000, 39_000_000)
 """Samples up to which, and from the mark before on, the speed is given."""
-
-
-class Slice(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
-    """The first rows of a log in batches, with ids for a table of `rows` rows."""
-
-    def __init__(self, folder: Path, samples: int, rows: int) -> None:
-        self.folder, self.samples, self.rows = folder, samples, rows
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for batch in PreparedLog(self.folder).batches(0, self.samples, BATCH):
-            yield batch.keys % self.rows, batch.numbers, batch.labels
 
 
 class Beginning(LogView):
@@ -99,39 +87,10 @@ def write_as_text(log: PreparedLog, rows: int, path: Path) -> None:
             frame.write_csv(file, separator="\t", include_header=False)
 
 
-class Embedded(nn.Module):
-    """The same network over `nn.Embedding`."""
-
-    def __init__(self, log: PreparedLog, rows: int, *, sparse: bool) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(rows, DIM, sparse=sparse)
-        nn.init.normal_(self.embedding.weight, std=0.01)
-        self.network = DCN(len(log.fields), DIM, len(log.numbers))
-
-    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
-        return self.network(self.embedding(ids), numbers)
-
-
-def samples_per_second(model: Embedded, optimizers: list[torch.optim.Optimizer], data: Slice) -> float:
-    """Of a plain training loop."""
-    begin, samples = perf_counter(), 0
-    for ids, numbers, labels in DataLoader(data, batch_size=None, num_workers=1, prefetch_factor=8):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(model(ids, numbers), labels).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        samples += len(labels)
-    return samples / (perf_counter() - begin)
-
-
 def theirs(log: PreparedLog, samples: int, rows: int, *, sparse: bool) -> float:
     torch.manual_seed(0)
-    model = Embedded(log, rows, sparse=sparse)
-    dense = torch.optim.Adam(model.network.parameters(), lr=CONFIG.optimizer.lr, fused=True)
-    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    table = kind(model.embedding.parameters(), lr=CONFIG.optimizer.lr, **({} if sparse else {"fused": True}))
-    return samples_per_second(model, [dense, table], Slice(log.folder, samples, rows))
+    model = PlainModel(log, rows, DIM, sparse=sparse)
+    return train_plainly(model, Ids(log.folder, (0, samples), rows, BATCH), CONFIG.optimizer.lr, sparse=sparse)
 
 
 def ours(log: Log) -> tuple[float, dict[str, float]]:

@@ -226,7 +226,7 @@ def test_wrong_answers_are_refused() -> None:
 
 def test_small_rows_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """In several blocks; live ones too, which then are not counted as live any more."""
-    monkeypatch.setattr("sparsegroup.table.row_block._ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr("sparsegroup.table.row_block.ROWS_AT_A_TIME", 7)
     table = HashEmbedding(2, eviction=SmallNorm(3.0))
     keys = torch.arange(20)
     table.assign(keys, torch.linspace(0, 5, 20).unsqueeze(1) * torch.tensor([[0.6, 0.8]]))

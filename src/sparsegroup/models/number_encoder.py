@@ -185,12 +185,16 @@ class WithNumbers(nn.Module):
         Raises:
             ValueError: No numbers, or as the network.
         """
+        logits: Tensor = self.network(*self.encoded(embeddings, numbers))
+        return logits
+
+    def encoded(self, embeddings: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the network takes of them, see `forward`."""
         if numbers is None:
             raise ValueError(f"numbers must be [{embeddings.shape[0]}, {self.encoder.numbers}], got None")
         standardized, vectors = self.encoder(numbers)
         joined = torch.cat([embeddings, vectors.to(embeddings.dtype)], dim=1) if self.encoder.buckets else embeddings
-        logits: Tensor = self.network(joined, standardized)
-        return logits
+        return joined, standardized
 
 
 def _note_whether_fitted(module: nn.Module, _: Any) -> None:

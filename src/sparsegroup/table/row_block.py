@@ -13,7 +13,8 @@ from sparsegroup.table.row_uses import RowUses
 
 Int64s = npt.NDArray[np.int64]
 
-_ROWS_AT_A_TIME = 1 << 18
+ROWS_AT_A_TIME = 1 << 18
+"""That are looked at at a time where all rows are."""
 
 
 class RowBlock:
@@ -81,10 +82,10 @@ def blocks(memory: RowView, directory: Directory) -> Iterator[tuple[int, RowBloc
     """All rows of a table, some at a time, each time with the number of the first one; packed ones come last."""
     count = directory.num_rows
     keys = cache(directory.keys)
-    for first in range(0, count, _ROWS_AT_A_TIME):
-        yield first, RowBlock(memory, keys, directory.uses, first, min(first + _ROWS_AT_A_TIME, count))
+    for first in range(0, count, ROWS_AT_A_TIME):
+        yield first, RowBlock(memory, keys, directory.uses, first, min(first + ROWS_AT_A_TIME, count))
     packed = directory.packed
     if packed is not None:
         keys = cache(packed.keys)
-        for first in range(0, packed.count, _ROWS_AT_A_TIME):
-            yield count + first, RowBlock(packed, keys, None, first, min(first + _ROWS_AT_A_TIME, packed.count))
+        for first in range(0, packed.count, ROWS_AT_A_TIME):
+            yield count + first, RowBlock(packed, keys, None, first, min(first + ROWS_AT_A_TIME, packed.count))

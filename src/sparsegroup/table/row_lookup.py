@@ -19,8 +19,9 @@ from sparsegroup.table.row_locations import Int64s, RowLocations
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_storage import RowStorage
 
-CHUNK = 1 << 18
-"""Keys that are looked up at a time: an index that must grow does so between them."""
+CHUNK = 1 << 21
+"""Keys that are looked up at a time; of more, the distinct ones are found by sorting, which takes times as long. Each
+takes some 30 bytes and a vector."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from sparsegroup.table import packing
 from sparsegroup.table.hash_embedding import HashEmbedding
-from sparsegroup.table.row_lookup import CHUNK
+from sparsegroup.table.row_block import ROWS_AT_A_TIME
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table import Table
 
@@ -43,8 +43,8 @@ def restart_rows(table: Table) -> None:
         packing.bring_all_back(table.directory, table.storage)
         table.track(None)
         count = table.directory.num_rows
-        for first in range(0, count, CHUNK):
-            last = min(first + CHUNK, count)
+        for first in range(0, count, ROWS_AT_A_TIME):
+            last = min(first + ROWS_AT_A_TIME, count)
             starts = table.starts.of(table.directory.index.keys_of_rows(first, last))
             table.rows.write(WEIGHT, np.arange(first, last), starts)
         table.storage.recount(count)

@@ -7,7 +7,7 @@ import torch
 
 from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.averaging import with_zeros_of
-from sparsegroup.table.row_lookup import CHUNK
+from sparsegroup.table.row_block import ROWS_AT_A_TIME
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.table_snapshot import TableSnapshot
 
@@ -22,8 +22,8 @@ def averaged(average: "Table", current: "Table", weight: float) -> TableSnapshot
     """
     content = current.snapshot((WEIGHT,))
     vectors = content.parts[WEIGHT]
-    for first in range(0, len(content.keys), CHUNK):
-        some = slice(first, first + CHUNK)
+    for first in range(0, len(content.keys), ROWS_AT_A_TIME):
+        some = slice(first, first + ROWS_AT_A_TIME)
         before = average.look_up(content.keys[some], insert=False).vectors.cpu()
         now = torch.from_numpy(vectors[some]).to(before.dtype)
         mean = with_zeros_of(now, before, torch.lerp(before, now, weight))

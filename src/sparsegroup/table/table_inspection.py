@@ -8,8 +8,8 @@ import torch
 from sparsegroup.table import table_scan
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.pending import Pending
+from sparsegroup.table.row_block import ROWS_AT_A_TIME
 from sparsegroup.table.row_locations import Int64s
-from sparsegroup.table.row_lookup import CHUNK
 from sparsegroup.table.row_storage import Floats, RowMemory, RowStorage
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
@@ -92,7 +92,9 @@ class TableInspection:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
         return table_scan.scan_live(self, batch_size)
 
-    def scan_rows(self, parts: Sequence[str], batch_size: int = CHUNK) -> Iterator[tuple[Int64s, list[Floats]]]:
+    def scan_rows(
+        self, parts: Sequence[str], batch_size: int = ROWS_AT_A_TIME
+    ) -> Iterator[tuple[Int64s, list[Floats]]]:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
 
         Raises:

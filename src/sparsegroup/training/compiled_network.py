@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
-from sparsegroup.training.lookup_model import Network, pooling_of
+from sparsegroup.training.lookup_model import Network
 
 WORTH_COMPILING = 20_000
 """Batches from which compiling, some ten seconds when it is done first, pays: it saves some tenths of a ms each."""
@@ -24,39 +24,30 @@ def has_compiler() -> bool:
 
 
 class CompiledNetwork:
-    """A network that is compiled for batches of the first one's size; others, and all without a compiler, are eager.
+    """A network as it is, and compiled for batches of one size.
 
     Args:
         network: From embeddings `[n, fields, dim]` and numbers to logits `[n]`.
-        compile: Whether to compile it.
-
-    Attributes:
-        size: The size of the first batch; None before there was one.
-        pooling: The network's own; lists, of any sizes, are pooled before it and not compiled.
+        compile: Whether to compile it, where there is a compiler.
     """
 
     def __init__(self, network: nn.Module, compile: bool) -> None:
         self._network = network
-        self.pooling = pooling_of(network)
-        self.size: int | None = None
         self._compiled: Network | None = None
         self._is_ready = False
-        if compile and not has_compiler():
-            _say("there is no C++ compiler")
-        elif compile:
+        if compile:
             # Each size compiles anew, and the last batch of a pass has one of its own.
             self._compiled = torch.compile(network, dynamic=False, options={"cpp_wrapper": True})
 
-    def __call__(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
-        if self.size is None:
-            self.size = len(embeddings)
-        if self._compiled is not None and len(embeddings) == self.size:
-            if not self._is_ready:
-                self._make_ready(embeddings, numbers)
-            if self._compiled is not None:
-                return self._compiled(embeddings, numbers)
-        logits: Tensor = self._network(embeddings, numbers)
-        return logits
+    def eager(self) -> Network:
+        """The network as it is."""
+        return self._network
+
+    def ready(self, embeddings: Tensor, numbers: Tensor | None) -> Network:
+        """The network for batches of the size of these: compiled when first asked for, or as it is."""
+        if self._compiled is not None and not self._is_ready:
+            self._make_ready(embeddings, numbers)
+        return self._network if self._compiled is None else self._compiled
 
     def _make_ready(self, embeddings: Tensor, numbers: Tensor | None) -> None:
         """Compile; what a run that goes on would do again, random numbers and running statistics, is as before."""
@@ -75,8 +66,9 @@ class CompiledNetwork:
                 buffer.copy_(before)
         if failure is not None:
             self._compiled = None
-            _say(f"compiling failed ({failure})")
+            say_uncompiled(f"compiling failed ({failure})")
 
 
-def _say(why: str) -> None:
+def say_uncompiled(why: str) -> None:
+    """Warn that a network is not compiled."""
     _logger.warning("the network is not compiled, which makes training somewhat slower: %s", why)

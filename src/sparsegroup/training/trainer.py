@@ -20,7 +20,6 @@ from sparsegroup.table.row_restart import restart_tables
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.callbacks import Callback, told
-from sparsegroup.training.compiled_network import CompiledNetwork
 from sparsegroup.training.divergence import backward, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
@@ -28,6 +27,7 @@ from sparsegroup.training.evaluation import PredictionWindow, Sample, prediction
 from sparsegroup.training.log_time import tell_time
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, keys_to_look_up, logits_of
 from sparsegroup.training.missing_numbers import missing_numbers_told
+from sparsegroup.training.piecewise_network import PiecewiseNetwork
 from sparsegroup.training.rank_group import GlobalBatch, RankGroup
 from sparsegroup.training.recorded_windows import RecordedWindows
 from sparsegroup.training.standing import stand_at, standing_of
@@ -68,7 +68,7 @@ class Trainer:
         taken, trained: Samples that this rank has trained on in the epoch under way, and since it was made.
         progress: Where `fit` stands among its epochs, or has ended.
         ranks: Who train together.
-        record, lessons, dense: The history, what the baseline learns, and the network as it is compiled.
+        record, lessons, dense: The history, what the baseline learns, and the network as it is trained.
 
     Examples:
         >>> import torch
@@ -114,8 +114,8 @@ class Trainer:
         self.lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, model), list(tables_in(table).values())
-        # What is compiled has no second derivatives.
-        self.dense = CompiledNetwork(model, compile and not self._second_order)
+        # What is compiled, or in pieces, has no second derivatives.
+        self.dense = PiecewiseNetwork(model, compile and not self._second_order, whole=self._second_order)
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "model": model}, self.optimizers)
         self.ranks.check_order(second=self._second_order)

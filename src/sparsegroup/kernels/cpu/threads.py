@@ -1,5 +1,6 @@
 """Threads that help with a kernel, as many as torch is set to use."""
 
+import itertools
 import os
 import threading
 import time
@@ -67,6 +68,33 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
 def submit(job: _Job) -> None:
     """Let one of the helping threads call `job`, which must not raise; there must be more than one thread."""
     _team_of(get_num_threads() - 1).jobs.put(job)
+
+
+def in_turns(job: Callable[[int], object], count: int) -> None:
+    """Call `job(0)` to `job(count - 1)` in this thread, and in others as they come free; ends when all are done.
+
+    Raises:
+        Exception: That of the first of them that has failed.
+    """
+    numbers, ended, failures = itertools.count(), list[int](), dict[int, Exception]()
+    all_ended = threading.Event()
+
+    def take() -> None:
+        while (number := next(numbers)) < count:
+            try:
+                job(number)
+            except Exception as error:
+                failures[number] = error
+            ended.append(number)
+            if len(ended) == count:
+                all_ended.set()
+
+    for _ in range(min(get_num_threads(), count) - 1):
+        submit(take)
+    take()
+    all_ended.wait()
+    if failures:
+        raise failures[min(failures)]
 
 
 def _team_of(helpers: int) -> "_Team":

@@ -1,0 +1,59 @@
+"""The plain loop that users have today: `nn.Embedding` over ready-made ids, and torch's own optimizers."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from sparsegroup.data import PreparedLog
+from sparsegroup.models import DCN
+
+
+class Ids(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
+    """Rows of a log in batches, with ids for a table of `rows` rows."""
+
+    def __init__(self, folder: Path, samples: tuple[int, int], rows: int, batch: int) -> None:
+        self.folder, self.samples, self.rows, self.batch = folder, samples, rows, batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for batch in PreparedLog(self.folder).batches(*self.samples, self.batch):
+            yield batch.keys % self.rows, batch.numbers, batch.labels
+
+
+class PlainModel(nn.Module):
+    """DCN over `nn.Embedding`."""
+
+    def __init__(
+        self, log: PreparedLog, rows: int, dim: int, *, sparse: bool, hidden: Sequence[int] = (64, 64)
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(rows, dim, sparse=sparse)
+        nn.init.normal_(self.embedding.weight, std=0.01)
+        self.network = DCN(len(log.fields), dim, len(log.numbers), hidden)
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        logits: Tensor = self.network(self.embedding(ids), numbers if numbers.shape[1] else None)
+        return logits
+
+
+def train_plainly(model: PlainModel, data: Ids, lr: float, *, sparse: bool) -> float:
+    """Train on the data in order, by SparseAdam or Adam for the embeddings and fused Adam for the network.
+
+    Returns:
+        Samples per second.
+    """
+    dense = torch.optim.Adam(model.network.parameters(), lr=lr, fused=True)
+    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+    table = kind(model.embedding.parameters(), lr=lr, **({} if sparse else {"fused": True}))
+    begin, samples = perf_counter(), 0
+    for ids, numbers, labels in DataLoader(data, batch_size=None, num_workers=1, prefetch_factor=8):
+        for optimizer in (dense, table):
+            optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(ids, numbers), labels).backward()
+        for optimizer in (dense, table):
+            optimizer.step()
+        samples += len(labels)
+    return samples / (perf_counter() - begin)

@@ -1,0 +1,30 @@
+"""What the benchmark of batch sizes counts and shows."""
+
+from pathlib import Path
+
+import pytest
+
+import batch_sizes
+from batch_page import batches_of, page_of, plot_sizes
+from sparsegroup.data.synthetic.log_shapes import DATASETS
+from sparsegroup.data.synthetic.synthesis import synthesize
+
+
+def test_both_train_on_the_same_samples_and_the_page_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_sizes, "NETWORKS", {"small": (4,), "wide": (8, 4)})
+    log = synthesize(DATASETS["avazu"], 3000, tmp_path / "log")
+    figures = batch_sizes.measure(log, 2048, 400, (64, 128), 1)
+    assert figures["small.flop_per_sample"] == 6 * ((len(log.fields) * 8) * (2 + 4 + 1) + 4)  # cross, deep, output
+    for network in ("small", "wide"):
+        assert batches_of(figures, network) == [64, 128]
+        for batch in (64, 128):
+            assert 0 < figures[f"{network}.{batch}.ours.feature_rate"] <= 0.11
+            assert all(0 < figures[f"{network}.{batch}.{who}.auc"] < 1 for who in ("ours", "theirs"))
+    page = page_of({**figures, "machine": "this one", "others_cores": 0.0})
+    assert page.count("| 64 |") == 2
+    plot_sizes(figures, tmp_path / "sizes.png")
+    assert (tmp_path / "sizes.png").stat().st_size > 10_000
+
+
+def test_a_product_of_large_matrices_is_the_peak() -> None:
+    assert 1e9 < batch_sizes.peak_flops(1) < 1e13
