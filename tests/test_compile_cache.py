@@ -10,10 +10,10 @@ import pytest
 SCRIPT = """
 import torch
 from sparsegroup import GroupSGD
-from sparsegroup.kernels.cpu import compiled_step, jit
+from sparsegroup.kernels.cpu import compiled_step, kernel_cache
 from sparsegroup.rules import SGD
 
-jit.NOTICE_AFTER = 0.0
+kernel_cache.NOTICE_AFTER = 0.0
 x = torch.nn.Parameter(torch.ones(3, 2))
 x.grad = torch.ones(3, 2)
 GroupSGD([x], lr=0.1).step()
@@ -70,7 +70,7 @@ def twice(value):
     return 2 * value
 
 twice.__module__ = "sparsegroup.kernels.cpu.jit"
-kernel = jit.kernel(twice, "twice", digest="once")
+kernel = jit.kernel(twice, "twice")
 resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
 print(kernel(2), kernel(3), kernel(2.5))
 """

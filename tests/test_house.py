@@ -17,7 +17,7 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    ("names", "near_match", "tensor_words", "extras", "user_error", "bags"),
+    ("names", "near_match", "tensor_words", "extras", "user_error", "bags", "untraced"),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),

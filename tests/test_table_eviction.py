@@ -82,12 +82,12 @@ NO_SECRET = (0, 1)
 
 def test_keys_that_crowd_are_found_after_a_removal() -> None:
     """Many keys of one home, so that they lie far behind it, and half of them go."""
-    from sparsegroup.table.hashing import mix
+    from sparsegroup.table.hashing import mixed
 
     wanted, keys, key = 300, [], 0
     while len(keys) < wanted:
         key += 1
-        if int(mix(np.uint64(key)) >> np.uint64(32)) < (1 << 32) // 40:
+        if int(mixed(np.array([key]))[0]) >> 32 < (1 << 32) // 40:
             keys.append(key)
     index = Index(huge_pages=False, secret=NO_SECRET)
     index.insert(np.array(keys), np.arange(wanted))

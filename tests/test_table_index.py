@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numba import njit
 
 from sparsegroup.table.buckets import hash_of, secret_of
 from sparsegroup.table.hashing import mixed
@@ -34,9 +35,15 @@ def _hostile(kind: str) -> np.ndarray:
     return keys.view(np.int64)
 
 
+@njit
+def _hash_all(keys: np.ndarray, state: np.ndarray, out: np.ndarray) -> None:
+    for i in range(len(keys)):
+        out[i] = hash_of(keys[i], secret_of(state))
+
+
 def _distinct_homes(index: Index, keys: np.ndarray) -> int:
-    secret = tuple(np.uint64(number) for number in secret_of(index.state))
-    hashes = np.array([int(hash_of(key, secret)) for key in keys])
+    hashes = np.empty_like(keys)
+    _hash_all(keys, index.state, hashes)
     return len(np.unique((hashes * index.buckets) >> 32))
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
+from sparsegroup.untraced import untraced
 
 LIMIT = 10.0
 """Standard deviations from the mean beyond which a number counts as that far."""
@@ -103,7 +104,7 @@ class NumberEncoder(nn.Module):
         return standardized, vectors
 
     @torch.no_grad()
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @untraced
     def fit(self, sample: Tensor) -> None:
         """Set which columns are taken the logarithm of, the buckets, and the first moments.
 

@@ -22,6 +22,7 @@ from sparsegroup.optim.state_loading import adapt_state_dict
 from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
+from sparsegroup.untraced import plain
 
 ParamGroup: TypeAlias = dict[str, Any]
 
@@ -122,7 +123,7 @@ class GroupOptimizer(Optimizer):
         known = {*self.defaults, "field_l21", "params", "param_names", "initial_lr", "name", "lr_scale"}
         group = known_options(group, known, type(self).__name__, f" ({where})")
         self._check_group({**self.defaults, **group}, where)
-        super().add_param_group(group)
+        plain(super().add_param_group)(group)
 
     def _check_group(self, group: ParamGroup, where: str) -> None:
         """Raise unless the hyperparameters are in range and fit the parameters."""

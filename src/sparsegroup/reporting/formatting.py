@@ -2,7 +2,6 @@
 
 import math
 
-from matplotlib.ticker import EngFormatter
 from rich.filesize import decimal
 
 NONE = "–"
@@ -16,7 +15,11 @@ def count(value: float) -> str:
 
 def short(value: float) -> str:
     """33812345 → "33.8M"; below 10,000 in full."""
-    return count(value) if not abs(value) >= 10_000 else EngFormatter(places=1, sep="")(value)
+    if not abs(value) >= 10_000:
+        return count(value)
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(places=1, sep="")(value)
 
 
 def per_second(value: float) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
+from sparsegroup.kernels.cpu.memory import on_stack
 from sparsegroup.kernels.cpu.turns import done, enter, leave, take, wait
 from sparsegroup.kernels.views import array_of
 from sparsegroup.table.buckets import (
@@ -31,10 +32,17 @@ PIECE = 256
 """Keys that a thread looks up at a time."""
 
 
+_DISTINCT, _FIND, _FETCH, _SPREAD = (np.int64(phase) for phase in range(4))
+"""The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` anew."""
+
+_memory_of_piece = on_stack(PIECE * 8)
+
+
 @jitted
 def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
     """The distinct keys in order of appearance; `seen` is an int32 table of a power of 2 ≥ 2 n slots."""
-    seen[:] = 0
+    for slot in range(len(seen)):
+        seen[slot] = 0
     mask = len(seen) - 1
     count = 0
     for i in range(len(keys)):
@@ -143,42 +151,42 @@ def _look_up(
         out: `[n, dim]`, out: the vectors of all keys.
         zero: 0 of the vectors' dtype.
     """
-    later = np.empty(PIECE, np.int64)
+    later = array_at(_memory_of_piece(), PIECE, np.int64(0))
     dim = out.shape[1]
     source, target, width = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
     thread = enter(turns)
     if finds:
-        if take(turns, 0, thread, 1) == 0:
+        if take(turns, _DISTINCT, thread, np.int64(1)) == 0:
             count[0] = distinct_in_order(keys, seen, distinct, hashes, inverse, secret_of(state))
-            done(turns, 0)
-        wait(turns, 0, 1)
+            done(turns, _DISTINCT)
+        wait(turns, _DISTINCT, np.int64(1))
     n, now = count[0], measure(state)
     pieces = (n + PIECE - 1) // PIECE
     if finds:
-        k = take(turns, 1, thread, pieces)
+        k = take(turns, _FIND, thread, pieces)
         while k >= 0:
             _find(distinct, hashes, rows, k * PIECE, min((k + 1) * PIECE, n), now, pages, later)
-            done(turns, 1)
-            k = take(turns, 1, thread, pieces)
-        wait(turns, 1, pieces)
+            done(turns, _FIND)
+            k = take(turns, _FIND, thread, pieces)
+        wait(turns, _FIND, pieces)
     absent = 0
-    k = take(turns, 2, thread, pieces)
+    k = take(turns, _FETCH, thread, pieces)
     while k >= 0:
         first, last = k * PIECE, min((k + 1) * PIECE, n)
         if fetches:
             absent += _fetch(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
         else:
             absent += _ask_for(rows, first, last, row_pages, shift, row_bytes)
-        done(turns, 2)
-        k = take(turns, 2, thread, pieces)
+        done(turns, _FETCH)
+        k = take(turns, _FETCH, thread, pieces)
     if fetches:
-        wait(turns, 2, pieces)
+        wait(turns, _FETCH, pieces)
         pieces = (len(keys) + PIECE - 1) // PIECE
-        k = take(turns, 3, thread, pieces)
+        k = take(turns, _SPREAD, thread, pieces)
         while k >= 0:
             for i in range(k * PIECE, min((k + 1) * PIECE, len(keys))):
                 copy(source + inverse[i] * width, target + i * width, width)
-            k = take(turns, 3, thread, pieces)
+            k = take(turns, _SPREAD, thread, pieces)
     leave(turns, absent)
 
 
@@ -193,6 +201,7 @@ def _insert(
     dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1
     zero = initial[0]
+    target, width = np.int64(out.ctypes.data), dim * out.itemsize
     live = 0
     for i in range(len(distinct)):
         if rows[i] != ABSENT:
@@ -200,12 +209,13 @@ def _insert(
         if not insert(distinct[i], count, hashes[i], state, pages):
             break
         rows[i] = count
-        parts = array_at(row_pages[count >> shift] + (count & mask) * row_bytes, len(initial) * dim, zero)
-        start_row(distinct[i], seed, init, std, dim, parts[:dim])
+        place = row_pages[count >> shift] + (count & mask) * row_bytes
+        parts = array_at(place, len(initial) * dim, zero)
+        start_row(distinct[i], seed, init, std, dim, parts)
         for k in range(1, len(initial)):
             for e in range(k * dim, (k + 1) * dim):
                 parts[e] = initial[k]
-        out[i] = parts[:dim]
+        copy(place, target + i * width, width)
         for e in range(dim):
             if parts[e] != zero:
                 live += 1
@@ -226,7 +236,9 @@ def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
     """out[k] = Σ gradient[i] over inverse[i] = k, in the order of i."""
     dim, zero = out.shape[1], gradient.dtype.type(0)
     source, target, width = np.int64(gradient.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
-    out[:] = zero
+    sums = array_at(target, len(out) * dim, zero)
+    for e in range(len(sums)):
+        sums[e] = zero
     for i in range(len(inverse)):
         at, to = source + i * width, target + inverse[i] * width
         for _ in range(dim // 8):
@@ -242,7 +254,8 @@ def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
 
 def _sort_runs(inverse: Any, order: Any, starts: Any) -> None:
     """The keys sorted by `inverse`, equal ones in their order, and where each run of equal ones begins and ends."""
-    starts[:] = 0
+    for k in range(len(starts)):
+        starts[k] = 0
     for i in range(len(inverse)):
         starts[inverse[i] + 1] += 1
     for k in range(1, len(starts)):

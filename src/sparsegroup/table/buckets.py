@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsegroup.kernels.cpu.jit import jitted, load, store
+from sparsegroup.kernels.cpu.jit import array_at, jitted, load, store
+from sparsegroup.kernels.cpu.memory import allocate, release
 from sparsegroup.table.hashing import mix
 
 BUCKET_BYTES = 64
@@ -109,13 +110,16 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
             last += 1
         if last + (end - begin) + 2 >= state[PHYSICAL]:
             return False
-        taken = np.empty((4 * (end - begin), 2), np.int64)
+        memory = allocate(64 * (end - begin))
+        if memory == 0:
+            raise MemoryError
+        taken = array_at(memory, 8 * (end - begin), np.int64(0))
         count = 0
         for bucket in range(begin, end):
             slot = bucket_address(bucket, pages)
             for _ in range(4):
                 if load(slot + 8) != 0:
-                    taken[count, 0], taken[count, 1] = load(slot), load(slot + 8)
+                    taken[2 * count], taken[2 * count + 1] = load(slot), load(slot + 8)
                     count += 1
                 store(slot, 0)
                 store(slot + 8, 0)
@@ -124,7 +128,8 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
         state[FRONTIER] = begin
         secret = secret_of(state)
         for i in range(count):
-            put(taken[i, 0], taken[i, 1], hash_of(taken[i, 0], secret), state, pages)
+            put(taken[2 * i], taken[2 * i + 1], hash_of(taken[2 * i], secret), state, pages)
+        release(memory)
         if begin == 0:
             state[OLD] = state[NEW]
             state[FRONTIER] = state[PHYSICAL]

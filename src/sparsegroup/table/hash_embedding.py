@@ -27,6 +27,7 @@ from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_counts import TableCounts
 from sparsegroup.table.table_state_dict import PartEntries, load_rows, save_rows, with_state_entries
 from sparsegroup.table.world_check import check_world
+from sparsegroup.untraced import untraced
 
 _FALLBACK = "fallback"
 
@@ -201,7 +202,7 @@ class HashEmbedding(TableCounts, nn.Module):
             return vectors
         return stand_in(vectors, keys, self.fallback, self._field_bits)
 
-    @torch.compiler.disable
+    @untraced
     def _of_ranks(self, across: ShardedLookup, keys: Tensor) -> Tensor:
         array, trains = self._as_array(keys), self.is_trained
         if trains:

@@ -237,6 +237,8 @@ class Index:
             self.state[FRONTIER] = self.state[PHYSICAL]
 
     def _stretch(self, budget: int) -> None:
+        if self.state[FRONTIER] > self.state[OLD]:  # no growth is under way
+            return
         while not _stretch_kernel(budget, self.state, self.pages):
             self.extend()
 

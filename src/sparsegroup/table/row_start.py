@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu.jit import jitted, kernel
+from sparsegroup.kernels.cpu.jit import array_at, jitted, kernel
 from sparsegroup.table.hashing import mix
 
 Init = Literal["normal", "uniform"]
@@ -45,18 +45,12 @@ def start_row(key: Any, seed: Any, init: int, std: float, dim: int, out: Any) ->
 
 
 def _start_rows(keys: Any, seed: Any, init: int, std: float, out: Any) -> None:
+    address, dim, zero = np.int64(out.ctypes.data), out.shape[1], out.dtype.type(0)
     for i in range(len(keys)):
-        start_row(keys[i], seed, init, std, out.shape[1], out[i])
+        start_row(keys[i], seed, init, std, dim, array_at(address + i * dim * out.itemsize, dim, zero))
 
 
 start_rows = kernel(_start_rows, "the table's initializer")
-
-
-def _mixed_seed(seed: Any) -> Any:
-    return mix(mix(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)))
-
-
-_mixed_seed_kernel = kernel(_mixed_seed, "the table's initializer")
 
 
 class RowStarts:
@@ -75,7 +69,8 @@ class RowStarts:
     """
 
     def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
-        self.seed = np.uint64(_mixed_seed_kernel(np.uint64(seed)))
+        mix_array = mix.py_func  # by NumPy: not worth a kernel
+        self.seed = mix_array(mix_array(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15)))[0]
         self.init = INITS.index(init)
         self.std, self.dim, self.dtype = std, dim, dtype
 

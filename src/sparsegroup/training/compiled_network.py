@@ -7,7 +7,6 @@ import warnings
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 
 from sparsegroup.training.lookup_model import Network
 
@@ -52,6 +51,8 @@ class CompiledNetwork:
     def _make_ready(self, embeddings: Tensor, numbers: Tensor | None) -> None:
         """Compile; what a run that goes on would do again, random numbers and running statistics, is as before."""
         assert self._compiled is not None
+        from torch._dynamo.exc import TorchDynamoException
+
         self._is_ready = True
         failure = None
         statistics = [(buffer, buffer.clone()) for buffer in self._network.buffers()]

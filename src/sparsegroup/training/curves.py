@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import roc_curve
 
 from sparsegroup.reporting.run_record import GainPoint, ReliabilityBin, ScoreCurves
 
@@ -68,6 +67,8 @@ def gains_of(
     total = float(weights.sum())
     if not 0 < positives < total:
         return ()
+    from sklearn.metrics import roc_curve  # as `metrics` imports it
+
     false, true, _ = roc_curve(labels, probabilities, sample_weight=weights, drop_intermediate=False)
     reached = (false * (total - positives) + true * positives) / total
     captured = np.interp(shares, reached, true)

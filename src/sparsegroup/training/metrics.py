@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import log_loss, roc_auc_score
 
 from sparsegroup.reporting.run_record import Metrics
 
@@ -15,6 +14,8 @@ def evaluate(
     weights: npt.NDArray[np.float32] | None = None,
 ) -> Metrics:
     """Metrics of probabilities `[n]` against labels `[n]`, 0 or 1; each row counts as its weight `[n]` says, ≥ 0."""
+    from sklearn.metrics import log_loss, roc_auc_score  # a second: not before there is something to evaluate
+
     labels = labels.astype(np.int8)  # which scikit-learn takes faster
     if weights is None:
         total, positives, predicted = float(len(labels)), float(labels.sum(dtype=np.int64)), float(probabilities.sum())

@@ -22,8 +22,6 @@ from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.reporting.plots import plot_progress
-from sparsegroup.reporting.run_page import render_report
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
 from sparsegroup.table import FieldCount
 from sparsegroup.table.table_totals import TableTotals, field_totals
@@ -145,6 +143,9 @@ def finish_run(
     summary: Summary,
 ) -> None:
     """Write what a run that has come to its end leaves behind; `named`: features and their text, to be kept."""
+    from sparsegroup.reporting.plots import plot_progress  # charts: not before a run has come to its end
+    from sparsegroup.reporting.run_page import render_report
+
     write_history(folder, history)
     if (vocabulary := log.vocabulary) is not None:
         write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))

@@ -17,6 +17,7 @@ import numpy as np
 from sparsegroup import prox
 from sparsegroup.kernels import update_mark
 from sparsegroup.kernels.cpu.jit import array_at, call, copy, fill_8, inline, jitted, prefetch
+from sparsegroup.kernels.cpu.memory import allocate, on_stack, release
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 BLOCK = 256
@@ -27,14 +28,17 @@ HAS_START: bool = False  # bound
 PARTS: int = 0  # bound: weights, u, and the rule's state
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-update_at = unpack = parts_at = scratch_parts = gradient_at = _unbound  # bound
-is_initial = part_of = _unbound  # bound
+update_at = unpack = parts_at = scratch_parts = gradient_at = r_memory = _unbound  # bound
+is_initial = parts_of = _unbound  # bound
 weigh = shrink = _unbound  # bound
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
 AT_M, AT_SIGMA, AT_Z, AT_W, AT_Q, AT_X = 0, STRIDE, 2 * STRIDE, 3 * STRIDE, 4 * STRIDE, 5 * STRIDE
 """Where the arrays of the scratch S begin: m, σ, z, the group sums, q, and x of quiet groups."""
+
+s_memory, block_memory = on_stack(6 * STRIDE * 8), on_stack(BLOCK * 8)
+"""Memory of float64 at most."""
 
 NO_NORM = 0
 """In place of the address of `weigh_elements`, where λ21 = 0."""
@@ -43,6 +47,12 @@ _soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
 _was_updated, _mark_updated = jitted(update_mark.scalar_was_updated), inline(update_mark.mark_updated)
 _closed_form, _solution, _next_residual = inline(prox.closed_form), inline(prox.solution), inline(prox.next_residual)
 _base_step = inline(prox.base_step)
+
+
+@jitted
+def part(a: Any, start: int, count: int, zero: Any) -> Any:
+    """a[start : start + count]."""
+    return array_at(np.int64(a.ctypes.data) + start * a.itemsize, count, zero)
 
 
 def charge_start(x: Any, u: Any, start: int, d: int, sigma_0: Any, zero: Any, one: Any) -> None:
@@ -227,7 +237,14 @@ def advance_large(
         end = min(start + BLOCK, d)
         n = end - start
         rule_and_z(
-            x[start:end], u[start:end], part_of(state, start, end), g[start:end], hessian[start:end], S, n, scalars
+            part(x, start, n, zero),
+            part(u, start, n, zero),
+            parts_of(state, start, n, zero),
+            part(g, start, n, zero),
+            part(hessian, start, n, zero),
+            S,
+            n,
+            scalars,
         )
         for i in range(n):
             H[start + i] = S[AT_M + i]
@@ -257,15 +274,7 @@ def advance_large(
             S[AT_Z + i] = H[2 * d + start + i]
         for i in range(n):
             S[AT_Q + i] = q
-        solve(x[start:end], u[start:end], S, n, l1, two_l2, keep, zero, one)
-
-
-@jitted
-def scratch(count: int, like: Any) -> Any:
-    """`[count]` array that begins at a cache line, for vector loads that lie within one."""
-    memory = np.empty(count + 64, like.dtype)
-    skipped = (64 - np.int64(memory.ctypes.data) % 64) // memory.itemsize
-    return memory[skipped : skipped + count]
+        solve(part(x, start, n, zero), part(u, start, n, zero), S, n, l1, two_l2, keep, zero, one)
 
 
 @jitted
@@ -308,15 +317,22 @@ def step(
     zero, one = constants[4], constants[5]
     parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
     threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
-    S = scratch(6 * STRIDE, constants)
-    T = scratch(BLOCK, constants)
-    R = scratch(PARTS * STRIDE, constants)
-    H = np.empty(3 * np.max(widths) if np.max(widths) > BLOCK else 0, constants.dtype)
-    quiet = np.empty(BLOCK, np.int64)
-    places = np.empty(BLOCK, np.int64)
     size = constants.itemsize
+    widest = np.int64(0)
+    for t in range(len(widths)):
+        widest = max(widest, widths[t])
+    H_address = np.int64(0)
+    if widest > BLOCK:
+        H_address = allocate(3 * widest * size)
+        if H_address == 0:
+            raise MemoryError
+    H = array_at(H_address, 3 * widest, zero)
+    S = array_at(s_memory(), 6 * STRIDE, zero)
+    T = array_at(block_memory(), BLOCK, zero)
+    R_address = r_memory()
+    quiet = array_at(block_memory(), BLOCK, np.int64(0))
+    places = array_at(block_memory(), BLOCK, np.int64(0))
     mask = (np.int64(1) << np.int64(shift)) - 1
-    R_address = np.int64(R.ctypes.data)
     born = 0
     thread = enter(turns)
     k = take(turns, 0, thread, len(work))
@@ -325,15 +341,15 @@ def step(
         last = min(work[k, 2], counts[t])
         d = widths[t]
         width = d * size
-        row_scalars = unpack(scalars[t])
+        row_scalars = unpack(scalars, t)
         tau = taus[t]
         if d > BLOCK:
             for j in range(first, last):
                 place = j * width
                 if len(rows):
                     place = pages[rows[j] >> shift] + (rows[j] & mask) * stride
-                x, u, state = parts_at(base[t], place, d, zero)
-                g, hessian = gradient_at(gradients[t], j * width, d, zero)
+                x, u, state = parts_at(base, t, place, d, zero)
+                g, hessian = gradient_at(gradients, t, j * width, d, zero)
                 was = len(rows) > 0 and is_live(x, 0, d, zero)
                 advance_large(
                     x, u, state, g, hessian, d, S, T, H,
@@ -345,29 +361,29 @@ def step(
             per_block = BLOCK // d
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
-                x, u, state = parts_at(base[t], j * width, groups * d, zero)
-                g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
+                x, u, state = parts_at(base, t, j * width, groups * d, zero)
+                g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
         else:
             per_block = BLOCK // d
-            x, u, state = scratch_parts(R)
+            x, u, state = scratch_parts(R_address, size, zero)
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
                 for i in range(groups):
                     ahead = rows[min(j + i + per_block, last - 1)]
                     place = pages[ahead >> shift] + (ahead & mask) * stride
-                    for line in lines:
-                        prefetch(place + line)
+                    for line in range(len(lines)):
+                        prefetch(place + lines[line])
                     place = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
                     places[i] = place
                     to = R_address + i * width
                     for p in range(PARTS):
                         copy(place + base[t, p], to + p * STRIDE * size, width)
                     born -= int(is_live(x, i * d, d, zero))
-                g, hessian = gradient_at(gradients[t], j * width, groups * d, zero)
+                g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, threshold, frozen,
@@ -379,3 +395,4 @@ def step(
                     born += int(is_live(x, i * d, d, zero))
         k = take(turns, 0, thread, len(work))
     leave(turns, born)
+    release(H_address)

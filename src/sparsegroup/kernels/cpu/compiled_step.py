@@ -103,7 +103,7 @@ def step_kernel(rule: Rule, carries_u: bool) -> Any:
     ):
         bindings[function.__name__] = jit.with_globals(function, bindings)
     name = f"the step of {rule.name}" + (" with sparse group lasso" if carries_u else "")
-    return jit.kernel(block.step, name, bindings, digest=f"{jit.code_digest(rule.update)} {carries_u} {rule.state}")
+    return jit.kernel(block.step, name, bindings)
 
 
 @cache
@@ -112,7 +112,7 @@ def weigh_address(weigh: Callable[..., Any], dtype: np.dtype[Any]) -> int:
     number = from_dtype(dtype)
     signature = types.void(types.int64, types.int64, number, number, number)
     bindings = {"weigh": jit.inline(weigh)}
-    return jit.address_of(block.weigh_elements, signature, bindings, jit.code_digest(weigh), weigh.__qualname__)
+    return jit.address_of(block.weigh_elements, signature, bindings, weigh.__qualname__)
 
 
 @cache
@@ -124,8 +124,7 @@ def shrink_address(shrinkage: Callable[..., Any], scalars: int, dtype: np.dtype[
     text = f"def shrink(norm, tau, zero, one, scalars):\n    return shrinkage(norm, tau, zero, one{values})\n"
     shrink = jit.source(text, {"shrinkage": jit.inline(shrinkage)})
     bindings = {"shrink": shrink, "PENALTY_SCALARS": scalars}
-    digest = f"{jit.code_digest(shrinkage)} {scalars}"
-    return jit.address_of(block.shrink_groups, signature, bindings, digest, shrinkage.__qualname__)
+    return jit.address_of(block.shrink_groups, signature, bindings, shrinkage.__qualname__)
 
 
 _NO_ROWS = (ONE_PAGE.addresses, ONE_PAGE.shift, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))

@@ -66,7 +66,7 @@ def sweep_rows(
         layout.stride,
         layout.lines,
         np.empty(0, np.int64) if rows is None else rows,
-        scalars,
+        scalars.reshape(1, -1),
         dtype.type(math.sqrt(width) * r.tau),
         np.array(settings.initial, dtype),
         np.array([r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
@@ -87,5 +87,4 @@ def sweep_kernel(rule: Rule) -> Any:
     """`row_sweep.sweep` for a rule."""
     bindings: dict[str, Any] = {"PARTS": 2 + len(rule.state), **adapters(rule, 2)}
     bindings["untouched"] = jit.with_globals(block.untouched, bindings)
-    digest = f"{jit.code_digest(rule.update)} {rule.state}"
-    return jit.kernel(row_sweep.sweep, f"the sweep of {rule.name}", bindings, digest=digest)
+    return jit.kernel(row_sweep.sweep, f"the sweep of {rule.name}", bindings)

@@ -4,41 +4,37 @@ Numba's own cache knows a compiled function by its file and line. A kernel here 
 what it calls lies in other files: so each carries a digest of all of that in its name.
 """
 
-import hashlib
-import logging
 import platform
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import version
-from pathlib import Path
-from pickle import UnpicklingError
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
+from numba import cfunc, njit, types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
 from sparsegroup.kernels.cpu import numba_namespace
+from sparsegroup.kernels.cpu.kernel_cache import ERRORS, KernelCache, compiling, say_not_kept
+from sparsegroup.kernels.cpu.kernel_digest import kernel_digest
 from sparsegroup.rules import bind
 
-_logger = logging.getLogger(__name__)
-
-COMPILER: dict[str, Any] = {"error_model": "numpy", "nogil": True}
+COMPILER = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """Division by zero gives inf or NaN, as in torch; other threads run while a kernel does."""
 
-NOTICE_AFTER = 0.7
-"""Seconds after which a compilation says so: loading a compiled kernel takes less."""
+_njit: Any = njit
 
 
 def jitted(function: Callable[..., Any]) -> Any:
-    """`function` for use inside kernels, inlined: a call would cost more than most of these functions do."""
-    return njit(forceinline=True, **COMPILER)(function)
+    """`function` for use inside kernels, inlined: a call would cost more than most of these functions do.
+
+    Not for calls from Python: what these need is not compiled.
+    """
+    return _njit(forceinline=True, no_cpython_wrapper=True, **COMPILER)(function)
 
 
 def with_globals(function: Callable[..., Any], bindings: Mapping[str, Any]) -> Any:
@@ -59,77 +55,58 @@ def source(text: str, names: Mapping[str, Any]) -> Any:
     return jitted(scope[text.split("(")[0].removeprefix("def ").strip()])
 
 
-def kernel(
-    function: Callable[..., Any], name: str, bindings: Mapping[str, Any] | None = None, digest: str = ""
-) -> "Kernel":
+def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] | None = None) -> "Kernel":
     """`function` compiled for calls from Python, with some of its globals replaced.
 
     Args:
         function: The source, from a module of this package.
         name: What it is called in messages.
         bindings: Global name → what it stands for.
-        digest: A digest of whatever the bindings hold that is not part of this package.
     """
-    bound = _bound_for_cache(function, bindings or {}, digest)
+    bound = _bound_for_cache(function, bindings or {})
     try:
-        compiled = njit(cache=True, **COMPILER)(bound)
+        compiled = _njit(**COMPILER)(bound)
+        compiled._cache = KernelCache(bound)  # type: ignore[no-untyped-call]
     except RuntimeError as error:  # no folder to keep it in
-        _say_not_kept(error)
-        compiled = njit(**COMPILER)(bound)
+        say_not_kept(error)
+        compiled = _njit(**COMPILER)(bound)
     return Kernel(compiled, name)
 
 
-def address_of(
-    function: Callable[..., Any], signature: Any, bindings: Mapping[str, Any], digest: str, name: str
-) -> int:
+def address_of(function: Callable[..., Any], signature: Any, bindings: Mapping[str, Any], name: str) -> int:
     """The address of `function`, compiled, for `call` inside kernels that are compiled without knowing it.
 
     Args:
         function: The source, from a module of this package.
         signature: Numba's: numbers in, nothing out.
         bindings: Global name → what it stands for.
-        digest: A digest of whatever the bindings hold that is not part of this package.
         name: What it is called in messages.
     """
-    bound = _bound_for_cache(function, bindings, digest)
-    with _noticed(name):
-        try:
-            compiled = cfunc(signature, cache=True, error_model="numpy")(bound)
-        except (RuntimeError, *_OF_THE_CACHE) as error:
-            _say_not_kept(error)
-            compiled = cfunc(signature, error_model="numpy")(bound)
+    bound = _bound_for_cache(function, bindings)
+    signature = normalize_signature(signature)  # type: ignore[no-untyped-call]
+    compiled: Any = CFunc(bound, signature, locals={}, options={"error_model": "numpy"})
+    try:
+        compiled._cache = KernelCache(bound)  # type: ignore[no-untyped-call]
+        with compiling(name):
+            compiled.compile()
+    except (RuntimeError, *ERRORS) as error:
+        say_not_kept(error)
+        with compiling(name, is_kept=False):
+            compiled = cfunc((signature[1](*signature[0])), error_model="numpy")(bound)
     _KEPT.append(compiled)
-    assert compiled.address is not None
-    return compiled.address
-
-
-_OF_THE_CACHE = (OSError, EOFError, UnpicklingError)
-"""What a cache raises that cannot be written or read."""
-
-_not_kept: set[str] = set()
-
-
-def _say_not_kept(error: Exception) -> None:
-    """Warn, once, that compiled kernels are kept for this process alone."""
-    if not _not_kept:
-        _logger.warning(
-            "compiled kernels cannot be kept on disk (%s), so each process compiles them; $NUMBA_CACHE_DIR can name a "
-            "folder for them",
-            str(error).splitlines()[0],
-        )
-    _not_kept.add(str(error))
+    address: int = compiled.address
+    return address
 
 
 _KEPT: list[Any] = []
 """Functions that kernels know the addresses of."""
 
 
-def _bound_for_cache(function: Callable[..., Any], bindings: Mapping[str, Any], digest: str) -> FunctionType:
+def _bound_for_cache(function: Callable[..., Any], bindings: Mapping[str, Any]) -> FunctionType:
     """`function` with other globals, under a name that is another one for other sources."""
     assert isinstance(function, FunctionType)
     bound = FunctionType(function.__code__, {**function.__globals__, **bindings}, function.__name__)
-    content = f"{_package_digest()} {digest} {sorted(bindings)}".encode()
-    bound.__qualname__ = f"{function.__name__}_{hashlib.sha256(content).hexdigest()[:16]}"
+    bound.__qualname__ = f"{function.__name__}_{kernel_digest(bound)[:16]}"
     bound.__module__ = function.__module__
     return bound
 
@@ -157,61 +134,23 @@ class Kernel:
         try:
             if self._known == known and known:
                 return self.compiled(*arguments)
-            with _noticed(self.name):
+            with compiling(self.name, is_kept=isinstance(self.compiled._cache, FunctionCache)):
                 result = self.compiled(*arguments)
-        except _OF_THE_CACHE as error:  # before the call: what is compiled raises none of them
-            _say_not_kept(error)
+        except ERRORS as error:  # before the call: what is compiled raises none of them
+            say_not_kept(error)
             if len(self.compiled.overloads) == known:  # it was not compiled, either
-                self.compiled = njit(**COMPILER)(self.compiled.py_func)
+                self.compiled = _njit(**COMPILER)(self.compiled.py_func)
             result = self.compiled(*arguments)
         self._known = len(self.compiled.overloads)
         return result
 
 
-@contextmanager
-def _noticed(name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    shown = threading.Event()
-
-    def show() -> None:
-        shown.set()
-        _logger.warning("compiling %s for this machine, once …", name)
-
-    timer = threading.Timer(NOTICE_AFTER, show)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if shown.is_set():
-            _logger.info("compiled %s in %.1f s", name, time.perf_counter() - started)
-
-
-@cache
-def _package_digest() -> str:
-    """A digest of every source that a kernel can be made of."""
-    package = Path(__file__).parents[2]
-    rooms = ("kernels", "kernels/cpu", "table", "rules", "penalties")
-    files = [package / "prox.py", *(file for room in rooms for file in sorted((package / room).glob("*.py")))]
-    digest = hashlib.sha256(version("sparsegroup").encode())
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def code_digest(function: Callable[..., Any]) -> str:
-    """A digest of what a function does, wherever it was defined."""
-    assert isinstance(function, FunctionType)
-    code = function.__code__
-    return hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names, code.co_varnames)).encode()).hexdigest()
-
-
-def _intrinsic(function: Callable[..., Any]) -> Any:
+def intrinsic_of(function: Callable[..., Any]) -> Any:
+    """Numba's `intrinsic`."""
     return intrinsic(function)
 
 
-@_intrinsic
+@intrinsic_of
 def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
     """Ask for the cache line at `address` (int64), to be read and written soon."""
 
@@ -227,7 +166,7 @@ def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
     return types.void(types.int64), generate
 
 
-@_intrinsic
+@intrinsic_of
 def load(typing_context, address):  # type: ignore[no-untyped-def]
     """The int64 at `address` (int64)."""
 
@@ -237,7 +176,7 @@ def load(typing_context, address):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), generate
 
 
-@_intrinsic
+@intrinsic_of
 def store(typing_context, address, value):  # type: ignore[no-untyped-def]
     """Write the int64 `value` to `address` (int64)."""
 
@@ -248,7 +187,7 @@ def store(typing_context, address, value):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64), generate
 
 
-@_intrinsic
+@intrinsic_of
 def load_now(typing_context, address):  # type: ignore[no-untyped-def]
     """The int64 at `address` (int64), which other threads may be changing; what they wrote before is seen after."""
 
@@ -258,7 +197,7 @@ def load_now(typing_context, address):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), generate
 
 
-@_intrinsic
+@intrinsic_of
 def call(typing_context, address, arguments):  # type: ignore[no-untyped-def]
     """Call the function at `address` (int64), from `address_of`, with the tuple `arguments`."""
 
@@ -274,7 +213,7 @@ def call(typing_context, address, arguments):  # type: ignore[no-untyped-def]
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 
 
-@_intrinsic
+@intrinsic_of
 def relax(typing_context):  # type: ignore[no-untyped-def]
     """Leave the core to its other thread for a moment, while waiting for another core (on x86)."""
 
@@ -287,7 +226,7 @@ def relax(typing_context):  # type: ignore[no-untyped-def]
     return types.void(), generate
 
 
-@_intrinsic
+@intrinsic_of
 def fetch_and_add(typing_context, address, value):  # type: ignore[no-untyped-def]
     """Add to the int64 at `address` (int64) what no other thread can come between; gives what it was."""
 
@@ -299,7 +238,7 @@ def fetch_and_add(typing_context, address, value):  # type: ignore[no-untyped-de
 
 
 def _copier(kind: ir.Type) -> Any:
-    @_intrinsic
+    @intrinsic_of
     def copy(typing_context, source, target):  # type: ignore[no-untyped-def]
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             at, to = (builder.inttoptr(address, kind.as_pointer()) for address in arguments)
@@ -332,7 +271,7 @@ def copy(source: Any, target: Any, count: Any) -> None:
         _copy_4(source + at, target + at)
 
 
-@_intrinsic
+@intrinsic_of
 def fill_8(typing_context, address, value):  # type: ignore[no-untyped-def]
     """Write the float `value` eight times from `address` (int64) on, at once: LLVM makes eight stores of a loop."""
 
@@ -347,15 +286,18 @@ def fill_8(typing_context, address, value):  # type: ignore[no-untyped-def]
     return types.void(types.int64, value), generate
 
 
-@_intrinsic
-def _pointer(typing_context, address, like):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like)(types.int64, like), generate  # type: ignore[no-untyped-call]
-
-
-@jitted
-def array_at(address: Any, count: Any, like: Any) -> Any:
+@intrinsic_of
+def array_at(typing_context, address, count, like):  # type: ignore[no-untyped-def]
     """`[count]` array of the type of the scalar `like` over the memory at `address` (int64)."""
-    return carray(_pointer(address, like), (count,))
+    array = types.Array(like, 1, "C")
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        from numba.np.arrayobj import make_array, populate_array  # which what is compiled already does without
+
+        result = make_array(array)(context, builder)  # type: ignore[no-untyped-call]
+        size = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(like)))
+        data = builder.inttoptr(arguments[0], result.data.type)
+        populate_array(result, data, [arguments[1]], [size], size, None)  # type: ignore[no-untyped-call]
+        return result._getvalue()
+
+    return array(types.int64, types.intp, like), generate

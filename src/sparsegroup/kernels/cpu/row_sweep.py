@@ -18,8 +18,9 @@ from sparsegroup.kernels.cpu.block import (
     AT_Z,
     BLOCK,
     STRIDE,
+    block_memory,
     is_live,
-    scratch,
+    s_memory,
     solve,
     spread_groups,
     sum_groups,
@@ -29,7 +30,7 @@ from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 PARTS: int = 0  # bound: weights, u, and the rule's state
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-update_at = unpack = scratch_parts = untouched = _unbound  # bound
+update_at = unpack = scratch_parts = untouched = r_memory = _unbound  # bound
 
 
 @jitted
@@ -70,21 +71,20 @@ def sweep(
     zero, one = constants[4], constants[5]
     l1, two_l2, keep = constants[0], constants[1], constants[2]
     parameters = np.int64(penalty.ctypes.data)
-    S = scratch(6 * STRIDE, constants)
-    T = scratch(BLOCK, constants)
-    R = scratch(PARTS * STRIDE, constants)
-    G = scratch(BLOCK, constants)
+    S_at, R_at = s_memory(), r_memory()
+    S = array_at(S_at, 6 * STRIDE, zero)
+    T = array_at(block_memory(), BLOCK, zero)
+    G = array_at(block_memory(), BLOCK, zero)
     for i in range(BLOCK):
         G[i] = zero
-    x, u, state = scratch_parts(R)
-    quiet = np.empty(BLOCK, np.int64)
-    places = np.empty(BLOCK, np.int64)
     size = constants.itemsize
+    x, u, state = scratch_parts(R_at, size, zero)
+    quiet = array_at(block_memory(), BLOCK, np.int64(0))
+    places = array_at(block_memory(), BLOCK, np.int64(0))
     width = d * size
     per_block = BLOCK // d
     mask = (np.int64(1) << np.int64(shift)) - 1
-    R_at, S_at = np.int64(R.ctypes.data), np.int64(S.ctypes.data)
-    row_scalars = unpack(scalars)
+    row_scalars = unpack(scalars, 0)
     born = 0
     thread = enter(turns)
     k = take(turns, 0, thread, len(work))
@@ -97,8 +97,8 @@ def sweep(
                 ahead = min(first + i + per_block, last - 1)
                 row = rows[ahead] if len(rows) else ahead
                 place = pages[row >> shift] + (row & mask) * stride
-                for line in lines:
-                    prefetch(place + line)
+                for line in range(len(lines)):
+                    prefetch(place + lines[line])
                 row = rows[first + i] if len(rows) else first + i
                 places[i] = pages[row >> shift] + (row & mask) * stride
                 for p in range(PARTS):

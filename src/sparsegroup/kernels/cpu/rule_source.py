@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsegroup.kernels.cpu import block, jit
+from sparsegroup.kernels.cpu.memory import on_stack
 from sparsegroup.rules import Rule
 
 
@@ -27,30 +28,31 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
-    part = "array_at(base[{p}] + place, count, zero)"
-    scratch = "R[{p} * STRIDE : {p} * STRIDE + STRIDE]"
+    part = "array_at(base[t, {p}] + place, count, zero)"
+    scratch = "array_at(R_address + {p} * STRIDE * size, STRIDE, zero)"
 
     def tuple_of(items: Sequence[str]) -> str:
         return "(" + "".join(f"{item}, " for item in items) + ")"
 
     u = first_state - 1
-    hessian = "array_at(at[1] + offset, count, zero)" if rule.second_order else "g"
+    hessian = "array_at(at[t, 1] + offset, count, zero)" if rule.second_order else "g"
     texts = {
         "update_at": f"def update_at(g, hessian, state, i, scalars):\n"
         f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",
-        "unpack": f"def unpack(a):\n    return {tuple_of([f'a[{k}]' for k in range(scalars)])}\n",
-        "parts_at": "def parts_at(base, place, count, zero):\n"
+        "unpack": f"def unpack(a, t):\n    return {tuple_of([f'a[t, {k}]' for k in range(scalars)])}\n",
+        "parts_at": "def parts_at(base, t, place, count, zero):\n"
         f"    return {part.format(p=0)}, {part.format(p=u)}, "
         f"{tuple_of([part.format(p=first_state + k) for k in states])}\n",
-        "scratch_parts": "def scratch_parts(R):\n"
+        "scratch_parts": "def scratch_parts(R_address, size, zero):\n"
         f"    return {scratch.format(p=0)}, {scratch.format(p=u)}, "
         f"{tuple_of([scratch.format(p=first_state + k) for k in states])}\n",
-        "gradient_at": "def gradient_at(at, offset, count, zero):\n"
-        f"    g = array_at(at[0] + offset, count, zero)\n    return g, {hessian}\n",
+        "gradient_at": "def gradient_at(at, t, offset, count, zero):\n"
+        f"    g = array_at(at[t, 0] + offset, count, zero)\n    return g, {hessian}\n",
         "is_initial": "def is_initial(state, initial, i):\n"
         f"    return {' and '.join(['True', *(f'state[{k}][i] == initial[{k}]' for k in states)])}\n",
-        "part_of": "def part_of(state, start, end):\n"
-        f"    return {tuple_of([f'state[{k}][start:end]' for k in states])}\n",
+        "parts_of": "def parts_of(state, start, count, zero):\n"
+        f"    return {tuple_of([f'part(state[{k}], start, count, zero)' for k in states])}\n",
     }
-    names["STRIDE"] = block.STRIDE
-    return {name: jit.source(text, names) for name, text in texts.items()}
+    names |= {"STRIDE": block.STRIDE, "part": block.part}
+    memory = on_stack((first_state + len(rule.state)) * block.STRIDE * 8)
+    return {name: jit.source(text, names) for name, text in texts.items()} | {"r_memory": memory}
