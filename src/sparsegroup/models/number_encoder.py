@@ -74,7 +74,7 @@ class NumberEncoder(nn.Module):
                 self.register_buffer(name, torch.zeros(numbers, dtype=torch.float64))
         if buckets:
             self.register_buffer("edges", torch.full((numbers, buckets - 1), torch.inf))
-            self.register_buffer("first", torch.arange(numbers) * (buckets + 1), persistent=False)
+            self.register_buffer("first", torch.tensor([n * (buckets + 1) for n in range(numbers)]), persistent=False)
             self.embedding = nn.Parameter(torch.empty(numbers, buckets + 1, dim).normal_(std=0.01))
         self.register_load_state_dict_post_hook(_note_whether_fitted)  # type: ignore[no-untyped-call]
 

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 def check_network_memory(make: Callable[[], nn.Module], state_tensors: int, batch_size: int) -> None:
@@ -42,12 +44,19 @@ def outlined(make: Callable[[], nn.Module]) -> nn.Module:
     Raises:
         ValueError: No tensor may have so many elements as one of its would.
     """
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+    with torch.device("meta"), _Unfilled(), torch.random.fork_rng(devices=[]):
         try:
             return make()
         except (RuntimeError, OverflowError, TypeError) as error:
             first_line = str(error).partition("\n")[0]
             raise ValueError(f"the network is larger than any machine's memory ({first_line})") from error
+
+
+class _Unfilled(TorchFunctionMode):
+    """Random numbers for what has no content are not drawn: on "meta" that would import torch.compile, for a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
 def machine_bytes() -> int | None:

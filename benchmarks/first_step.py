@@ -1,0 +1,124 @@
+"""Seconds from a process's start to its first training step, from a cold and a warm kernel cache.
+
+Each trial is a process of its own that begins by importing torch; counted is what comes after that, to the end of the
+first step of the first optimizer: the README's example, `sparsegroup demo`, and `sparsegroup train` on a log of 10,000
+rows. Trials take turns, cold and warm; medians. CPU seconds, those of started processes included, count what others on
+the machine cannot stretch. "kernels" are those that were not on disk; "compiling MB" is how much more memory the cold
+trial took at most than the warm one. Beside it, what importing and `--help` cost in all.
+
+    python benchmarks/first_step.py --json benchmarks/results/first_step.json
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import timing
+
+ROUNDS, LOG_ROWS = 5, 10_000
+TRIALS = {"readme": (), "demo": ("demo",), "train": ("train", "{log}", "--out", "{folder}/run")}
+"""Name → the command line; the README's example has none."""
+TRIAL = str(Path(__file__).with_name("first_step_trial.py"))
+COMMANDS = {
+    "import_torch": ("-c", "import torch"),
+    "import_sparsegroup": ("-c", "import torch; from sparsegroup import GroupAdam, HashEmbedding"),
+    "help": ("-m", "sparsegroup", "--help"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = timing.parser(__doc__, "one round, and of the README's example alone").parse_args(arguments)
+    figures: dict[str, float | str] = {"machine": timing.machine()}
+    with tempfile.TemporaryDirectory() as scratch, timing.undisturbed() as others:
+        found = trials(Path(scratch), ("readme",) if args.quick else tuple(TRIALS), 1 if args.quick else ROUNDS)
+        for name, command in COMMANDS.items():
+            spent = [cpu_and_seconds(command) for _ in range(1 if args.quick else ROUNDS)]
+            figures |= {f"{name}_cpu": median(cpu for cpu, _ in spent), f"{name}_seconds": median(s for _, s in spent)}
+    figures |= found | {"others_cores": others.cores}
+    show(figures)
+    timing.write_json(args.json, figures)
+
+
+def trials(scratch: Path, names: Sequence[str], rounds: int) -> dict[str, float]:
+    """The medians of so many cold and warm trials of each name."""
+    log = scratch / "clicks.csv"
+    if "train" in names:
+        made = ["-m", "sparsegroup", "synthesize", "clicks", str(log), "--rows", str(LOG_ROWS), "--quiet"]
+        subprocess.run([sys.executable, *made], check=True)
+    taken: dict[str, list[dict[str, float]]] = {}
+    for turn in range(rounds):
+        for name in names:
+            cache = scratch / f"{name}-{turn}"
+            for state in ("cold", "warm"):
+                folder = scratch / f"{name}-{turn}-{state}"
+                before = sum(1 for _ in cache.rglob("*.nbc"))
+                one = first_step([part.format(log=log, folder=folder) for part in TRIALS[name]], cache)
+                one["kernels"] = sum(1 for _ in cache.rglob("*.nbc")) - before
+                taken.setdefault(f"{name}_{state}", []).append(one)
+    found = {f"{key}_{figure}": median(o[figure] for o in ones) for key, ones in taken.items() for figure in ones[0]}
+    for name in names:
+        found[f"{name}_compiling_mb"] = found.pop(f"{name}_cold_peak_mb") - found.pop(f"{name}_warm_peak_mb")
+    return found
+
+
+def first_step(command: Sequence[str], cache: Path) -> dict[str, float]:
+    """What a process with this kernel cache takes to its first step, after importing torch."""
+    done = subprocess.run(
+        [sys.executable, TRIAL, *command],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command) or 'the example'} failed:\n{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cpu_and_seconds(command: Sequence[str]) -> tuple[float, float]:
+    """CPU seconds and seconds of a Python process."""
+    before, start = os.times(), perf_counter()
+    subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return used, perf_counter() - start
+
+
+def median(values: Any) -> float:
+    return round(statistics.median(values), 3)
+
+
+def show(figures: dict[str, Any]) -> None:
+    names = [name for name in TRIALS if f"{name}_cold_seconds" in figures]
+    timing.show(
+        "From torch's import to the first step, median",
+        ("", "cold s", "CPU s", "kernels", "compiling MB", "warm s", "CPU s", "kernels"),
+        (
+            (
+                name,
+                *(f"{figures[f'{name}_cold_{one}']:.2f}" for one in ("seconds", "cpu")),
+                f"{figures[f'{name}_cold_kernels']:.0f}",
+                f"{figures[f'{name}_compiling_mb']:.0f}",
+                *(f"{figures[f'{name}_warm_{one}']:.2f}" for one in ("seconds", "cpu")),
+                f"{figures[f'{name}_warm_kernels']:.0f}",
+            )
+            for name in names
+        ),
+    )
+    timing.show(
+        "Whole processes, median",
+        ("", "s", "CPU s"),
+        ((name, f"{figures[f'{name}_seconds']:.2f}", f"{figures[f'{name}_cpu']:.2f}") for name in COMMANDS),
+    )
+
+
+if __name__ == "__main__":
+    main()

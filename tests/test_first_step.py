@@ -1,0 +1,86 @@
+"""What comes before the first step: kernels and imports, no more than are needed, and none of them twice."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TRIAL = ROOT / "benchmarks" / "first_step_trial.py"
+LATER = ("torch._dynamo", "sklearn", "matplotlib.figure", "pandas", "numba.np.arrayobj", "numba.np.linalg")
+"""What a warm first step does without; each takes a tenth of a second to a whole one."""
+
+
+def started(cache: Path, text: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def output(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out, err
+
+
+EXAMPLE = f"""
+import sys
+sys.path.insert(0, {str(TRIAL.parent)!r})
+from first_step_trial import example
+example()
+print(*(name for name in {LATER} if name in sys.modules))
+"""
+
+
+def test_the_readme_example_compiles_one_kernel_and_the_next_process_none_of_them(tmp_path: Path) -> None:
+    output(started(tmp_path, EXAMPLE))
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    assert len([path for path in kept if path.suffix == ".nbc"]) == 1
+    printed, told = output(started(tmp_path, EXAMPLE))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == kept
+    assert printed.split() == []
+    assert "compiling" not in told
+
+
+def test_two_processes_that_find_no_kernels_both_compile_them(tmp_path: Path) -> None:
+    for process in [started(tmp_path, EXAMPLE) for _ in range(2)]:
+        output(process)
+    assert output(started(tmp_path, EXAMPLE))[0].split() == []
+
+
+TABLE = f"""
+import sys, torch
+from sparsegroup import GroupAdam, HashEmbedding
+table = HashEmbedding(4, seed=1)
+optimizer = GroupAdam(table.parameters(), lr=0.1)
+table(torch.arange(20)).sum().backward()
+optimizer.step()
+print(table(torch.arange(20)).tolist())
+print(*(name for name in {LATER} if name in sys.modules))
+"""
+
+
+def test_a_table_steps_to_the_same_bits_with_kernels_from_the_cache_without_what_compiling_imports(
+    tmp_path: Path,
+) -> None:
+    compiled, _ = output(started(tmp_path, TABLE))
+    count = len(list(tmp_path.rglob("*.nbc")))
+    loaded, _ = output(started(tmp_path, TABLE))
+    assert len(list(tmp_path.rglob("*.nbc"))) == count
+    assert loaded.splitlines()[0] == compiled.splitlines()[0]
+    assert loaded.splitlines()[1].split() == []
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "first_step.py", "--quick", "--json", figures], check=True, cwd=tmp_path
+    )
+    found = json.loads(figures.read_text())
+    assert (found["readme_cold_kernels"], found["readme_warm_kernels"]) == (1, 0)
+    assert found["readme_warm_cpu"] < found["readme_cold_cpu"]
