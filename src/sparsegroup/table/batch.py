@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
+from sparsegroup.kernels.cpu.lanes import add
 from sparsegroup.kernels.cpu.memory import on_stack
 from sparsegroup.kernels.cpu.turns import done, enter, leave, take, wait
 from sparsegroup.kernels.views import array_of
@@ -32,22 +33,24 @@ PIECE = 256
 """Keys that a thread looks up at a time."""
 
 
-_DISTINCT, _FIND, _FETCH, _SPREAD = (np.int64(phase) for phase in range(4))
+_DISTINCT, _ROWS, _SPREAD = (np.int64(phase) for phase in range(3))
 """The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` anew."""
 
-_memory_of_piece = on_stack(PIECE * 8)
+_memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEAD) * 8)
 
 
 @jitted
 def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
     """The distinct keys in order of appearance; `seen` is an int32 table of a power of 2 ≥ 2 n slots."""
+    for i in range(len(keys)):  # apart from what follows, that vector instructions do it
+        hashes[i] = hash_of(keys[i], secret)
     for slot in range(len(seen)):
         seen[slot] = 0
     mask = len(seen) - 1
     count = 0
     for i in range(len(keys)):
         key = keys[i]
-        hashed = hash_of(key, secret)
+        hashed = hashes[i]
         slot = hashed & mask
         # As if it were new: a key that is not differs from what its slot says, and what is written here is overwritten.
         distinct[count] = key
@@ -65,76 +68,94 @@ def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse:
 
 
 @jitted
-def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, measure: Any, pages: Any, later: Any) -> None:
-    """The rows of some distinct keys, or `ABSENT`. `later` is scratch memory."""
-    count = 0
-    for i in range(first, min(first + AHEAD, last)):
-        prefetch(bucket_address(home(hashes[i], measure), pages))
-    for i in range(first, last):
-        prefetch(bucket_address(home(hashes[min(i + AHEAD, last - 1)], measure), pages))
-        address = bucket_address(home(hashes[i], measure), pages)
-        row, beyond = row_at_home(address, distinct[i])
-        rows[i] = row
-        later[count] = i
-        if beyond:
-            prefetch(address + BUCKET_BYTES)
-            count += 1
-    for k in range(count):
-        i = later[k]
-        rows[i] = row_beyond(distinct[i], hashes[i], measure, pages)
+def _row_address(row: Any, pages: Any, shift: int, row_bytes: int) -> Any:
+    """Where a row is; `pages` is the address of the pages' addresses."""
+    return load(pages + ((row >> shift) << 3)) + (row & ((np.int64(1) << shift) - 1)) * row_bytes
 
 
 @jitted
-def _fetch(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int, vectors: Any, zero: Any) -> Any:
-    """The vectors of some rows, 0 for `ABSENT`; the number of those. The whole rows are in the cache then."""
-    dim = vectors.shape[1]
-    to, width = np.int64(vectors.ctypes.data), dim * vectors.itemsize
-    mask = (np.int64(1) << shift) - 1
-    absent = 0
+def _find(
+    distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: int, state: Any, pages: Any,
+    homes: Any, later: Any,
+) -> None:  # fmt: skip
+    """The rows of some of `count` distinct keys, or `ABSENT`; `homes` and `later` are scratch memory.
+
+    The buckets of the keys that come next are asked for, too: most likely the same thread looks for them.
+    """
+    now, until = measure(state), min(last + AHEAD, count)
+    for i in range(first, until):
+        homes[i - first] = home(hashes[i], now)
+    for i in range(min(AHEAD, until - first)):
+        prefetch(bucket_address(homes[i], pages))
+    left = 0
     for i in range(first, last):
-        ahead = rows[min(i + AHEAD, last - 1)]
-        if ahead != ABSENT:
-            address = load(pages + ((ahead >> shift) << 3)) + (ahead & mask) * row_bytes
-            for line in range(0, row_bytes, 64):
-                prefetch(address + line)
-        if rows[i] == ABSENT:
-            absent += 1
-            target = array_at(to + i * width, dim, zero)
-            for e in range(dim):
-                target[e] = zero
-        else:
-            copy(load(pages + ((rows[i] >> shift) << 3)) + (rows[i] & mask) * row_bytes, to + i * width, width)
-    return absent
+        prefetch(bucket_address(homes[min(i + AHEAD, until - 1) - first], pages))
+        address = bucket_address(homes[i - first], pages)
+        row, beyond = row_at_home(address, distinct[i])
+        rows[i] = row
+        later[left] = i
+        left += int(beyond)
+        prefetch(address + BUCKET_BYTES * int(beyond))
+    for k in range(left):
+        i = later[k]
+        rows[i] = row_beyond(distinct[i], hashes[i], now, pages)
 
 
 @jitted
 def _ask_for(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int) -> Any:
-    """Ask for the memory of some rows; the number of those that are `ABSENT`."""
-    mask = (np.int64(1) << shift) - 1
+    """Ask for the memory of some rows, of all of each; the number of those that are `ABSENT`."""
     absent = 0
     for i in range(first, last):
         if rows[i] == ABSENT:
             absent += 1
         else:
-            address = load(pages + ((rows[i] >> shift) << 3)) + (rows[i] & mask) * row_bytes
+            address = _row_address(rows[i], pages, shift, row_bytes)
             for line in range(0, row_bytes, 64):
                 prefetch(address + line)
     return absent
+
+
+@jitted
+def _copy_rows(
+    rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int, vectors: Any, zero: Any
+) -> None:
+    """The vectors of some rows, 0 for `ABSENT`."""
+    dim = vectors.shape[1]
+    to, width = np.int64(vectors.ctypes.data), dim * vectors.itemsize
+    for i in range(first, last):
+        if rows[i] == ABSENT:
+            target = array_at(to + i * width, dim, zero)
+            for e in range(dim):
+                target[e] = zero
+        else:
+            copy(_row_address(rows[i], pages, shift, row_bytes), to + i * width, width)
+
+
+@jitted
+def _spread(inverse: Any, first: int, last: int, source: Any, target: Any, width: Any) -> None:
+    """Copy, for some of the keys, the `width` bytes of each one's vector."""
+    if width == 32:  # eight float32, without `copy`'s questions
+        for i in range(first, last):
+            copy(source + inverse[i] * 32, target + i * 32, 32)
+    else:
+        for i in range(first, last):
+            copy(source + inverse[i] * width, target + i * width, width)
 
 
 def _look_up(
     turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, count: Any,
     rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int, vectors: Any, out: Any, zero: Any,
 ) -> None:  # fmt: skip
-    """Keys to vectors, in four phases of which the first is one piece. Gives the number of distinct keys not found.
+    """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
 
-    The first two find the rows, the other two fetch the vectors; each half may be left out. Without the second the
-    rows are asked for, so that they are in a cache when another call fetches.
+    The first finds the distinct keys; the second their rows, asks for these and fetches the vectors, a piece at a time;
+    the third gives each key its vector.
 
     Args:
         turns: See `sparsegroup.kernels.cpu.turns`.
-        finds: Do the first half. Without it `inverse`, `count` and `rows` are given.
-        fetches: Do the second half. Without it `vectors` and `out` stay as they are.
+        finds: Find the rows. Without it `inverse`, `count` and `rows` are given.
+        fetches: Fetch the vectors. Without it `vectors` and `out` stay as they are, and the rows are but asked for, so
+            that they are in a cache when another call fetches.
         keys: `[n]` int64.
         seen: `[2**k]` int32, scratch memory for at least 2 n.
         distinct: `[n]` int64, out: the distinct keys in order of appearance.
@@ -151,41 +172,35 @@ def _look_up(
         out: `[n, dim]`, out: the vectors of all keys.
         zero: 0 of the vectors' dtype.
     """
+    homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
     later = array_at(_memory_of_piece(), PIECE, np.int64(0))
-    dim = out.shape[1]
-    source, target, width = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
+    source, target = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data)
+    width = out.shape[1] * out.itemsize
     thread = enter(turns)
     if finds:
         if take(turns, _DISTINCT, thread, np.int64(1)) == 0:
             count[0] = distinct_in_order(keys, seen, distinct, hashes, inverse, secret_of(state))
             done(turns, _DISTINCT)
         wait(turns, _DISTINCT, np.int64(1))
-    n, now = count[0], measure(state)
+    n = count[0]
     pieces = (n + PIECE - 1) // PIECE
-    if finds:
-        k = take(turns, _FIND, thread, pieces)
-        while k >= 0:
-            _find(distinct, hashes, rows, k * PIECE, min((k + 1) * PIECE, n), now, pages, later)
-            done(turns, _FIND)
-            k = take(turns, _FIND, thread, pieces)
-        wait(turns, _FIND, pieces)
     absent = 0
-    k = take(turns, _FETCH, thread, pieces)
+    k = take(turns, _ROWS, thread, pieces)
     while k >= 0:
         first, last = k * PIECE, min((k + 1) * PIECE, n)
+        if finds:
+            _find(distinct, hashes, rows, first, last, n, state, pages, homes, later)
+        absent += _ask_for(rows, first, last, row_pages, shift, row_bytes)
         if fetches:
-            absent += _fetch(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
-        else:
-            absent += _ask_for(rows, first, last, row_pages, shift, row_bytes)
-        done(turns, _FETCH)
-        k = take(turns, _FETCH, thread, pieces)
+            _copy_rows(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
+        done(turns, _ROWS)
+        k = take(turns, _ROWS, thread, pieces)
     if fetches:
-        wait(turns, _FETCH, pieces)
+        wait(turns, _ROWS, pieces)
         pieces = (len(keys) + PIECE - 1) // PIECE
         k = take(turns, _SPREAD, thread, pieces)
         while k >= 0:
-            for i in range(k * PIECE, min((k + 1) * PIECE, len(keys))):
-                copy(source + inverse[i] * width, target + i * width, width)
+            _spread(inverse, k * PIECE, min((k + 1) * PIECE, len(keys)), source, target, width)
             k = take(turns, _SPREAD, thread, pieces)
     leave(turns, absent)
 
@@ -226,30 +241,23 @@ def _insert(
 
 def _expand(inverse: Any, vectors: Any, out: Any) -> None:
     """out[i] = vectors[inverse[i]]."""
-    dim = out.shape[1]
-    source, target, width = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
-    for i in range(len(inverse)):
-        copy(source + inverse[i] * width, target + i * width, width)
+    source, target = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data)
+    _spread(inverse, 0, len(inverse), source, target, out.shape[1] * out.itemsize)
 
 
 def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
     """out[k] = Σ gradient[i] over inverse[i] = k, in the order of i."""
-    dim, zero = out.shape[1], gradient.dtype.type(0)
-    source, target, width = np.int64(gradient.ctypes.data), np.int64(out.ctypes.data), dim * out.itemsize
+    dim, zero, size = out.shape[1], gradient.dtype.type(0), out.itemsize
+    source, target = np.int64(gradient.ctypes.data), np.int64(out.ctypes.data)
     sums = array_at(target, len(out) * dim, zero)
     for e in range(len(sums)):
         sums[e] = zero
-    for i in range(len(inverse)):
-        at, to = source + i * width, target + inverse[i] * width
-        for _ in range(dim // 8):
-            ours, theirs = array_at(at, 8, zero), array_at(to, 8, zero)
-            for e in range(8):
-                theirs[e] += ours[e]
-            at += 8 * out.itemsize
-            to += 8 * out.itemsize
-        ours, theirs = array_at(at, dim % 8, zero), array_at(to, dim % 8, zero)
-        for e in range(dim % 8):
-            theirs[e] += ours[e]
+    if dim == 8:  # known to the compiler
+        for i in range(len(inverse)):
+            add(source + i * 8 * size, target + inverse[i] * 8 * size, 8, size, zero)
+    else:
+        for i in range(len(inverse)):
+            add(source + i * dim * size, target + inverse[i] * dim * size, dim, size, zero)
 
 
 def _sort_runs(inverse: Any, order: Any, starts: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from sparsegroup.kernels.cpu.jit import array_at, jitted, load, store
+from sparsegroup.kernels.cpu.lanes import match_4
 from sparsegroup.kernels.cpu.memory import allocate, release
 from sparsegroup.table.hashing import mix
 
@@ -18,8 +19,8 @@ OLD, NEW, FRONTIER, COUNT, PHYSICAL, MASK, FACTOR, STATE_LENGTH = 0, 1, 2, 3, 4,
 
 ABSENT = -1
 
-AHEAD = 24
-"""How many keys ahead memory is asked for."""
+AHEAD = 48
+"""How many keys ahead memory is asked for: as many as are looked up while it comes."""
 
 
 @jitted
@@ -58,16 +59,6 @@ def home(hashed: Any, measure: Any) -> Any:
 def bucket_address(bucket: Any, pages: Any) -> Any:
     """Where a bucket is; `pages` is the address of the pages' addresses."""
     return load(pages + ((bucket >> SHIFT) << 3)) + ((bucket & (PAGE_BUCKETS - 1)) << 6)
-
-
-@jitted
-def _row_plus_1(address: Any, key: Any) -> Any:
-    """The row + 1 of `key` in the bucket at `address`, or 0. An empty slot, all 0, matches key 0 and adds nothing."""
-    a = load(address + 8) & -np.int64(load(address) == key)
-    b = load(address + 24) & -np.int64(load(address + 16) == key)
-    c = load(address + 40) & -np.int64(load(address + 32) == key)
-    d = load(address + 56) & -np.int64(load(address + 48) == key)
-    return (a | b) | (c | d)
 
 
 @jitted
@@ -138,8 +129,11 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
 
 @jitted
 def row_at_home(address: Any, key: Any) -> Any:
-    """The row of a key that lies in its home bucket, at `address`, or `ABSENT`; and whether it may lie further on."""
-    row_plus_1 = _row_plus_1(address, key)
+    """The row of a key that lies in its home bucket, at `address`, or `ABSENT`; and whether it may lie further on.
+
+    An empty slot, all 0, matches key 0 and adds nothing.
+    """
+    row_plus_1 = match_4(address, key)
     return row_plus_1 - 1, (row_plus_1 == 0) & (load(address + 56) != 0)
 
 
@@ -149,7 +143,7 @@ def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
     bucket = home(hashed, measure) + 1
     while True:
         address = bucket_address(bucket, pages)
-        row_plus_1 = _row_plus_1(address, key)
+        row_plus_1 = match_4(address, key)
         if row_plus_1 != 0 or load(address + 56) == 0:
             return row_plus_1 - 1
         bucket += 1
