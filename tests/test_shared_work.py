@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparsegroup.kernels.cpu import jit, threads, turns
+from sparsegroup.kernels.cpu.habit import Habit
 
 PIECES = 500
 
@@ -89,6 +90,43 @@ def test_one_who_is_still_at_work_is_waited_for():
     count(state, 0, np.zeros((2, 1), np.int64), np.zeros(0, np.bool_))
     state[0] += 1  # as if another had entered
     assert not turns.is_settled(state)
+
+
+@pytest.mark.parametrize(("rung", "paid"), [(0, False), (1, True), (2, False)])
+def test_staying_pays_where_the_next_job_has_begun_and_none_after_it(rung, paid):
+    bell = np.array([7])
+    state, helping = turns.new_with_helpers(bell)
+    count(state, 8, np.zeros((2, 8), np.int64), np.zeros(8, np.bool_))
+    assert bell[0] == 8, "its caller rings"
+    bell[0] += rung
+    count(helping, 8, np.zeros((2, 8), np.int64), np.zeros(8, np.bool_))
+    assert bell[0] == 8 + rung, "a helper does not"
+    assert turns.has_paid(helping, bell) == paid
+    assert turns.is_settled(state)
+
+
+def test_work_is_shared_where_a_second_one_has_taken_some_of_it():
+    state, marks, early = turns.new(), np.zeros((2, 8), np.int64), np.zeros(8, np.bool_)
+    count(state, 8, marks, early)
+    count(state, 8, marks, early)
+    assert not turns.was_shared(state), "the second found nothing left"
+    state = turns.new()
+    state[0] += 1  # as if another had entered and taken nothing so far
+    count(state, 8, marks, early)
+    assert turns.was_shared(state)
+
+
+def test_what_does_not_pay_is_done_ever_more_seldom_until_it_pays():
+    habit, done = Habit(), []
+    for time in range(400):
+        if habit.is_worth_it():
+            done.append(time)
+            habit.note(paid=False)
+    assert np.diff(done).tolist() == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
+    while not habit.is_worth_it():
+        pass
+    habit.note(paid=True)
+    assert all(habit.is_worth_it() for _ in range(9))
 
 
 def test_the_number_of_threads_is_torchs_unless_it_is_set():

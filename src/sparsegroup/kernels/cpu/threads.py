@@ -8,14 +8,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sparsegroup.kernels.cpu import turns
+from sparsegroup.kernels.cpu.habit import Habit
 from sparsegroup.kernels.cpu.jit import Kernel
 
 _Job = Callable[[], object]
+Int64s = npt.NDArray[np.int64]
+
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _number: int | None = None
 
@@ -54,20 +60,25 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     Returns:
         The sum of what its calls have given.
     """
-    state = turns.new()
     helpers = 0 if alone or not kernel.is_ready else get_num_threads() - 1
-    if helpers:
-        _call_for(helpers, partial(kernel, state, *arguments))
+    habits = _team().habits_of(kernel.name) if helpers else None
+    if habits is None or not habits.calling.is_worth_it():
+        state = turns.new()
+        kernel(state, *arguments)
+        return turns.result(state)
+    state = _call_for(helpers, kernel, arguments, habits.staying)
     kernel(state, *arguments)
-    if helpers:
-        while not turns.is_settled(state):
-            time.sleep(0)
+    while not turns.is_settled(state):
+        time.sleep(0)
+    habits.calling.note(turns.was_shared(state))
     return turns.result(state)
 
 
 def submit(job: _Job) -> None:
     """Let one of the helping threads call `job`, which must not raise; there must be more than one thread."""
-    _team_of(get_num_threads() - 1).jobs.put(job)
+    team = _team_of(get_num_threads() - 1)
+    team.jobs.put(job)
+    team.bell[0] += 1  # a ring that is lost to another's costs some tens of microseconds
 
 
 def in_turns(job: Callable[[int], object], count: int) -> None:
@@ -106,10 +117,23 @@ def _team_of(helpers: int) -> "_Team":
     return team
 
 
-def _call_for(helpers: int, job: _Job) -> None:
+def _call_for(helpers: int, kernel: Kernel, arguments: tuple[Any, ...], staying: Habit) -> Int64s:
+    """Have as many threads help with a kernel as can be had; gives the state that it is to be called with."""
     team = _team_of(helpers)
+    job: _Job
+    state, helping = turns.new_with_helpers(team.bell)
+    if helpers < _CORES and staying.is_worth_it():
+        job = partial(_help_and_stay, kernel, helping, arguments, team.bell, staying)
+    else:
+        job = partial(kernel, helping[: len(state)], *arguments)
     for _ in range(helpers - team.jobs.qsize()):  # jobs still waiting: nobody has a core to spare
         team.jobs.put(job)
+    return state
+
+
+def _help_and_stay(kernel: Kernel, state: Int64s, arguments: tuple[Any, ...], bell: Int64s, staying: Habit) -> None:
+    kernel(state, *arguments)
+    staying.note(turns.has_paid(state, bell))
 
 
 def _serve(jobs: "SimpleQueue[_Job]") -> None:
@@ -118,10 +142,27 @@ def _serve(jobs: "SimpleQueue[_Job]") -> None:
             jobs.get()()
 
 
+class _Habits(NamedTuple):
+    """What pays where a kernel is called.
+
+    Attributes:
+        calling: Others are called to help. It pays where they come while there is work: where a core is free.
+        staying: Helpers stay awake after it. It pays where another kernel comes soon, and finds them so.
+    """
+
+    calling: Habit
+    staying: Habit
+
+
 class _Team:
     def __init__(self) -> None:
         self.jobs: SimpleQueue[_Job] = SimpleQueue()
         self.threads: list[threading.Thread] = []
+        self.bell: Int64s = np.zeros(1, np.int64)
+        self._habits: dict[str, _Habits] = {}
+
+    def habits_of(self, kernel: str) -> _Habits:
+        return self._habits.setdefault(kernel, _Habits(Habit(), Habit()))
 
 
 @cache
