@@ -25,6 +25,7 @@ BLOCK = 256
 
 CARRIES_U: bool = True  # bound
 HAS_START: bool = False  # bound
+IS_WIDE: bool = True  # bound: whether a group may have more than `BLOCK` elements
 PARTS: int = 0  # bound: weights, u, and the rule's state
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
@@ -318,15 +319,14 @@ def step(
     parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
     threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
     size = constants.itemsize
-    widest = np.int64(0)
-    for t in range(len(widths)):
-        widest = max(widest, widths[t])
-    H_address = np.int64(0)
-    if widest > BLOCK:
+    if IS_WIDE:
+        widest = np.int64(0)
+        for t in range(len(widths)):
+            widest = max(widest, widths[t])
         H_address = allocate(3 * widest * size)
         if H_address == 0:
             raise MemoryError
-    H = array_at(H_address, 3 * widest, zero)
+        H = array_at(H_address, 3 * widest, zero)
     S = array_at(s_memory(), 6 * STRIDE, zero)
     T = array_at(block_memory(), BLOCK, zero)
     R_address = r_memory()
@@ -343,7 +343,7 @@ def step(
         width = d * size
         row_scalars = unpack(scalars, t)
         tau = taus[t]
-        if d > BLOCK:
+        if IS_WIDE and d > BLOCK:
             for j in range(first, last):
                 place = j * width
                 if len(rows):
@@ -395,4 +395,5 @@ def step(
                     born += int(is_live(x, i * d, d, zero))
         k = take(turns, 0, thread, len(work))
     leave(turns, born)
-    release(H_address)
+    if IS_WIDE:
+        release(H_address)

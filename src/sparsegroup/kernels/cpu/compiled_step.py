@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
     arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
     scalars = np.zeros((1, len(scalar_names(rule))), dtype)
     try:
-        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, alone=True)
+        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, False)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -83,12 +83,19 @@ def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
 
 
 @cache
-def step_kernel(rule: Rule, carries_u: bool) -> Any:
-    """`block.step` for a rule; with `carries_u` the closed form, without it the base optimizer alone."""
+def step_kernel(rule: Rule, carries_u: bool, is_wide: bool) -> Any:
+    """`block.step` for a rule.
+
+    Args:
+        rule: The base optimizer.
+        carries_u: The closed form; without it, the base optimizer alone.
+        is_wide: Also for groups of more than `block.BLOCK` elements.
+    """
     first_state = 2 if carries_u else 1
     bindings: dict[str, Any] = {
         "CARRIES_U": carries_u,
         "HAS_START": rule.sigma_0 is not None,
+        "IS_WIDE": is_wide,
         "PARTS": first_state + len(rule.state),
         **adapters(rule, first_state),
     }
@@ -102,7 +109,7 @@ def step_kernel(rule: Rule, carries_u: bool) -> Any:
         block.advance_large,
     ):
         bindings[function.__name__] = jit.with_globals(function, bindings)
-    name = f"the step of {rule.name}" + (" with sparse group lasso" if carries_u else "")
+    name = f"the step of {rule.name}" + " with sparse group lasso" * carries_u + " on wide groups" * is_wide
     return jit.kernel(block.step, name, bindings)
 
 
@@ -139,12 +146,17 @@ class Tensors:
         counts: `[tensors]`, groups.
         base: `[tensors, parts]`, address of x, of u if carried, and of each state.
         work: How threads share them, from `pieces`.
+        is_wide: Whether one of the groups needs a kernel for wide ones.
     """
 
     widths: Int64s
     counts: Int64s
     base: Int64s
     work: Int64s
+
+    @cached_property
+    def is_wide(self) -> bool:
+        return bool((self.widths > block.BLOCK).any())
 
 
 def advance_tensors(
@@ -171,7 +183,7 @@ def advance_tensors(
     alone = len(work) == 1 or int(widths @ tensors.counts) < 2 * GRAIN
     taus = np.sqrt(widths) * settings.regularizer.tau
     arguments = (work, tensors.counts, tensors.base, gradients, widths, *_NO_ROWS)
-    _launch(rule, carries_u, dtype, arguments, taus.astype(dtype), scalars, settings, alone)
+    _launch(rule, carries_u, dtype, arguments, taus.astype(dtype), scalars, settings, alone, tensors.is_wide)
 
 
 def advance_rows(
@@ -211,7 +223,7 @@ def advance_rows(
         work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
         arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
         taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
-        return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone)
+        return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone, width > block.BLOCK)
     # For the kernel each run is a tensor of its own that lies where the others do and begins where the one before ends.
     counts = np.array([count for count, _ in runs])
     ends = np.cumsum(counts)
@@ -222,7 +234,7 @@ def advance_rows(
     l21s = np.array([l21 for _, l21 in runs])
     taus = (math.sqrt(width) * (l21s * settings.regularizer.norm.tau_scale)).astype(dtype)
     arguments = (work, ends, offsets, addresses, widths, *where)
-    return _launch(rule, carries_u, dtype, arguments, taus, numbers, settings, alone)
+    return _launch(rule, carries_u, dtype, arguments, taus, numbers, settings, alone, width > block.BLOCK)
 
 
 def pieces(widths: Int64s, counts: Int64s) -> Int64s:
@@ -266,6 +278,7 @@ def _launch(
     scalars: npt.NDArray[Any],
     settings: LaunchSettings,
     alone: bool,
+    is_wide: bool,
 ) -> int:
-    kernel = step_kernel(rule, carries_u)
+    kernel = step_kernel(rule, carries_u, is_wide)
     return threads.share(kernel, *arguments, scalars, taus, *_constants(settings, dtype), alone=alone)

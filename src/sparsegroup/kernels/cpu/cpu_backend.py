@@ -64,7 +64,7 @@ class CpuBackend:
         slots = [tensor.slot for tensor in tensors]
         known, where = self._launches.get((request.group, kind), (None, None))
         if where is None or known != slots:
-            where = _tensors_of(slots)
+            where = _tensors_of(slots, carries_u)
             self._launches[request.group, kind] = slots, where
         compiled_step.advance_tensors(
             self.rule,
@@ -97,9 +97,11 @@ class CpuBackend:
         )
 
 
-def _tensors_of(slots: Sequence[Slot]) -> compiled_step.Tensors:
+def _tensors_of(slots: Sequence[Slot], carries_u: bool) -> compiled_step.Tensors:
     widths = np.array([slot.width for slot in slots], np.int64)
     counts = np.array([slot.count for slot in slots], np.int64)
+    if not carries_u:  # each element by itself
+        widths, counts = np.ones_like(widths), widths * counts
     base = np.array([slot.addresses for slot in slots], np.int64)
     return compiled_step.Tensors(widths, counts, base, compiled_step.pieces(widths, counts))
 
