@@ -5,6 +5,7 @@
     fbgemm          FBGEMM's CPU table, exact Adagrad, ready-made ids, as bags of one id each (its fastest way)
     fbgemm_sequence the same table without pooling
     dense_adam      nn.Embedding + torch.optim.Adam(fused=True), ready-made ids
+    random_access   the floor: the same keys' index lines read, their rows read and written, nothing else
 
 The table is Criteo's as the community embeds it: 39 fields, 33.8M rows, d = 8, batches of 512 × 39 keys, none twice.
 In a field of cardinality c the rank of a value is ⌊((c^(1-a) - 1) U + 1)^(1/(1-a))⌋ - 1, a = 1.05, U uniform; a random
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import timing
+from random_access import Places
 from sparsegroup import GroupAdam, HashEmbedding
 
 DIM, BATCH, ZIPF = 8, 512, 1.05
@@ -186,15 +188,19 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     gradient = torch.randn(*values.shape[1:], DIM) / 100
     rows, distinct = int(clicks.cardinalities.sum()), float(np.mean([len(batch.unique()) for batch in ids]))
     table, optimizer = ours(clicks, pages == "huge", keys[0], gradient)
+    calls = ROUNDS * (per_round + 1)
+    places = [Places.of(table, batch.numpy()) for batch in keys[:calls]]
     contenders = {"ours": training_step(table, optimizer, keys, gradient)}
+    # Of batches that ours has not just had: their rows would still be in the cache.
+    contenders["random_access"] = lambda index: places[(index + calls // 2) % calls].touch()
     sparse, dense = embedding(rows, sparse=True), embedding(rows, sparse=False)
     contenders["sparse_adam"] = training_step(sparse, torch.optim.SparseAdam(sparse.parameters()), ids, gradient)
     contenders |= fbgemm_steps(rows, ids, gradient)
     adam = torch.optim.Adam(dense.parameters(), fused=True)
     contenders["dense_adam"] = training_step(dense, adam, ids, gradient)
-    calls = dict.fromkeys(contenders, per_round) | {"dense_adam": min(2, per_round)}
+    turns = dict.fromkeys(contenders, per_round) | {"dense_adam": min(2, per_round)}
     with timing.undisturbed():
-        times = timing.alternate(contenders, ROUNDS, calls)
+        times = timing.alternate(contenders, ROUNDS, turns)
         parts = stages(table, optimizer, keys[-arguments.batches :], gradient)
         least, random_read = floor(distinct, rows)
     ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
@@ -208,12 +214,18 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     if "fbgemm" not in ms:
         print("fbgemm: not installed, left out")
     print("ours by stage, ms: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
+    distance = ms["ours"] / ms["random_access"]
+    print(
+        f"to its own index lines and rows, and to nothing else, the table takes {ms['random_access']:.3f} ms: ", end=""
+    )
+    print(f"ours takes {distance:.1f} times as long")
     print(f"floor: {least:.3f} ms to copy the rows' bytes (we take {ms['ours'] / least:.1f} times as long); ", end="")
     print(f"reading the rows from random places takes {random_read:.3f} ms", flush=True)
 
     figures = {f"speedup_vs_{name}": ms[name] / ms["ours"] for name in ms if name != "ours"}
     figures |= {"ms_per_batch": ms["ours"]} | {f"ms_{name}": ms[name] for name in ms if name != "ours"}
     figures |= {f"ms_stage_{name}": part for name, part in parts.items()}
+    figures["distance_to_random_access"] = distance
     return figures | {"ms_floor": least, "ms_random_read": random_read, "distinct_keys": distinct}
 
 
