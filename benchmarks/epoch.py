@@ -3,21 +3,23 @@
 The network is compiled where the pass is long and a C++ compiler is there, as `sparsegroup train` does it; in the
 comparisons on a slice nobody's is.
 
-In the same run, on the first samples of the log: the same network with `nn.Embedding(sparse=True)` and SparseAdam
-behind a torch DataLoader over the same Parquet (keys taken modulo the rows of its table; with one thread and with all,
-the faster counts), and with dense Adam; the variant with 39 embedded fields, the numbers x as ⌊x²⌋ (they are
-logarithms); the same samples as a raw log in text; and every stage timed by itself, in the order of the trainer.
+In the same run, on the first samples of the log, by batches of 512 and of 8,192: the same network with
+`nn.Embedding(sparse=True)` and SparseAdam behind a torch DataLoader over the same Parquet (keys taken modulo the rows
+of its table; with one thread and with all, the faster counts), and by 512 with dense Adam; the variant with 39 embedded
+fields, the numbers x as ⌊x²⌋ (they are logarithms); the same samples as a raw log in text; and every stage timed by
+itself, in the order of the trainer. "busy" is the share of all cores' time in which they work.
 
     sparsegroup synthesize criteo LOG
     python benchmarks/epoch.py LOG
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import polars as pl
@@ -37,7 +39,7 @@ from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, HistoryPoint, train
 
-BATCH, DIM = 512, 8
+BATCH, LARGE, DIM = 512, 8192, 8
 CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
 WINDOW = 786_000
 """Samples of a window of the history, as of 50 over the whole log."""
@@ -87,29 +89,30 @@ def write_as_text(log: PreparedLog, rows: int, path: Path) -> None:
             frame.write_csv(file, separator="\t", include_header=False)
 
 
-def theirs(log: PreparedLog, samples: int, rows: int, *, sparse: bool) -> float:
+def theirs(log: PreparedLog, samples: int, rows: int, *, sparse: bool, batch: int = BATCH) -> float:
     torch.manual_seed(0)
     model = PlainModel(log, rows, DIM, sparse=sparse)
-    return train_plainly(model, Ids(log.folder, (0, samples), rows, BATCH), CONFIG.optimizer.lr, sparse=sparse)
+    return train_plainly(model, Ids(log.folder, (0, samples), rows, batch), CONFIG.optimizer.lr, sparse=sparse)
 
 
-def ours(log: Log) -> tuple[float, dict[str, float]]:
+def ours(log: Log, batch: int = BATCH) -> tuple[float, dict[str, float]]:
     """Samples per second of the pass, evaluation left out, and what it came to."""
     model, optimizer = CONFIG.build(log)
-    begin = perf_counter()
+    begin, cpu = perf_counter(), process_time()
     history: list[HistoryPoint] = []
     trained = train(
         model,
         optimizer,
         log,
-        batch_size=BATCH,
+        batch_size=batch,
         windows=max(1, log.train_rows // WINDOW),
         compile=CONFIG.training.compiles(log.train_rows),
         on_progress=history.append,
     )
-    seconds = perf_counter() - begin
+    seconds, busy = perf_counter() - begin, process_time() - cpu
     figures = {
         "seconds": seconds,
+        "busy": busy / seconds / (os.cpu_count() or 1),
         "test_auc": trained.test.auc,
         "features_seen": float(model.embedding.num_seen),
         "feature_rate": trained.feature_rate,
@@ -202,22 +205,30 @@ def main() -> None:
         print(", ".join(f"{name} {value:,.4g}" for name, value in figures.items()), flush=True)
         figures |= {"samples_per_s": speed, "peak_bytes": float(peak)}
         with timing.undisturbed():
-            figures["samples_per_s_slice"], _ = ours(Beginning(log, samples))
+            figures["samples_per_s_slice"], parts = ours(Beginning(log, samples))
+            figures["samples_per_s_8192"], large = ours(Beginning(log, samples), LARGE)
+            figures |= {"busy_slice": parts["busy"], "busy_8192": large["busy"]}
             figures["samples_per_s_39_fields"], _ = ours(AllEmbedded(log, samples))
             figures |= stages(log, samples)
             figures |= raw(log, samples, Path(folder), arguments.threads)
-            sparse, dense = [], []
+            sparse, dense, sparse_large = [], [], []
             for number in sorted({1, arguments.threads}):
                 torch.set_num_threads(number)
                 sparse.append(theirs(log, samples, rows, sparse=True))
+                sparse_large.append(theirs(log, samples - samples % LARGE, rows, sparse=True, batch=LARGE))
                 dense.append(theirs(log, min(samples, 50 * BATCH), rows, sparse=False))
     figures |= {"samples_per_s_sparse_adam": max(sparse), "samples_per_s_dense_adam": max(dense)}
+    figures["samples_per_s_sparse_adam_8192"] = max(sparse_large)
+    figures["speedup_vs_sparse_adam_8192"] = figures["samples_per_s_8192"] / max(sparse_large)
     for name in ("sparse_adam", "dense_adam"):
         figures[f"speedup_vs_{name}"] = figures["samples_per_s_slice"] / figures[f"samples_per_s_{name}"]
     print(f"the first {samples:,} samples: ours {figures['samples_per_s_slice']:,.0f}/s", end="")
     for name in ("39_fields", "raw", "sparse_adam", "dense_adam"):
         print(f", {name.replace('_', ' ')} {figures[f'samples_per_s_{name}']:,.0f}", end="")
     print(f"; {figures['speedup_vs_sparse_adam']:.2f} times SparseAdam, {figures['speedup_vs_dense_adam']:.0f} Adam")
+    print(f"by batches of {LARGE:,}: ours {figures['samples_per_s_8192']:,.0f}/s, ", end="")
+    print(f"{figures['speedup_vs_sparse_adam_8192']:.2f} times SparseAdam")
+    print(", ".join(f"{name} {figures[name]:.0%}" for name in ("busy", "busy_slice", "busy_8192")) + " of the cores")
     parts = {name[3:]: value for name, value in figures.items() if name.startswith("ms_")}
     print("ours by stage, ms a batch: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
     timing.write_json(arguments.json, figures)
