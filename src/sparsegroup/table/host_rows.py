@@ -112,6 +112,16 @@ class HostRows:
         _live(first, *self._place(WEIGHT), self.dim, out, self.dtype.type(0))
         return out
 
+    def _views(self, first: int, last: int) -> Iterator[tuple[int, Floats]]:
+        """The rows first, …, last - 1 page by page: where each begins, and `[rows, parts, dim]` over their memory."""
+        while first < last:
+            page, before = first >> self.shift, first & ((1 << self.shift) - 1)
+            count = min(last - first, (1 << self.shift) - before)
+            address = int(self.pages.addresses[page]) + before * self.row_bytes
+            memory: Any = (ctypes.c_char * (count * self.row_bytes)).from_address(address)
+            yield first, np.frombuffer(memory, self.dtype).reshape(count, len(self.parts), self.dim)
+            first += count
+
     def _place(self, part: str) -> tuple[Any, ...]:
         offset = self.parts.index(part) * self.dim * self.dtype.itemsize
         return self.pages.addresses, self.shift, self.row_bytes, offset
@@ -126,12 +136,14 @@ class HostRows:
         other.reserve(count)
         step = 1 << self.shift
         for first in range(0, count, step):
-            rows = np.arange(first, min(first + step, count))
-            for part in other.parts:
-                if part in self.parts:
-                    other.write(part, rows, self.read(part, rows))
-                elif other.initial[part] != 0:
-                    other.write(part, rows, np.full((len(rows), self.dim), other.initial[part], self.dtype))
+            ((_, source),) = self._views(first, min(first + step, count))
+            for start, target in other._views(first, first + len(source)):
+                rows = source[start - first : start - first + len(target)]
+                for place, part in enumerate(other.parts):
+                    if part in self.parts:
+                        target[:, place] = rows[:, self.parts.index(part)]
+                    elif other.initial[part] != 0:
+                        target[:, place] = other.initial[part]
             self.pages.release(first >> self.shift)
         self.pages.resize(0)
         return other
