@@ -16,8 +16,9 @@ import numpy as np
 
 from sparsegroup import prox
 from sparsegroup.kernels import update_mark
-from sparsegroup.kernels.cpu.jit import array_at, call, copy, fill_8, inline, jitted, prefetch
+from sparsegroup.kernels.cpu.jit import array_at, call, fill_8, inline, jitted, prefetch
 from sparsegroup.kernels.cpu.memory import allocate, on_stack, release
+from sparsegroup.kernels.cpu.row_copies import live_groups
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 BLOCK = 256
@@ -32,6 +33,7 @@ _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update_at = unpack = parts_at = scratch_parts = gradient_at = r_memory = _unbound  # bound
 is_initial = parts_of = _unbound  # bound
 weigh = shrink = _unbound  # bound
+gather = scatter = _unbound  # bound: `row_copies`
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
@@ -368,7 +370,7 @@ def step(
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
         else:
-            per_block = BLOCK // d
+            per_block, is_8 = BLOCK // d, d == 8 and size == 4  # eight float32: known to the compiler where it says so
             x, u, state = scratch_parts(R_address, size, zero)
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
@@ -377,22 +379,24 @@ def step(
                     place = pages[ahead >> shift] + (ahead & mask) * stride
                     for line in range(len(lines)):
                         prefetch(place + lines[line])
-                    place = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
-                    places[i] = place
-                    to = R_address + i * width
-                    for p in range(PARTS):
-                        copy(place + base[t, p], to + p * STRIDE * size, width)
-                    born -= int(is_live(x, i * d, d, zero))
+                    places[i] = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
+                if is_8:
+                    gather(places, groups, base[t], R_address, STRIDE * 4, 32)
+                    born -= live_groups(x, groups, 8, zero)
+                else:
+                    gather(places, groups, base[t], R_address, STRIDE * size, width)
+                    born -= live_groups(x, groups, d, zero)
                 g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
-                for i in range(groups):
-                    at = R_address + i * width
-                    for p in range(PARTS):
-                        copy(at + p * STRIDE * size, places[i] + base[t, p], width)
-                    born += int(is_live(x, i * d, d, zero))
+                if is_8:
+                    scatter(places, groups, base[t], R_address, STRIDE * 4, 32)
+                    born += live_groups(x, groups, 8, zero)
+                else:
+                    scatter(places, groups, base[t], R_address, STRIDE * size, width)
+                    born += live_groups(x, groups, d, zero)
         k = take(turns, 0, thread, len(work))
     leave(turns, born)
     if IS_WIDE:

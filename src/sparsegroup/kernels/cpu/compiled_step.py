@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba import from_dtype, types
 from numba.core.errors import NumbaError
 
-from sparsegroup.kernels.cpu import block, jit, threads
+from sparsegroup.kernels.cpu import block, jit, row_copies, threads
 from sparsegroup.kernels.cpu.rule_source import adapters, scalar_names
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.rules import Rule
@@ -105,6 +105,8 @@ def step_kernel(rule: Rule, carries_u: bool, is_wide: bool) -> Any:
         block.rule_only,
         block.base_only,
         block.rule_and_z,
+        row_copies.gather,
+        row_copies.scatter,
         block.advance,
         block.advance_large,
     ):
