@@ -84,3 +84,16 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     found = json.loads(figures.read_text())
     assert (found["readme_cold_kernels"], found["readme_warm_kernels"]) == (1, 0)
     assert found["readme_warm_cpu"] < found["readme_cold_cpu"]
+
+
+def test_the_documentation_shows_the_measured_first_step() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "first_step.json").read_text())
+    page = (ROOT / "docs" / "measured.md").read_text()
+    for name in ("readme", "demo", "train"):
+        cells = [f"{figures[f'{name}_cold_{one}']:.2f}" for one in ("seconds", "cpu")]
+        cells += [f"{figures[f'{name}_{one}']:.0f}" for one in ("cold_kernels", "compiling_mb")]
+        cells += [f"{figures[f'{name}_warm_{one}']:.2f}" for one in ("seconds", "cpu")]
+        assert f" | {' | '.join(cells)} |" in page
+        assert figures[f"{name}_warm_kernels"] == 0
+    for name in ("import_torch", "import_sparsegroup", "help"):
+        assert f"{figures[f'{name}_cpu']:.2f} s" in " ".join(page.split())
