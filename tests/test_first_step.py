@@ -75,6 +75,31 @@ def test_a_table_steps_to_the_same_bits_with_kernels_from_the_cache_without_what
     assert loaded.splitlines()[1].split() == []
 
 
+WIDTHS = """
+import torch
+from sparsegroup import GroupAdam
+for width, l21 in {kinds}:
+    weight = torch.nn.Parameter(torch.ones(3, width))
+    weight.grad = torch.ones(3, width)
+    GroupAdam([weight], lr=0.1, l21=l21).step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        ([(700, 0.0), (7, 0.0)], ["step"]),
+        ([(700, 0.1)], ["shrink_groups", "step", "weigh_elements"]),
+        ([(7, 0.1)], ["shrink_groups", "step", "weigh_elements"]),
+    ],
+)
+def test_a_step_compiles_one_kernel_whatever_the_width(
+    kinds: list[tuple[int, float]], names: list[str], tmp_path: Path
+) -> None:
+    output(started(tmp_path, WIDTHS.format(kinds=kinds)))
+    assert sorted(path.name.split(".")[1].rpartition("_")[0] for path in tmp_path.rglob("*.nbc")) == names
+
+
 @pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"

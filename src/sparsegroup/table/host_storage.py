@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite
+from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
@@ -107,7 +108,7 @@ class HostStorage:
         own = TORCH_DTYPES[self.rows.dtype]
         if state_dtype not in (None, own):
             raise ValueError(f"state_dtype={state_dtype} needs a HashEmbedding on a GPU; on the CPU its state is {own}")
-        if not compiled_step.is_ready(rule, carries_u, self.rows.dtype):
+        if not compiled_step.is_ready(rule, carries_u, self.rows.dim > BLOCK, self.rows.dtype):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def check_reports(self, describe: Callable[[Int64s], str]) -> None:

@@ -322,7 +322,7 @@ def step(
     threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
     size = constants.itemsize
     if IS_WIDE:
-        widest = np.int64(0)
+        widest = np.int64(1)
         for t in range(len(widths)):
             widest = max(widest, widths[t])
         H_address = allocate(3 * widest * size)

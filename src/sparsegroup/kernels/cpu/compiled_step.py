@@ -64,15 +64,15 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 
 
 @cache
-def is_ready(rule: Rule, carries_u: bool, dtype: np.dtype[Any]) -> bool:
-    """Compile the step of a rule; False, with a warning, for a rule that cannot be compiled."""
+def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any]) -> bool:
+    """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
     parts = len(rule.state) + 1 + carries_u
     settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
     arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
     scalars = np.zeros((1, len(scalar_names(rule))), dtype)
     try:
-        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, False)
+        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, is_wide)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import compiled_step
+from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.kernels.slot import Slot, compute_dtype
 from sparsegroup.kernels.step_request import StepRequest, TensorStep
@@ -40,7 +41,12 @@ class CpuBackend:
             and slot.x.device.type == "cpu"
             and slot.dtype == compute_dtype(slot.dtype)
             and slot.state_dtypes <= {slot.dtype}
-            and compiled_step.is_ready(self.rule, slot.carries_u, NUMPY_DTYPES[slot.dtype])
+            and compiled_step.is_ready(
+                self.rule,
+                slot.carries_u,
+                slot.width > BLOCK and (slot.carries_u or sparse),
+                NUMPY_DTYPES[slot.dtype],
+            )
         )
 
     def check(self) -> None:
