@@ -280,14 +280,6 @@ def advance_large(
         solve(part(x, start, n, zero), part(u, start, n, zero), S, n, l1, two_l2, keep, zero, one)
 
 
-@jitted
-def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
-    for i in range(start, start + d):  # noqa: SIM110
-        if x[i] != zero:
-            return True
-    return False
-
-
 def step(
     turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
     pages: Any, shift: int, stride: int, lines: Any, rows: Any,
@@ -352,13 +344,14 @@ def step(
                     place = pages[rows[j] >> shift] + (rows[j] & mask) * stride
                 x, u, state = parts_at(base, t, place, d, zero)
                 g, hessian = gradient_at(gradients, t, j * width, d, zero)
-                was = len(rows) > 0 and is_live(x, 0, d, zero)
+                if len(rows):
+                    born -= live_groups(x, 1, d, zero)
                 advance_large(
                     x, u, state, g, hessian, d, S, T, H,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
                 if len(rows):
-                    born += int(is_live(x, 0, d, zero)) - int(was)
+                    born += live_groups(x, 1, d, zero)
         elif len(rows) == 0:
             per_block = BLOCK // d
             for j in range(first, last, per_block):

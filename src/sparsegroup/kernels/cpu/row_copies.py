@@ -31,6 +31,15 @@ def scatter(places: Any, groups: int, offsets: Any, source: Any, between: int, w
 
 
 @jitted
+def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
+    """Whether any of `d` elements is not zero."""
+    for i in range(start, start + d):  # noqa: SIM110
+        if x[i] != zero:
+            return True
+    return False
+
+
+@jitted
 def live_groups(x: Any, groups: int, d: int, zero: Any) -> int:
     """How many groups of `d` elements are non-zero; no branch within a group, for groups are small."""
     count = 0

@@ -19,13 +19,13 @@ from sparsegroup.kernels.cpu.block import (
     BLOCK,
     STRIDE,
     block_memory,
-    is_live,
     s_memory,
     solve,
     spread_groups,
     sum_groups,
 )
 from sparsegroup.kernels.cpu.jit import array_at, call, copy, jitted, prefetch
+from sparsegroup.kernels.cpu.row_copies import is_live
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 PARTS: int = 0  # bound: weights, u, and the rule's state
