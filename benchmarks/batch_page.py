@@ -37,7 +37,11 @@ def number(figures: Figures, name: str) -> float:
 
 
 def _text(figures: Figures) -> Iterator[str]:
-    yield f"Machine: {figures['machine']}. Medians of rounds in which the two take turns.\n"
+    yield (
+        f"Machine: {figures['machine']}. {number(figures, 'samples'):,.0f} samples with the small network, an eighth "
+        "of them with the wide one, all at the beginning of the log, where most keys are new; growing the table and "
+        "following the schedule of λ21 are counted. Medians of rounds in which the two take turns.\n"
+    )
     if number(figures, "others_cores") > 0.1:
         yield f"*Other processes took {number(figures, 'others_cores'):.1f} cores meanwhile.*\n"
     for network, words in (

@@ -1,5 +1,6 @@
 """What the benchmark of batch sizes counts and shows."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def test_both_train_on_the_same_samples_and_the_page_tells(tmp_path: Path, monke
     assert page.count("| 64 |") == 2
     plot_sizes(figures, tmp_path / "sizes.png")
     assert (tmp_path / "sizes.png").stat().st_size > 10_000
+
+
+def test_the_page_is_made_of_the_figures() -> None:
+    report = batch_sizes.ROOT / "docs" / "results" / "batch-sizes"
+    assert (report / "index.md").read_text() == page_of(json.loads((report / "results.json").read_text()))
 
 
 def test_a_product_of_large_matrices_is_the_peak() -> None:

@@ -70,9 +70,9 @@ def test_the_documentation_shows_the_measured_speed() -> None:
     growth = json.loads((results / "table_growth.json").read_text())
     assert f"{growth['bytes_per_row']:.0f} bytes per row" in MEASURED
     epoch = json.loads((results / "epoch.json").read_text())
-    for name in ("", "_slice", "_39_fields", "_raw"):
+    for name in ("", "_slice", "_39_fields", "_raw", "_8192"):
         assert f"| {epoch[f'samples_per_s{name}']:,.0f} |" in MEASURED
-    for name, digits in (("sparse_adam", 2), ("dense_adam", 0)):
+    for name, digits in (("sparse_adam", 2), ("dense_adam", 0), ("sparse_adam_8192", 2)):
         line = f"| {epoch[f'samples_per_s_{name}']:,.0f} | ratio {epoch[f'speedup_vs_{name}']:.{digits}f} |"
         assert line in MEASURED
 
