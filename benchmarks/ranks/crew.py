@@ -78,6 +78,11 @@ def _serve(rank: int, ranks: int, folder: str, host: Host | None, pipe: Connecti
         host.enter()
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    answer_calls(pipe)
+
+
+def answer_calls(pipe: Connection) -> None:
+    """Call what comes, a function and its arguments, and send whether it has failed, and what it gives or says."""
     while True:
         try:
             function, arguments = pipe.recv()
@@ -85,5 +90,5 @@ def _serve(rank: int, ranks: int, folder: str, host: Host | None, pipe: Connecti
             break
         try:
             pipe.send((False, function(*arguments)))
-        except Exception:
+        except BaseException:
             pipe.send((True, traceback.format_exc()))

@@ -53,14 +53,12 @@ def _bytes(figures: Figures) -> Iterator[str]:
     yield "## Bytes on the wire\n"
     yield (
         "The least that can be sent: each distinct key of a rank's batch whose row is on another rank goes there, 8 "
-        "bytes, "
-        "its vector comes back, and its gradient goes, each of 4 (in bfloat16 2) bytes a number. A rank sends at most "
-        f"{max(ratios):.4f} of that, with the numbers of keys, where {MOST_BYTES} was the aim. *On the card*: what "
-        "the network cards of so many network namespaces have sent in the same steps, with headers and "
-        "acknowledgements, "
-        "in packets of up to 64 KB; where a packet has 1,500 bytes, headers are another 5 %. The network's gradients "
-        "are "
-        "left out. 2,048 samples of each rank; with more, there are fewer distinct keys a sample.\n"
+        "bytes, its vector comes back, and its gradient goes, each of 4 (in bfloat16 2) bytes a number. A rank sends "
+        f"at most {max(ratios):.4f} of that, with the numbers of keys, where {MOST_BYTES} was the aim. *On the card*: "
+        "what the network cards of so many network namespaces have sent in the same steps, with headers and "
+        "acknowledgements, in packets of up to 64 KB; where a packet has 1,500 bytes, headers are another 5 %. The "
+        "network's gradients are left out. 2,048 samples of each rank; with more, there are fewer distinct keys a "
+        "sample.\n"
     )
 
     def cells() -> Iterator[list[str]]:
@@ -91,10 +89,8 @@ def _auc(figures: Figures) -> Iterator[str]:
     yield "## bfloat16 on the wire\n"
     yield (
         "`wire_dtype=torch.bfloat16` rounds vectors and gradients where they leave. Test AUC after one pass on two "
-        "ranks, "
-        "batches of 2 × 32, and the difference with the same seed, which draws the start of table and network: mean ± "
-        "its "
-        f"standard error over {figures[f'auc.{logs[0]}.seeds']:.0f} seeds.\n"
+        "ranks, batches of 2 × 32, and the difference with the same seed, which draws the start of table and network: "
+        f"mean ± its standard error over {figures[f'auc.{logs[0]}.seeds']:.0f} seeds.\n"
     )
     yield from _table(
         ("log", "AUC, float32", "bfloat16 − float32"),
@@ -122,16 +118,13 @@ def _scaling(figures: Figures) -> Iterator[str]:
     if figures["others_cores"] > 0.1:
         yield (
             f"*Measured on a machine of which other processes took {figures['others_cores']:.1f} cores meanwhile, "
-            f"which "
-            "is too much: `python benchmarks/sharded.py --only steps projection` measures them again.*\n"
+            "which is too much: `python benchmarks/sharded.py --only steps projection` measures them again.*\n"
         )
     yield (
         "Samples per second of two ranks on two cores, in units of one process without a group on one core; they take "
         "turns, medians over rounds (quartiles in brackets). *Weak*: each rank has the batch of the one process; "
-        "*strong*: "
-        "half of it. *Apart*: two processes train a model each and say nothing to each other, which is what the "
-        "machine "
-        "has to give. *One rank*: a group of one, in units of the process without a group.\n"
+        "*strong*: half of it. *Apart*: two processes train a model each and say nothing to each other, which is what "
+        "the machine has to give. *One rank*: a group of one, in units of the process without a group.\n"
     )
     for label, text in (("scaling", ""), ("scaling_by_default", _DEFAULT)):
         if text:
@@ -167,12 +160,10 @@ def _parts(figures: Figures) -> Iterator[str]:
     yield "## A step by part\n"
     yield (
         "Milliseconds of each part of a step, 2,048 samples of each rank. Here the ranks first wait for each other "
-        "wherever "
-        "they meet, and do nothing else while they exchange; so *waiting* is for the slower one alone, and the sum is "
-        "more "
-        "than an ordinary step, in which the all-reduce goes on beside the table's exchange. *Threads* is handing over "
-        "to "
-        "the thread in which keys are exchanged, and vectors' way into the exchange and out of it.\n"
+        "wherever they meet, and do nothing else while they exchange; so *waiting* is for the slower one alone, and "
+        "the sum is more than an ordinary step, in which the all-reduce goes on beside the table's exchange. "
+        "*Threads* is handing over to the thread in which keys are exchanged, and vectors' way into the exchange and "
+        "out of it.\n"
     )
     names = {part: part.replace(" ", "_") for part in PARTS}
     lines = [
@@ -218,14 +209,11 @@ def _check(figures: Figures) -> Iterator[str]:
         yield f"With `prefetch`, {int(ahead[0][1]):,} samples: {', '.join(texts)}.\n"
     yield (
         f"Of the constants: an exchange without content takes {1e6 * figures['model.start']:.0f} µs between two ranks, "
-        f"and "
-        f"{1e6 * figures['model.peer']:.0f} µs of the processor for each further one (at most: more ranks than cores "
-        f"were at it); a byte takes "
-        f"{1e9 * figures['model.byte']:.2f} ns, so that gloo moves {8e-9 / max(figures['model.byte'], 1e-12):.0f} Gb/s "
-        f"on "
-        f"a core; a hop of the all-reduce {1e6 * figures['model.hop']:.0f} µs. Of the two cores of this machine, each "
-        f"is "
-        f"slower by {figures['model.crowding'] - 1:.0%} while the other computes, too.\n"
+        f"and {1e6 * figures['model.peer']:.0f} µs of the processor for each further one (at most: more ranks than "
+        f"cores were at it); a byte takes {1e9 * figures['model.byte']:.2f} ns, so that gloo moves "
+        f"{8e-9 / max(figures['model.byte'], 1e-12):.0f} Gb/s on a core; a hop of the all-reduce "
+        f"{1e6 * figures['model.hop']:.0f} µs. Of the two cores of this machine, each is slower by "
+        f"{figures['model.crowding'] - 1:.0%} while the other computes, too.\n"
     )
 
 
@@ -251,13 +239,10 @@ def _many(figures: Figures) -> Iterator[str]:
     yield "## 8, 64 and 512 ranks\n"
     yield (
         "By the model: 2,048 samples of each rank, each on a host of its own with a core for it and a link of the "
-        "given "
-        "rate. Keys are drawn, a step of all ranks at once, and routed by the library's own `Routing`: *skewed* as in "
-        "the "
-        "log, *uniform* with each value of a field as likely as any. *Busiest*: keys that are asked of the busiest "
-        "rank, "
-        "in units of the mean. *Messages*: what the four exchanges take without any content. *Efficiency*: samples per "
-        "second and rank, in units of one process alone.\n"
+        "given rate. Keys are drawn, a step of all ranks at once, and routed by the library's own `Routing`: *skewed* "
+        "as in the log, *uniform* with each value of a field as likely as any. *Busiest*: keys that are asked of the "
+        "busiest rank, in units of the mean. *Messages*: what the four exchanges take without any content. "
+        "*Efficiency*: samples per second and rank, in units of one process alone.\n"
     )
     names = ("ms", "computed_ms", "content_ms", "messages_ms", "all_reduce_ms")
     yield from _table(
@@ -329,17 +314,14 @@ def _why(figures: Figures) -> Iterator[str]:
     skewed, uniform = (figures[f"weak.{kind}.{most}_ranks.10gbit.busiest"] for kind in ("skewed", "uniform"))
     distinct = [figures[f"weak.{kind}.{most}_ranks.10gbit.content_ms"] for kind in ("skewed", "uniform")]
     yield (
-        f"- Skew itself costs little, because each rank asks for a key once, however often its batch has it: the "
-        f"busiest of "
-        f"{most} ranks is asked for {skewed:.2f} times the mean, with uniform keys {uniform:.2f} times. Skewed batches "
-        f"also "
-        f"have fewer distinct keys: what is in the exchanges takes {distinct[0]:.1f} ms, with uniform keys "
-        f"{distinct[1]:.1f}.\n"
+        "- Skew itself costs little, because each rank asks for a key once, however often its batch has it: the "
+        f"busiest of {most} ranks is asked for {skewed:.2f} times the mean, with uniform keys {uniform:.2f} times. "
+        f"Skewed batches also have fewer distinct keys: what is in the exchanges takes {distinct[0]:.1f} ms, with "
+        f"uniform keys {distinct[1]:.1f}.\n"
     )
     yield (
-        "- Not in the model: a rank that is late for reasons of its own, for which all wait in each exchange; switches "
-        "that "
-        "are not as fast as all their links together; distances.\n"
+        "- Not in the model: a rank that is late for reasons of its own, for which all wait in each exchange; "
+        "switches that are not as fast as all their links together; distances.\n"
     )
 
 
@@ -350,12 +332,10 @@ def _remedies(figures: Figures) -> Iterator[str]:
     yield "## What would be done about it\n"
     yield (
         "By the same model, skewed keys, ms of a step: vectors in bfloat16; the hottest rows on all ranks, which look "
-        "them "
-        "up and step them by gradients that are all-reduced with the network's; and, where eight ranks of a host share "
-        "a "
-        "link of that rate, exchanges as they are beside exchanges by host: keys are united within the host first, "
-        "cross "
-        "its link once, and each rank talks to one of each other host. Of these, the library has bfloat16.\n"
+        "them up and step them by gradients that are all-reduced with the network's; and, where eight ranks of a host "
+        "share a link of that rate, exchanges as they are beside exchanges by host: keys are united within the host "
+        "first, cross its link once, and each rank talks to one of each other host. Of these, the library has "
+        "bfloat16.\n"
     )
     names = ("none", "bfloat16", *(f"replicated_{count}" for count in REPLICATED), "shared_link", "by_host")
     heads = ("as it is", "bfloat16", *(f"{count:,} hot rows" for count in REPLICATED), "8 a host", "by host")
@@ -375,9 +355,7 @@ def _remedies(figures: Figures) -> Iterator[str]:
     shared, by_host = (figures[f"remedies.{most}_ranks.10gbit.{name}_ms"] for name in ("shared_link", "by_host"))
     yield (
         f"On {most} ranks at 10 Gb/s, hot rows everywhere change a step by {hot / as_it_is - 1:+.0%} at best; a row's "
-        f"gradient "
-        f"takes as many bytes in an all-reduce as to its rank and back. Exchanges by host change it by "
+        "gradient takes as many bytes in an all-reduce as to its rank and back. Exchanges by host change it by "
         f"{by_host / shared - 1:+.0%}: fewer messages, fewer hops, and what several ranks of a host ask for goes over "
-        f"its "
-        "link once.\n"
+        "its link once.\n"
     )

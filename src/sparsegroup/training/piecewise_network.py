@@ -78,14 +78,13 @@ class PiecewiseNetwork:
         if compile and not has_compiler():
             say_uncompiled("there is no C++ compiler")
             compile = False
-        self.pooling, self.size = pooling_of(network), None
+        self.pooling = pooling_of(network)
+        self.size: int | None = None
         self._encoder, trunk = _parted(network)
         self._whole, self._piece = CompiledNetwork(network, compile), CompiledNetwork(trunk, compile)
         self._modules, self._parameters = list(trunk.modules()), list(trunk.parameters())
         self._weights = sum(parameter.numel() for parameter in self._parameters)
         self._takes_pieces = not whole and is_samplewise(trunk)
-
-    size: int | None
 
     def __call__(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
         samples = len(embeddings)

@@ -64,6 +64,8 @@ class _Compilation:
 
     def begin(self) -> None:
         """It is not on disk. Compiling makes many objects and no garbage, so none is sought: a fifth of the time."""
+        if self._timer is not None:
+            return
         self._started, self._said, self._collects = time.perf_counter(), False, gc.isenabled()
         gc.disable()
         self._timer = threading.Timer(NOTICE_AFTER, self._say)

@@ -12,8 +12,7 @@ class Traffic:
         keys: Bytes of keys that went to other ranks, and of their numbers.
         vectors: Bytes of vectors, likewise.
         gradients: Bytes of gradients, likewise.
-        waited: Seconds in which a thread that trains has waited for other ranks.
-        waited_ahead: Seconds in which another one has.
+        waited: Seconds in which the thread that trains has waited for other ranks, or for what is looked up ahead.
     """
 
     lookups: int = 0
@@ -21,7 +20,6 @@ class Traffic:
     vectors: int = 0
     gradients: int = 0
     waited: float = 0.0
-    waited_ahead: float = 0.0
 
     @property
     def sent(self) -> int:
