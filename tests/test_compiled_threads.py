@@ -1,8 +1,10 @@
-"""The compiled step gives the same bits on any number of threads, and in a forked process."""
+"""The compiled step gives the same bits on any number of threads, and in a forked process; torch in helpers."""
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from compiled_step_cases import REGULARIZED, build, every_class, give_gradient, parameter_of, tensors_of
 from optimizer_cases import assert_identical
 from sparsegroup import GroupOptimizer
+from sparsegroup.kernels.cpu.threads import in_turns, set_num_threads
 
 
 @contextmanager
@@ -61,3 +64,28 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
+def threads_of_openmp() -> int:
+    """How many threads the operations of the calling one share."""
+    with open("/proc/self/maps") as maps:
+        library = next(line.split()[-1] for line in maps if "libgomp" in line)
+    return int(ctypes.CDLL(library).omp_get_max_threads())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP's library is found by the process's maps")
+def test_torch_has_as_many_threads_in_a_helper_as_in_its_caller() -> None:
+    """OpenMP's number is a thread's own, and one that is new has as many as the machine has cores."""
+    meeting, found, count = threading.Barrier(5), [0] * 5, 5
+
+    def job(number: int) -> None:
+        meeting.wait(30)  # each has a thread of its own
+        found[number] = threads_of_openmp()
+
+    set_num_threads(count)
+    try:
+        with threads(3):
+            in_turns(job, count)
+    finally:
+        set_num_threads(None)
+    assert found == [3] * count

@@ -135,7 +135,8 @@ def test_torch_with_several_threads_gets_batches_whole(monkeypatch: pytest.Monke
 
 
 def test_pieces_are_of_one_size_and_worth_it() -> None:
-    assert [pieces_of(samples, 10) for samples in (18, 20, 80, 320, 1280, 81, 16_000)] == [1, 2, 4, 8, 16, 1, 16]
+    samples = (38, 40, 320, 2_560, 20_480, 321, 1_000_000)
+    assert [pieces_of(some, 10) for some in samples] == [1, 2, 4, 8, 16, 1, 16]
 
 
 @pytest.mark.usefixtures("helped")

@@ -31,12 +31,8 @@ class CompiledNetwork:
     """
 
     def __init__(self, network: nn.Module, compile: bool) -> None:
-        self._network = network
+        self._network, self._compiles = network, compile
         self._compiled: Network | None = None
-        self._is_ready = False
-        if compile:
-            # Each size compiles anew, and the last batch of a pass has one of its own.
-            self._compiled = torch.compile(network, dynamic=False, options={"cpp_wrapper": True})
 
     def eager(self) -> Network:
         """The network as it is."""
@@ -44,20 +40,20 @@ class CompiledNetwork:
 
     def ready(self, embeddings: Tensor, numbers: Tensor | None) -> Network:
         """The network for batches of the size of these: compiled when first asked for, or as it is."""
-        if self._compiled is not None and not self._is_ready:
-            self._make_ready(embeddings, numbers)
-        return self._network if self._compiled is None else self._compiled
+        if self._compiles and self._compiled is None:
+            self._compile(embeddings, numbers)
+        return self._compiled or self._network
 
-    def _make_ready(self, embeddings: Tensor, numbers: Tensor | None) -> None:
+    def _compile(self, embeddings: Tensor, numbers: Tensor | None) -> None:
         """Compile; what a run that goes on would do again, random numbers and running statistics, is as before."""
-        assert self._compiled is not None
-        from torch._dynamo.exc import TorchDynamoException
-
-        self._is_ready = True
         failure = None
         statistics = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
         with warnings.catch_warnings(), torch.random.fork_rng():  # of what torch does while it compiles
             warnings.simplefilter("ignore")
+            from torch._dynamo.exc import TorchDynamoException
+
+            # Each size compiles anew, and the last batch of a pass has one of its own.
+            self._compiled = torch.compile(self._network, dynamic=False, options={"cpp_wrapper": True})
             try:
                 self._compiled(embeddings, numbers)
             except TorchDynamoException as error:
@@ -66,7 +62,7 @@ class CompiledNetwork:
             for buffer, before in statistics:
                 buffer.copy_(before)
         if failure is not None:
-            self._compiled = None
+            self._compiles, self._compiled = False, None
             say_uncompiled(f"compiling failed ({failure})")
 
 

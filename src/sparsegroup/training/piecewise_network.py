@@ -1,24 +1,22 @@
 """The network over a batch in pieces, which threads take in turns: forward and backward on all cores.
 
-Into how many pieces depends on the batch and the network alone, and what they give is added up in their order; so the
-bits are the same however many threads there are.
+Into how many pieces depends on the batch and the network alone, not on the number of threads.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from sparsegroup.kernels.cpu import threads
 from sparsegroup.models import WithNumbers, WithPooling
 from sparsegroup.training.compiled_network import CompiledNetwork, has_compiler, say_uncompiled
-from sparsegroup.training.lookup_model import Network, pooling_of
+from sparsegroup.training.compiled_passes import CompiledPasses, compiled_passes
+from sparsegroup.training.lookup_model import pooling_of
+from sparsegroup.training.network_passes import EagerPasses, InPieces
 
-WORTH_PARTING = 1 << 24
-"""Weights times samples, some 1.5 ms of a core; p pieces pay where there are p² times as many. Each takes some .3 ms of
-the interpreter, and they are to be few: as many as cores would do, but the bits are not to depend on the machine."""
+WORTH_PARTING = 1 << 21
+"""Weights times samples, of which p pieces want p³ times as many. Each takes some .3 ms of the interpreter, and they
+are to be few: as many as cores would do, but the bits are not to depend on the machine."""
 
 MOST = 16
 """Pieces."""
@@ -51,10 +49,10 @@ def pieces_of(samples: int, weights: int) -> int:
 
     Examples:
         >>> pieces_of(512, 20_000), pieces_of(8_192, 20_000), pieces_of(512, 1_000_000), pieces_of(4_097, 20_000)
-        (1, 2, 4, 1)
+        (1, 4, 4, 1)
     """
     pieces = 1
-    while pieces < MOST and samples % (2 * pieces) == 0 and samples * weights >= (2 * pieces) ** 2 * WORTH_PARTING:
+    while pieces < MOST and samples % (2 * pieces) == 0 and samples * weights >= (2 * pieces) ** 3 * WORTH_PARTING:
         pieces *= 2
     return pieces
 
@@ -80,30 +78,44 @@ class PiecewiseNetwork:
             compile = False
         self.pooling = pooling_of(network)
         self.size: int | None = None
-        self._encoder, trunk = _parted(network)
-        self._whole, self._piece = CompiledNetwork(network, compile), CompiledNetwork(trunk, compile)
-        self._modules, self._parameters = list(trunk.modules()), list(trunk.parameters())
+        self._encoder, self._trunk = _parted(network)
+        self._whole = CompiledNetwork(network, compile)
+        self._modules, self._parameters = list(self._trunk.modules()), list(self._trunk.parameters())
         self._weights = sum(parameter.numel() for parameter in self._parameters)
-        self._takes_pieces = not whole and is_samplewise(trunk)
+        self._takes_pieces = not whole and is_samplewise(self._trunk)
+        self._compiles = compile and self._takes_pieces
+        self._compiled: CompiledPasses | None = None
 
     def __call__(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
         samples = len(embeddings)
         if self.size is None:
             self.size = samples
-        pieces = pieces_of(samples, self._weights) if self._takes_pieces else 1
-        if pieces == 1 or not self._can_part(embeddings):
+        compiled = self._compiles and samples == self.size
+        pieces = pieces_of(samples, self._weights)
+        if (pieces == 1 and not compiled) or not self._takes_pieces or not self._can_part(embeddings):
             whole = self._whole.ready(embeddings, numbers) if samples == self.size else self._whole.eager()
             return whole(embeddings, numbers)
         if self._encoder is not None:
             embeddings, numbers = self._encoder.encoded(embeddings, numbers)
-        network = self._piece.eager()
-        if samples == self.size:
-            with torch.enable_grad():
-                network = self._piece.ready(*_part(embeddings, numbers, 0, samples // pieces))
-        logits: Tensor = _InPieces.apply(  # type: ignore[no-untyped-call]
-            network, pieces, numbers, embeddings, *self._parameters
+        wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
+        passes = self._compiled_passes(embeddings, numbers, samples // pieces, wanted) if compiled else None
+        logits: Tensor = InPieces.apply(  # type: ignore[no-untyped-call]
+            passes or EagerPasses(self._trunk, wanted), pieces, numbers, embeddings, *wanted
         )
         return logits
+
+    def _compiled_passes(
+        self, embeddings: Tensor, numbers: Tensor | None, size: int, wanted: Sequence[Tensor]
+    ) -> CompiledPasses | None:
+        """Those for pieces of `size`; None where compiling has failed, or other parameters want gradients by now."""
+        if self._compiled is None:
+            self._compiled = compiled_passes(
+                self._trunk, embeddings[:size], None if numbers is None else numbers[:size]
+            )
+            self._compiles = self._compiled is not None
+        if self._compiled is not None and self._compiled.wanted == list(map(id, wanted)):
+            return self._compiled
+        return None
 
     def _can_part(self, embeddings: Tensor) -> bool:
         """Whether other threads would do what this one does."""
@@ -121,63 +133,3 @@ def _parted(network: nn.Module) -> tuple[WithNumbers | None, nn.Module]:
     if isinstance(network, WithPooling):  # which is done by then
         network = network.network
     return (network, network.network) if isinstance(network, WithNumbers) else (None, network)
-
-
-def _part(embeddings: Tensor, numbers: Tensor | None, piece: int, size: int) -> tuple[Tensor, Tensor | None]:
-    """The embeddings of a piece, a leaf, and its numbers."""
-    some = None if numbers is None else numbers.narrow(0, piece * size, size)
-    return embeddings.detach().narrow(0, piece * size, size).requires_grad_(), some
-
-
-class _InPieces(torch.autograd.Function):
-    """Logits `[n]` of a batch: `(network, pieces, numbers, embeddings, *parameters)`; the last two have gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, network: Network, pieces: int, numbers: Tensor | None, embeddings: Tensor, *parameters: Tensor
-    ) -> Tensor:
-        size = len(embeddings) // pieces
-        logits = embeddings.new_empty(len(embeddings))
-        graphs: list[tuple[Tensor, Tensor] | None] = [None] * pieces
-
-        def forward(piece: int) -> None:
-            with torch.enable_grad():
-                own, some = _part(embeddings, numbers, piece, size)
-                found = network(own, some)
-            logits.narrow(0, piece * size, size).copy_(found.detach())
-            graphs[piece] = own, found
-
-        threads.in_turns(forward, pieces)
-        ctx.graphs, ctx.parameters, ctx.size = graphs, parameters, size
-        return logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        graphs, size = ctx.graphs, ctx.size
-        wants = ctx.needs_input_grad[3:]
-        wanted = [parameter for parameter, its in zip(ctx.parameters, wants[1:], strict=True) if its]
-        of_embeddings = gradient.new_empty(len(gradient), *graphs[0][0].shape[1:])
-        of_parameters: list[Sequence[Tensor]] = [()] * len(graphs)
-
-        def backward(piece: int) -> None:
-            own, logits = graphs[piece]
-            graphs[piece] = None
-            first, *others = torch.autograd.grad(
-                logits, [own, *wanted], gradient.narrow(0, piece * size, size), materialize_grads=True
-            )
-            of_embeddings.narrow(0, piece * size, size).copy_(first)
-            of_parameters[piece] = others
-
-        threads.in_turns(backward, len(graphs))
-        total = list(of_parameters[0])
-        for others in of_parameters[1:] if total else ():
-            torch._foreach_add_(total, list(others))
-        sums = iter(total)
-        return (
-            None,
-            None,
-            None,
-            of_embeddings if wants[0] else None,
-            *(next(sums) if its else None for its in wants[1:]),
-        )

@@ -84,11 +84,18 @@ def submit(job: _Job) -> None:
 def in_turns(job: Callable[[int], object], count: int) -> None:
     """Call `job(0)` to `job(count - 1)` in this thread, and in others as they come free; ends when all are done.
 
+    torch has in each of the threads as many of its own as in this one.
+
     Raises:
         Exception: That of the first of them that has failed.
     """
     numbers, ended, failures = itertools.count(), list[int](), dict[int, Exception]()
-    all_ended = threading.Event()
+    all_ended, torch_threads = threading.Event(), torch.get_num_threads()
+
+    def help() -> None:
+        if torch.get_num_threads() != torch_threads:
+            torch.set_num_threads(torch_threads)
+        take()
 
     def take() -> None:
         while (number := next(numbers)) < count:
@@ -101,7 +108,7 @@ def in_turns(job: Callable[[int], object], count: int) -> None:
                 all_ended.set()
 
     for _ in range(min(get_num_threads(), count) - 1):
-        submit(take)
+        submit(help)
     take()
     all_ended.wait()
     if failures:
