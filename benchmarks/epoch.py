@@ -6,8 +6,9 @@ comparisons on a slice nobody's is.
 In the same run, on the first samples of the log, by batches of 512 and of 8,192: the same network with
 `nn.Embedding(sparse=True)` and SparseAdam behind a torch DataLoader over the same Parquet (keys taken modulo the rows
 of its table; with one thread and with all, the faster counts), and by 512 with dense Adam; the variant with 39 embedded
-fields, the numbers x as ⌊x²⌋ (they are logarithms); the same samples as a raw log in text; and every stage timed by
-itself, in the order of the trainer. "busy" is the share of all cores' time in which they work.
+fields, the numbers x as ⌊x²⌋ (they are logarithms); the same samples as a raw log in text; every stage timed by
+itself, in the order of the trainer; and what is read, evaluated, predicted into a Parquet file, and scored by what an
+export serves. "busy" is the share of all cores' time in which they work.
 
     sparsegroup synthesize criteo LOG
     python benchmarks/epoch.py LOG
@@ -16,7 +17,7 @@ itself, in the order of the trainer. "busy" is the share of all cores' time in w
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -37,7 +38,12 @@ from sparsegroup.data.log_view import LogView
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Config, HistoryPoint, train
+from sparsegroup.training.evaluation import EVALUATED, predictions_over
+from sparsegroup.training.scoring import predictions, write_predictions
 
 BATCH, LARGE, DIM = 512, 8192, 8
 CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
@@ -46,6 +52,9 @@ WINDOW = 786_000
 
 MARKS = (1_000_000, 10_000_000, 39_000_000)
 """Samples up to which, and from the mark before on, the speed is given."""
+
+
+SCORED = ("read", "evaluated", "predicted", "served")
 
 
 class Beginning(LogView):
@@ -177,6 +186,25 @@ def raw(log: PreparedLog, samples: int, folder: Path, threads: int) -> dict[str,
     }
 
 
+def scoring(log: Log, folder: Path) -> dict[str, float]:
+    """Samples per second that are read, and scored by a model that has been trained on them."""
+    model, optimizer = CONFIG.build(log)
+    train(model, optimizer, log, batch_size=BATCH, windows=1)
+    served = FrozenModel.of(model, {name: live_rows(table, "float32") for name, table in tables_in(model).items()})
+    ways: dict[str, Callable[[], object]] = {
+        "read": lambda: sum(len(batch) for batch in log.batches(0, len(log), EVALUATED)),
+        "evaluated": lambda: predictions_over(model, log.batches(0, len(log), EVALUATED)),
+        "predicted": lambda: write_predictions(predictions(model, log), folder / "scores.parquet", ".parquet"),
+        "served": lambda: predictions_over(served, log.batches(0, len(log), EVALUATED)),
+    }
+    figures = {}
+    for name, way in ways.items():
+        begin = perf_counter()
+        way()
+        figures[f"{name}_per_s"] = len(log) / (perf_counter() - begin)
+    return figures
+
+
 def main() -> None:
     parser = timing.parser(__doc__, quick="a synthetic log of 200,000 rows, made for it")
     parser.add_argument("log", type=Path, nargs="?", help="a prepared log; not wanted with --quick")
@@ -210,6 +238,7 @@ def main() -> None:
             figures |= {"busy_slice": parts["busy"], "busy_8192": large["busy"]}
             figures["samples_per_s_39_fields"], _ = ours(AllEmbedded(log, samples))
             figures |= stages(log, samples)
+            figures |= scoring(Beginning(log, samples), Path(folder))
             figures |= raw(log, samples, Path(folder), arguments.threads)
             sparse, dense, sparse_large = [], [], []
             for number in sorted({1, arguments.threads}):
@@ -229,6 +258,7 @@ def main() -> None:
     print(f"by batches of {LARGE:,}: ours {figures['samples_per_s_8192']:,.0f}/s, ", end="")
     print(f"{figures['speedup_vs_sparse_adam_8192']:.2f} times SparseAdam")
     print(", ".join(f"{name} {figures[name]:.0%}" for name in ("busy", "busy_slice", "busy_8192")) + " of the cores")
+    print(", ".join(f"{name} {figures[f'{name}_per_s']:,.0f}/s" for name in SCORED) + " by batches of 4,096")
     parts = {name[3:]: value for name, value in figures.items() if name.startswith("ms_")}
     print("ours by stage, ms a batch: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
     timing.write_json(arguments.json, figures)

@@ -15,6 +15,7 @@ from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.table.row_lookup import RowLookup
 from table_cases import REGULARIZED, Lookup, pull, random_keys, through_a_file
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -175,6 +176,21 @@ def test_a_forward_does_not_look_for_prefetched_keys(
     table.train(training).prefetch(keys)
     monkeypatch.setattr(table.table, "look_up", None)
     assert_identical(table(keys.clone()).detach(), expected)
+
+
+def test_unknown_keys_are_not_looked_for_again_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as no row has come, which could be theirs."""
+    table = new_table()
+    table(KEYS[: COUNT // 2])
+    table.eval()
+    expected = table(KEYS)
+    table.prefetch(KEYS)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowLookup, "look_up", None)
+        assert_identical(table(KEYS), expected)
+    table.prefetch(KEYS)
+    table.assign(KEYS[-1:], torch.ones(1, 3))
+    assert bool((table(KEYS)[-1] == 1).all())
 
 
 def step(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor) -> None:

@@ -132,15 +132,17 @@ class LookAhead:
         search: Where it looks, and what it finds.
         insert: Whether new keys may get a row.
         generation: That of the rows that were found; None if the search has failed, or is not done.
+        rows: How many there were by then: with more, keys that had none may have one.
     """
 
     search: KeySearch
     insert: bool
     generation: Generation | None = None
+    rows: int = 0
 
-    def end(self, generation: Generation) -> None:
-        """All is found, as of `generation`."""
-        self.generation = generation
+    def end(self, generation: Generation, rows: int) -> None:
+        """All is found, as of `generation` with so many rows."""
+        self.generation, self.rows = generation, rows
 
     def is_for(self, keys: Int64s, insert: bool) -> bool:
         """Whether it is the lookup of these keys."""

@@ -85,12 +85,13 @@ class RowLookup:
         """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
         with suppress(Exception):
             self._find(ahead.search, admission, fetch=False, alone=True)
-            ahead.end(self._directory.generation)
+            ahead.end(self._directory.generation, self._directory.num_rows)
 
     def fetch(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> Found:
         """What `look_up` gives, of keys that have been looked up ahead."""
-        stale = ahead.generation is not self._directory.generation
-        if stale or (ahead.search.absent and not ahead.insert):  # another lookup may have inserted them since
+        directory = self._directory
+        stale = ahead.generation is not directory.generation
+        if stale or (ahead.search.absent and not ahead.insert and ahead.rows != directory.num_rows):
             found = self.look_up(ahead.search.keys, admission, again=ahead.generation is not None)
             found.search.earlier = ahead.search if ahead.generation is not None else None
             return found

@@ -1,7 +1,9 @@
 """What a model predicts for a stream of batches, and how good that is."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain, pairwise
 from math import isnan
 from time import perf_counter
 from typing import Any
@@ -9,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.table import FieldTables, HashEmbedding
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.missing_numbers import check_logits
 from sparsegroup.training.rank_group import ALONE, RankGroup
@@ -71,16 +75,34 @@ def predictions_over(
 def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch of a stream and the model's logits `[n]`. The model is left in evaluation mode.
 
+    While the network works on a batch, another thread looks for the keys of the next.
+
     Raises:
         MissingNumberError, FloatingPointError: See `check_logits`.
     """
     model.eval()
     rows = 0
-    for batch in map(as_batch, stream):
-        logits = model(batch.keys, batch.numbers, batch.bags)
-        check_logits(model, batch, logits, rows)
-        rows += len(batch)
-        yield batch, logits
+    following: Batch | None = None
+
+    embedding = model.embedding
+
+    def look_ahead(*_: object) -> None:
+        if following is not None and isinstance(embedding, HashEmbedding | FieldTables):
+            embedding.prefetch(keys_to_look_up(following.keys, following.bags))
+
+    with embedding.register_forward_hook(look_ahead) if _is_here(embedding) else nullcontext():
+        for batch, after in pairwise(chain(map(as_batch, stream), (None,))):
+            assert batch is not None
+            following = after
+            logits = model(batch.keys, batch.numbers, batch.bags)
+            check_logits(model, batch, logits, rows)
+            rows += len(batch)
+            yield batch, logits
+
+
+def _is_here(embedding: nn.Module) -> bool:
+    """Whether no table in it has rows on other ranks, which would all have to look ahead."""
+    return all(table.across is None for table in tables_in(embedding).values())
 
 
 class PredictionWindow:
@@ -141,11 +163,11 @@ class PredictionWindow:
 
     def probabilities(self) -> Float64s:
         """The predictions `[samples]`, in the order in which they came."""
-        return _probabilities(self._logits)
+        return probabilities_of(self._logits)
 
     def baseline_probabilities(self) -> Float64s | None:
         """The baseline's predictions `[samples]`; None where there are none."""
-        return _probabilities(self._baseline) if self._baseline else None
+        return probabilities_of(self._baseline) if self._baseline else None
 
     def labels(self) -> npt.NDArray[np.float32]:
         """The labels `[samples]`."""
@@ -171,7 +193,8 @@ class PredictionWindow:
         return {**asdict(self.metrics()), **{name: None if isnan(value) else value for name, value in values.items()}}
 
 
-def _probabilities(logits: Sequence[Tensor]) -> Float64s:
+def probabilities_of(logits: Sequence[Tensor]) -> Float64s:
+    """The probabilities `[samples]` of the logits of some batches, one behind the other."""
     if not logits:
         return np.zeros(0)
     result: Float64s = torch.sigmoid(_joined(logits).double()).numpy()

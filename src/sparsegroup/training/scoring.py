@@ -15,7 +15,7 @@ import pyarrow as pa
 from sparsegroup.data.local_files import parquet_writer
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import Metrics
-from sparsegroup.training.evaluation import EVALUATED, predictions_over
+from sparsegroup.training.evaluation import EVALUATED, logits_over, probabilities_of
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.missing_numbers import numbers_named
@@ -51,14 +51,13 @@ def predictions(model: LookupModel, log: Log) -> Iterator[Predictions]:
         FloatingPointError: The model's weights are not finite.
     """
     done = 0
-    for batch in log.batches(0, len(log), EVALUATED):
-        rows = log.places(done, batch)
-        labels = batch.labels.numpy().astype(np.uint8) if log.labelled else None
-        with numbers_named(log, done):
-            probabilities = predictions_over(model, [batch]).probabilities()
-        done += len(batch)
-        weights = None if batch.weights is None else batch.weights.numpy()
-        yield Predictions(rows, probabilities, labels, weights)
+    with numbers_named(log, 0):
+        for batch, logits in logits_over(model, log.batches(0, len(log), EVALUATED)):
+            rows = log.places(done, batch)
+            labels = batch.labels.numpy().astype(np.uint8) if log.labelled else None
+            weights = None if batch.weights is None else batch.weights.numpy()
+            done += len(batch)
+            yield Predictions(rows, probabilities_of([logits]), labels, weights)
 
 
 class Tally:

@@ -1,0 +1,58 @@
+"""Scoring a stream while the next batch's keys are looked for: what a model gives, batch by batch, in every bit."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.batches import Batch
+from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training import Config
+from sparsegroup.training.click_model import ClickModel
+from sparsegroup.training.evaluation import logits_over
+
+ROWS, SIZE = 9_000, 2_100
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    set_num_threads(2)
+    yield
+    set_num_threads(None)
+
+
+def log() -> MemoryLog:
+    return synthetic_log(SyntheticConfig(rows=ROWS, cardinalities=(10, 100, 2_000)), seed=4)
+
+
+def batches() -> list[Batch]:
+    return list(log().batches(0, ROWS, SIZE))
+
+
+@pytest.fixture
+def model() -> ClickModel:
+    """One that knows the features of the first batches alone."""
+    built, _ = Config.of(dim=4, hidden=[8], seed=1).build(log())
+    for batch in batches()[:2]:
+        built(batch.keys, batch.numbers, batch.bags)
+    return built.eval()
+
+
+def test_logits_are_those_of_the_model(model: ClickModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[int] = []
+    own = HashEmbedding.prefetch
+    monkeypatch.setattr(HashEmbedding, "prefetch", lambda table, keys: ahead.append(len(keys)) or own(table, keys))
+    with torch.no_grad():
+        expected = [model(batch.keys, batch.numbers, batch.bags) for batch in batches()]
+    found = list(logits_over(model, batches()))
+    assert all(torch.equal(logits, one) for (_, logits), one in zip(found, expected, strict=True))
+    assert len(ahead) == len(expected) - 1
+
+
+def test_nothing_stays_on_a_model_whose_scoring_was_given_up(model: ClickModel) -> None:
+    scoring = logits_over(model, batches())
+    next(scoring)
+    scoring.close()
+    assert not model.embedding._forward_hooks
