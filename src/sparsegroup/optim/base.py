@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import is_
 from typing import Any, ClassVar, TypeAlias, overload
 
 import numpy as np
@@ -26,7 +27,8 @@ from sparsegroup.untraced import plain
 
 ParamGroup: TypeAlias = dict[str, Any]
 
-_PLAIN = (bool, int, float, str, tuple, torch.dtype, Norm, Penalty)
+_FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
+_PLAIN = (*_FIXED, tuple)
 
 
 class GroupOptimizer(Optimizer):
@@ -328,17 +330,52 @@ class GroupOptimizer(Optimizer):
 
     def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
         """The step of a param group, whose hyperparameters are checked: the same one as long as they do not change."""
+        known: dict[int, _KnownStep] = self.__dict__.setdefault("_group_steps", {})
+        before, parameters = known.get(number), list(map(id, group["params"]))
+        if before is not None and before.is_of(group, parameters):
+            return before.step
         options = [_unchanging(name, group) for name in group if name != "params"]
         if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
+            known.pop(number, None)
             self._check_group(group, f"param group {number}")
             return GroupStep(self.rule, group, number)
-        known = self.__dict__.setdefault("_group_steps", {})
-        signature = (options, list(map(id, group["params"])))
-        if number not in known or known[number][0] != signature or known[number][1].group is not group:
+        if before is None or before.signature != (options, parameters) or before.step.group is not group:
             self._check_group(group, f"param group {number}")
-            known[number] = signature, GroupStep(self.rule, group, number)
-        step: GroupStep = known[number][1]
-        return step
+            before = known[number] = _KnownStep(group, (options, parameters), GroupStep(self.rule, group, number))
+        return before.step
+
+
+class _KnownStep:
+    """The step of a param group, and what it was made of.
+
+    Args:
+        group: The param group.
+        signature: Its options as they can be compared, and the `id` of each parameter.
+        step: The step.
+    """
+
+    __slots__ = ("_options", "signature", "step")
+
+    def __init__(self, group: ParamGroup, signature: tuple[list[Any], list[int]], step: GroupStep) -> None:
+        self.signature, self.step = signature, step
+        # What cannot change within is the same if it is the same object, which is seen in a fifth of the time.
+        fixed = all(_is_fixed(option) for name, option in group.items() if name not in ("params", "param_names"))
+        self._options = list(group.values()) if fixed else []
+
+    def is_of(self, group: ParamGroup, parameters: list[int]) -> bool:
+        """Whether the group is still the same, as far as that can be seen at once."""
+        return (
+            self.step.group is group
+            and len(self._options) == len(group)
+            and all(map(is_, self._options, group.values()))
+            and self.signature[1] == parameters
+        )
+
+
+def _is_fixed(option: Any) -> bool:
+    if isinstance(option, tuple):
+        return all(map(_is_fixed, option))
+    return option is None or isinstance(option, _FIXED)
 
 
 def _unchanging(name: str, group: ParamGroup) -> Any:
