@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite
+from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite, threads
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
@@ -86,6 +86,8 @@ class HostStorage:
         """See `RowStorage`."""
         rows = self.rows
         rows.reserve(first + count)
+        if threads.get_num_threads() > 1 and (ask := rows.ask_beyond(first + count, 2 * count)) is not None:
+            threads.submit(ask)
         return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
 
     def count_new(self, live: int) -> None:

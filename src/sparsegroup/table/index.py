@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.cpu.jit import kernel, load, prefetch
 from sparsegroup.table.buckets import (
     ABSENT,
@@ -52,6 +53,9 @@ Int64s = npt.NDArray[np.int64]
 KEYS_PER_BUCKET, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.25, 1 << 10
 _SPEED = 4
 """Buckets that the frontier moves per key inserted: it arrives long before the next stretch is due."""
+
+_LEAST_AHEAD = 1 << 15
+"""Buckets, 2 MiB of them."""
 
 
 def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
@@ -218,6 +222,16 @@ class Index:
         """Go on with the growth, in proportion to the keys just inserted."""
         if inserted and self.state[OLD] != self.state[NEW]:
             self._stretch(_SPEED * inserted)
+            self._ask_ahead(2 * _SPEED * inserted)
+
+    def _ask_ahead(self, budget: int) -> None:
+        """Have memory handed out that the next `budget` buckets of a growth will move to, from the upper end down."""
+        old, new, frontier = (int(self.state[place]) for place in (OLD, NEW, FRONTIER))
+        if frontier <= old and threads.get_num_threads() > 1:
+            fresh, end = old + SLACK, frontier * new // old
+            ask = self._pages.ask_for(max(fresh, end - max(budget, _LEAST_AHEAD)) * BUCKET_BYTES, end * BUCKET_BYTES)
+            if ask is not None:
+                threads.submit(ask)
 
     def _lay_out(self, buckets: int) -> None:
         self._pages.resize(max(len(self._pages), -(-(buckets + SLACK) // PAGE_BUCKETS)))

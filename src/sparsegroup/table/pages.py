@@ -1,6 +1,10 @@
 """Memory from the operating system in pages of equal size: growing copies nothing, and what is freed is given back."""
 
+import ctypes
 import mmap
+import sys
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,7 @@ class MappedPages:
         self.huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
         self.addresses: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._mappings: list[mmap.mmap] = []
+        self._asked: set[tuple[int, int]] = set()  # pages, and huge pages in them, that `ask_for` has asked for
 
     def __len__(self) -> int:
         return len(self._mappings)
@@ -50,9 +55,32 @@ class MappedPages:
             mappings.append(mapping)
             addresses.append(address)
         self._mappings, released = mappings, self._mappings[count:]
+        self._asked = {place for place in self._asked if place[0] < count}
         self.addresses = np.array(addresses, np.int64)
         for mapping in released:
             mapping.close()
+
+    def ask_for(self, begin: int, end: int) -> Callable[[], None] | None:
+        """What has the system hand out some memory that is about to be written to; None where that has been asked for.
+
+        To hand out a huge page, which is to be zeroed, takes some milliseconds: better not in the middle of a lookup.
+        What is returned may be called by any thread, any time later. Small tables, of one page, ask for nothing.
+
+        Args:
+            begin, end: Bytes, counted from the first page on.
+        """
+        if not self.huge or sys.platform != "linux" or len(self) < 2:
+            return None
+        places = []
+        while begin < min(end, len(self) * self.page_bytes):
+            page, offset = divmod(begin, self.page_bytes)
+            first = offset - offset % _HUGE
+            last = min(first + _HUGE, self.page_bytes)
+            if (page, first) not in self._asked:
+                self._asked.add((page, first))
+                places.append((int(self.addresses[page]) + first, last - first))
+            begin = page * self.page_bytes + last
+        return partial(_hand_out, places) if places else None
 
     def release(self, index: int) -> None:
         """Give one page back ahead of `resize(0)`. Nothing may use its address any more."""
@@ -73,6 +101,7 @@ class MappedPages:
 
     def clear_after(self, offset: int) -> None:
         """Zero the last page from byte `offset` on, and give the memory back."""
+        self._asked.clear()
         mapping = self._mappings[-1]
         begin = int(self.addresses[-1]) - _address(mapping) + offset
         end = begin - offset + self.page_bytes
@@ -83,6 +112,22 @@ class MappedPages:
                 mapping.madvise(mmap.MADV_DONTNEED, whole, end - whole)
         else:
             np.frombuffer(mapping, np.uint8)[whole:end] = 0
+
+
+_POPULATE_WRITE = 23  # of Linux 5.14; an older one says that it does not know it, and hands out when it is written to
+
+
+def _hand_out(places: list[tuple[int, int]]) -> None:
+    for address, size in places:
+        _madvise()(address, size, _POPULATE_WRITE)
+
+
+@cache
+def _madvise() -> Any:
+    """The C library's, which leaves the interpreter free."""
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return function
 
 
 def _address(mapping: Any) -> int:
