@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 
 from torch import Tensor, nn
 
@@ -13,10 +14,9 @@ def backward(loss: Tensor, *, second_order: bool) -> None:
     """The gradients of a loss; for second derivatives with their graph.
 
     Raises:
-        FloatingPointError: The loss, on a CPU, is not finite. On a GPU to look would be to wait for it.
+        FloatingPointError: See `check_loss`.
     """
-    if loss.device.type == "cpu" and not loss.isfinite():
-        raise FloatingPointError(f"the loss of the next batch is {loss.item()}")
+    check_loss(loss)
     if not second_order:
         loss.backward()  # type: ignore[no-untyped-call]
         return
@@ -24,6 +24,12 @@ def backward(loss: Tensor, *, second_order: bool) -> None:
         # torch warns of a reference cycle; GroupAdaHessian breaks it in step().
         warnings.filterwarnings("ignore", message=r"Using backward\(\) with create_graph=True", category=UserWarning)
         loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
+
+
+def check_loss(loss: Tensor) -> None:
+    """Raise FloatingPointError where a loss, on a CPU, is not finite. On a GPU to look would be to wait for it."""
+    if loss.device.type == "cpu" and not isfinite(loss.item()):
+        raise FloatingPointError(f"the loss of the next batch is {loss.item()}")
 
 
 def check_weights(model: nn.Module, samples: int) -> None:

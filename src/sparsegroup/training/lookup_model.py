@@ -58,8 +58,15 @@ def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor |
         numbers: `[batch, numbers]`; None or of no columns where there are none. They go where the vectors are.
         bags: The keys of each field of several values.
     """
+    return network(*inputs_of(network, vectors, keys, numbers, bags))
+
+
+def inputs_of(
+    network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]
+) -> tuple[Tensor, Tensor | None]:
+    """What `logits_of` gives the network."""
     given = None if numbers is None or numbers.shape[1] == 0 else numbers.to(vectors.device)
-    return network(by_field(vectors, keys, bags, pooling_of(network)), given)
+    return by_field(vectors, keys, bags, pooling_of(network)), given
 
 
 def pooling_of(network: Network) -> Pooling:

@@ -4,6 +4,7 @@ What the pieces give is added up in their order; so the bits are the same howeve
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -50,44 +51,95 @@ class EagerPasses:
     def backward(self, saved: tuple[Tensor, Tensor], gradient: Tensor) -> Sequence[Tensor]:
         """See `Passes`."""
         own, logits = saved
-        return torch.autograd.grad(logits, [*self._wanted, own], gradient, materialize_grads=True)
+        found = torch.autograd.grad(logits, [*self._wanted, own], gradient, materialize_grads=True)
+        apart = {id(one): one.contiguous() for one in found}  # autograd gives the terms of a sum the same tensor
+        return [apart.pop(id(one), one) if id(one) in apart else one.clone() for one in found]
 
 
-class InPieces(torch.autograd.Function):
-    """Logits `[n]` of a batch: `(passes, pieces, numbers, embeddings, *wanted)`; the last two have gradients."""
+@dataclass(frozen=True)
+class PartedBatch:
+    """A batch, and the passes that work on it.
 
-    @staticmethod
-    def forward(
-        ctx: Any, passes: Passes, pieces: int, numbers: Tensor | None, embeddings: Tensor, *wanted: Tensor
-    ) -> Tensor:
-        size = len(embeddings) // pieces
-        logits: list[Any] = [None] * pieces
-        saved: list[Any] = [None] * pieces
+    Attributes:
+        passes: Those of its network.
+        pieces: Into how many pieces of one size it is cut.
+        embeddings: `[n, fields, dim]`.
+        numbers: `[n, numbers]`, or None.
+        wanted: The network's parameters that want gradients.
+    """
+
+    passes: Passes
+    pieces: int
+    embeddings: Tensor
+    numbers: Tensor | None
+    wanted: Sequence[Tensor]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody waits to be called by autograd for a parameter's gradient."""
+        return not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in self.wanted)
+
+    def logits(self) -> Tensor:
+        """Logits `[n]`, for autograd."""
+        found: Tensor = InPieces.apply(self, self.embeddings, *self.wanted)  # type: ignore[no-untyped-call]
+        return found
+
+    def give(self, gradients: Sequence[Tensor]) -> None:
+        """Let parameters, and by autograd what the embeddings come from, have what `backward` gave."""
+        for parameter, gradient in zip(self.wanted, gradients, strict=False):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        if self.embeddings.requires_grad:
+            self.embeddings.backward(gradients[-1])  # type: ignore[no-untyped-call]
+
+    def forward(self) -> tuple[Tensor, list[Any]]:
+        """Logits `[n]`, and what `backward` wants."""
+        size = len(self.embeddings) // self.pieces
+        logits: list[Any] = [None] * self.pieces
+        saved: list[Any] = [None] * self.pieces
 
         @torch.no_grad()
         def forward(piece: int) -> None:
-            some = None if numbers is None else numbers.narrow(0, piece * size, size)
-            logits[piece], saved[piece] = passes.forward(embeddings.narrow(0, piece * size, size), some)
+            some = None if self.numbers is None else self.numbers.narrow(0, piece * size, size)
+            logits[piece], saved[piece] = self.passes.forward(self.embeddings.narrow(0, piece * size, size), some)
 
-        threads.in_turns(forward, pieces)
-        ctx.passes, ctx.saved, ctx.size = passes, saved, size
-        return logits[0] if pieces == 1 else torch.cat(logits)
+        threads.in_turns(forward, self.pieces)
+        return logits[0] if self.pieces == 1 else torch.cat(logits), saved
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        passes, saved, size = ctx.passes, ctx.saved, ctx.size
-        found: list[Sequence[Tensor]] = [()] * len(saved)
+    def backward(self, saved: list[Any], gradient: Tensor) -> list[Tensor]:
+        """The gradients of `wanted`, then that of the embeddings.
+
+        Args:
+            saved: What `forward` gave; it is used up.
+            gradient: That of the logits, `[n]`.
+        """
+        size = len(gradient) // self.pieces
+        found: list[Sequence[Tensor]] = [()] * self.pieces
 
         @torch.no_grad()
         def backward(piece: int) -> None:
             own, saved[piece] = saved[piece], None
-            found[piece] = passes.backward(own, gradient.narrow(0, piece * size, size))
+            found[piece] = self.passes.backward(own, gradient.narrow(0, piece * size, size))
 
-        threads.in_turns(backward, len(saved))
+        threads.in_turns(backward, self.pieces)
         *total, of_embeddings = found[0]
-        if len(found) > 1:
+        if self.pieces > 1:
             for others in found[1:] if total else ():
                 torch._foreach_add_(total, list(others[:-1]))
             of_embeddings = torch.cat([some[-1] for some in found])
-        return (None, None, None, of_embeddings, *total)
+        return [*total, of_embeddings]
+
+
+class InPieces(torch.autograd.Function):
+    """Logits `[n]` of `(batch, embeddings, *wanted)`, where the last two are the batch's own."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: PartedBatch, embeddings: Tensor, *wanted: Tensor) -> Tensor:
+        logits, ctx.saved = batch.forward()
+        ctx.batch = batch
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        *total, of_embeddings = ctx.batch.backward(ctx.saved, gradient)
+        return (None, of_embeddings, *total)

@@ -12,7 +12,7 @@ from sparsegroup.models import WithNumbers, WithPooling
 from sparsegroup.training.compiled_network import CompiledNetwork, has_compiler, say_uncompiled
 from sparsegroup.training.compiled_passes import CompiledPasses, compiled_passes
 from sparsegroup.training.lookup_model import pooling_of
-from sparsegroup.training.network_passes import EagerPasses, InPieces
+from sparsegroup.training.network_passes import EagerPasses, PartedBatch
 
 WORTH_PARTING = 1 << 21
 """Weights times samples, of which p pieces want p³ times as many. Each takes some .3 ms of the interpreter, and they
@@ -87,22 +87,29 @@ class PiecewiseNetwork:
         self._compiled: CompiledPasses | None = None
 
     def __call__(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
+        parted = self.parted(embeddings, numbers)
+        return self.whole(embeddings, numbers) if parted is None else parted.logits()
+
+    def whole(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
+        """Logits of a batch that is not parted."""
+        same = len(embeddings) == self.size
+        network = self._whole.ready(embeddings, numbers) if same else self._whole.eager()
+        return network(embeddings, numbers)
+
+    def parted(self, embeddings: Tensor, numbers: Tensor | None) -> PartedBatch | None:
+        """How a batch is worked on by passes of the network; None where it is better left to autograd."""
         samples = len(embeddings)
         if self.size is None:
             self.size = samples
         compiled = self._compiles and samples == self.size
         pieces = pieces_of(samples, self._weights)
         if (pieces == 1 and not compiled) or not self._takes_pieces or not self._can_part(embeddings):
-            whole = self._whole.ready(embeddings, numbers) if samples == self.size else self._whole.eager()
-            return whole(embeddings, numbers)
+            return None
         if self._encoder is not None:
             embeddings, numbers = self._encoder.encoded(embeddings, numbers)
         wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
         passes = self._compiled_passes(embeddings, numbers, samples // pieces, wanted) if compiled else None
-        logits: Tensor = InPieces.apply(  # type: ignore[no-untyped-call]
-            passes or EagerPasses(self._trunk, wanted), pieces, numbers, embeddings, *wanted
-        )
-        return logits
+        return PartedBatch(passes or EagerPasses(self._trunk, wanted), pieces, embeddings, numbers, wanted)
 
     def _compiled_passes(
         self, embeddings: Tensor, numbers: Tensor | None, size: int, wanted: Sequence[Tensor]

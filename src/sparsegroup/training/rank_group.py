@@ -147,6 +147,18 @@ class RankGroup:
         total = entropy(logits, batch.labels, weight=batch.weights, reduction="sum")
         return total * (self.scale / max(samples, 1))
 
+    @torch.no_grad()
+    def loss_and_gradient(self, logits: Tensor, batch: Batch, samples: int) -> tuple[Tensor, Tensor]:
+        """`loss`, and its gradient `[n]` by the logits, with autograd's bits and without its graph."""
+        gradient = logits.sigmoid().sub_(batch.labels)
+        if not self.is_alone:
+            gradient.mul_(self.scale / max(samples, 1))
+        if batch.weights is not None:
+            gradient.mul_(batch.weights)
+        if self.is_alone:
+            gradient.div_(len(logits))
+        return self.loss(logits, batch, samples), gradient
+
     def add_up(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         """Let the gradients of all parameters but tables' rows be those of the ranks' losses together; gives their sum.
 

@@ -19,13 +19,14 @@ from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.row_restart import restart_tables
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
+from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.callbacks import Callback, told
-from sparsegroup.training.divergence import backward, divergence_told
+from sparsegroup.training.divergence import divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, predictions_over
 from sparsegroup.training.log_time import tell_time
-from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, keys_to_look_up, logits_of
+from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
 from sparsegroup.training.missing_numbers import missing_numbers_told
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
 from sparsegroup.training.rank_group import GlobalBatch, RankGroup
@@ -362,10 +363,9 @@ class Trainer:
         tell_time(self._tables, None if following is None else following.own)  # before its rows are looked up ahead
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
-        batch = step.own.for_device(vectors.device)
-        logits = logits_of(self.dense, vectors, batch.keys, batch.numbers, batch.bags)
-        loss = self.ranks.loss(logits, batch, step.samples)
-        backward(loss, second_order=self._second_order)
+        own = step.own
+        inputs = inputs_of(self.dense, vectors, own.keys, own.numbers, own.bags)
+        logits, loss = give_gradients(self.dense, *inputs, step, self.ranks, second_order=self._second_order)
         loss = self.ranks.add_up(self._parameters, loss)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -373,7 +373,7 @@ class Trainer:
             target.step()
         if self.scheduler is not None:
             self.scheduler.step()
-        return logits.detach(), loss.detach()
+        return logits, loss.detach()
 
     def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> Metrics:
         """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode.
