@@ -111,6 +111,21 @@ def test_where_no_size_is_said_a_tenth_of_the_features_is_kept(given: dict[str, 
     assert resolved.resolved_for(log) == resolved
 
 
+def test_the_state_of_the_embeddings_alone_is_bfloat16_where_that_is_asked_for() -> None:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
+    for given, expected in (
+        ({}, None),
+        ({"state_dtype": "float32"}, None),
+        ({"state_dtype": "bfloat16"}, torch.bfloat16),
+    ):
+        groups = Config.of(**given).optimizer.make(model).param_groups
+        assert [group["state_dtype"] for group in groups] == [expected, None]
+    with pytest.raises(SettingsError, match="state_dtype"):
+        Config.of(state_dtype="float16")
+    with pytest.raises(SettingsError, match="setting of its own"):
+        Config.of(options={"state_dtype": "bfloat16"})
+
+
 def test_a_setting_that_keeps_features_needs_a_rate() -> None:
     with pytest.raises(SettingsError, match="least_features need target_rate"):
         Config.of(least_features=10, l21=0.0)

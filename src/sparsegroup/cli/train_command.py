@@ -39,7 +39,7 @@ from sparsegroup.cli.options import (
     log_option,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import NormName, PenaltyName
+from sparsegroup.names import NormName, PenaltyName, StateDtype
 
 
 @app.command("train")
@@ -121,6 +121,14 @@ def train_command(
         PenaltyName | None,
         typer.Option(
             rich_help_panel="Optimizer", help="Shape of the group threshold.", show_default="lasso; hard with a size"
+        ),
+    ] = None,
+    state_dtype: Annotated[
+        StateDtype | None,
+        typer.Option(
+            rich_help_panel="Optimizer",
+            help="How the embeddings' rows keep the optimizer's state: bfloat16 takes half the memory.",
+            show_default="float32",
         ),
     ] = None,
     target_rate: Annotated[

@@ -22,7 +22,7 @@ from sparsegroup.estimator.binary_target import checked_labels, checked_weights,
 from sparsegroup.estimator.feature_frame import feature_frame
 from sparsegroup.estimator.random_numbers import own_random_numbers
 from sparsegroup.estimator.row_logits import row_logits
-from sparsegroup.names import AfterFirstEpoch, Dtype, ModelChoice, NormName, OptimizerName, ScheduleName
+from sparsegroup.names import AfterFirstEpoch, Dtype, ModelChoice, NormName, OptimizerName, ScheduleName, StateDtype
 from sparsegroup.penalties import Penalty
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, export_trained
@@ -50,7 +50,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             a setting to the rules.
         number_buckets, attention, standardize, base_rate: What it makes of its inputs, see `ModelConfig`.
         fallback, admit_after, admit_sketch, evict_unseen, max_table_bytes, pack_dead: Its table, see `ModelConfig`.
-        optimizer, lr, network_lr, schedule, warmup, options: See `OptimizerConfig`.
+        optimizer, lr, network_lr, schedule, warmup, state_dtype, options: See `OptimizerConfig`.
         l1, l21, l2, norm, penalty: The regularizer, see `OptimizerConfig`.
         target_rate, target_bytes, field_rates, least_features: The size, see `OptimizerConfig`.
         batch_size, epochs, validation, patience, shuffle_buffer, after_first_epoch, compile: See `TrainingConfig`.
@@ -104,6 +104,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         l2: float | None = None,
         norm: NormName | None = None,
         penalty: str | Mapping[str, Any] | Penalty | None = None,
+        state_dtype: StateDtype | None = None,
         target_rate: float | None = None,
         target_bytes: int | str | None = None,
         field_rates: Mapping[str, float] | None = None,
@@ -145,6 +146,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.l2 = l2
         self.norm = norm
         self.penalty = penalty
+        self.state_dtype = state_dtype
         self.target_rate = target_rate
         self.target_bytes = target_bytes
         self.field_rates = field_rates

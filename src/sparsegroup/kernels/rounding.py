@@ -1,17 +1,19 @@
 """Rounding to bfloat16, to the nearest or stochastically: up or down by chance, so that what is lost is 0 on average.
 
-Element-wise int32 arithmetic that wraps, with `>>` always masked: the same source gives the same bits in eager PyTorch
-and in Triton (`sparsegroup.rules.bind`). The chance is a function of (seed, part, element), so that a run can be
-repeated.
+Element-wise int32 arithmetic that wraps, with `>>` always masked: the same source gives the same bits in eager PyTorch,
+in Triton and in the CPU's kernels (`sparsegroup.rules.bind`, `sparsegroup.kernels.cpu.int32_lanes`). The chance is a
+function of (seed, part, element), so that a run can be repeated.
 """
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sparsegroup.kernels.update_mark import keep_mark
-from sparsegroup.rules.rule import xp
+from sparsegroup.rules.rule import bind, xp
 
 
 def random_bits(element: Any, seed: Any, part: Any) -> Any:
@@ -63,3 +65,18 @@ def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int)
     bits = values.contiguous().view(torch.int32)
     rounded: Tensor = keep_mark(rounded_bits(bits, chance), bits).view(torch.float32)
     return rounded.to(torch.bfloat16)
+
+
+_nearest_bits, _keep_mark = bind(nearest_bits, np), bind(keep_mark, np)
+
+
+def narrowed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of `values`, rounded to the nearest bfloat16; what is not +0 does not become +0."""
+    bits = np.ascontiguousarray(values).view(np.int32)
+    kept = np.asarray(_keep_mark(_nearest_bits(bits), bits), np.int32)
+    return (kept >> 16).astype(np.uint16)
+
+
+def widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The numbers of which `bits` are the bits as bfloat16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -66,7 +66,8 @@ class GroupOptimizer(Optimizer):
         maximize: Maximize the objective (default False).
         state_dtype: dtype of u and the rule's state: None (default; float64 for float64 parameters, float32 for all
             others), torch.float32, or torch.bfloat16, which is rounded stochastically and takes half the memory. On the
-            CPU other state than the default is stepped by PyTorch's own operations.
+            CPU the rows of a `HashEmbedding` are stepped by a kernel with either (with weights of float64 it has state
+            of float64 alone); tensors with other state than the default by PyTorch's own operations.
         fused: None (default): compiled kernels wherever they can be, Triton's on a GPU, Numba's on the CPU. True: the
             same, but an error where the GPU's are missing. False: PyTorch's own operations.
         foreach: True: PyTorch's own operations. There is one way to do that, tensor after tensor.

@@ -72,4 +72,4 @@ class ByteBudget:
         return self._bytes_of_parts(parts, memory)
 
     def _bytes_of_parts(self, parts: int, memory: RowMemory) -> float:
-        return memory.row_bytes / len(memory.parts) * parts + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
+        return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET

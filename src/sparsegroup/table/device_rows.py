@@ -66,7 +66,8 @@ class DeviceRows:
         unit = 16 if max(weights, state if initial else 0) >= 16 else 4
         self._first_part = _rounded_up(weights, unit)
         self._part_bytes = _rounded_up(state, 16 if state >= 16 else 4)
-        self.row_bytes = _rounded_up(self._first_part + len(initial) * self._part_bytes, unit)
+        self._unit = unit
+        self.row_bytes = self.bytes_of_row(1 + len(initial))
         self.shift = max(0, (page_bytes // self.row_bytes).bit_length() - 1)
         self._set_pages([])
 
@@ -95,6 +96,10 @@ class DeviceRows:
     def bytes(self, count: int) -> int:
         """Bytes that the first `count` rows take, in whole pages."""
         return -(-count >> self.shift) * (self.row_bytes << self.shift)
+
+    def bytes_of_row(self, parts: int) -> int:
+        """What a row of so many parts takes, the weights among them."""
+        return _rounded_up(self._first_part + (parts - 1) * self._part_bytes, self._unit)
 
     def layout(self) -> launch_rows.Layout:
         """Where the rows lie, for the kernels; it holds until rows are reserved, compacted or laid out anew."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite, threads
 from sparsegroup.kernels.cpu.block import BLOCK
+from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
@@ -88,7 +89,11 @@ class HostStorage:
         rows.reserve(first + count)
         if threads.get_num_threads() > 1 and (ask := rows.ask_beyond(first + count, 2 * count)) is not None:
             threads.submit(ask)
-        return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, tuple(rows.initial.values()))
+        initial = tuple(rows.initial.values())
+        if rows.is_narrow:  # what inserts keys writes numbers of the weights' dtype
+            rows.begin(first, count)
+            initial = ()
+        return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, initial)
 
     def count_new(self, live: int) -> None:
         """See `RowStorage`."""
@@ -107,20 +112,31 @@ class HostStorage:
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         """See `RowStorage`."""
-        own = TORCH_DTYPES[self.rows.dtype]
-        if state_dtype not in (None, own):
-            raise ValueError(f"state_dtype={state_dtype} needs a HashEmbedding on a GPU; on the CPU its state is {own}")
-        if not compiled_step.is_ready(rule, carries_u, self.rows.dim > BLOCK, self.rows.dtype):
+        wide, narrow = self.rows.dim > BLOCK, self._is_narrow(state_dtype)
+        if not compiled_step.is_ready(rule, carries_u, wide, self.rows.dtype, narrow):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
+
+    def _is_narrow(self, state_dtype: torch.dtype | None) -> bool:
+        """Whether `state_dtype` is bfloat16. Raises ValueError if state cannot be kept in it."""
+        own = TORCH_DTYPES[self.rows.dtype]
+        if state_dtype in (None, own):
+            return False
+        if own == torch.float32:
+            return True
+        raise ValueError(
+            f"state_dtype={state_dtype} cannot be for a HashEmbedding of {own}, whose u and state are {own}: leave it "
+            "out, or make the table with dtype=torch.float32"
+        )
 
     def check_reports(self, describe: Callable[[Int64s], str]) -> None:
         """Nothing is left to be reported: a step on the host has raised before it changed anything."""
 
     def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
         """See `RowStorage`."""
-        moves = tuple(self.rows.initial) != tuple(initial)
+        is_narrow = self._is_narrow(state_dtype)
+        moves = tuple(self.rows.initial) != tuple(initial) or self.rows.is_narrow != is_narrow
         if moves:
-            self.rows = self.rows.relaid(initial, count)
+            self.rows = self.rows.relaid(initial, count, is_narrow)
         self.rows.set_initial(initial, count)
         return moves
 
@@ -145,20 +161,25 @@ class HostStorage:
         gradient, runs = (gradient, ()) if lambdas is None else _in_runs(gradient, lambdas)
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
-        memory, rule = self.rows, request.rule
+        memory, rule, settings = self.rows, request.rule, request.settings
         carries_u = "u" in memory.initial
+        layout = memory.layout((WEIGHT, *(("u",) if carries_u else ()), *rule.state))
+        if memory.is_narrow:
+            layout = replace(layout, offsets=np.append(layout.offsets, [[request.numbers.seed]], axis=1))
+            settings = replace(settings, initial=tuple(as_stored(value, torch.bfloat16) for value in settings.initial))
         self.num_live += compiled_step.advance_rows(
             rule,
             carries_u,
             memory.dtype,
             array_of(rows),
             compiled_step.Pages(memory.pages.addresses, memory.shift),
-            memory.layout((WEIGHT, *(("u",) if carries_u else ()), *rule.state)),
+            layout,
             np.array([[values.data_ptr(), 0 if hessian is None else hessian.data_ptr()]], np.int64),
             memory.dim,
             np.array([request.numbers.scalars], memory.dtype),
-            request.settings,
+            settings,
             runs,
+            is_narrow=memory.is_narrow,
         )
 
     # Sweep
@@ -166,9 +187,9 @@ class HostStorage:
     def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
         """See `RowStorage`."""
         memory = self.rows
-        if memory.dim > compiled_sweep.WIDEST:
+        if self._sweeps_eagerly:
             found = np.arange(count) if rows is None else rows
-            return eager_sweep_rows.critical_l21(memory, found, request, TORCH_DTYPES[memory.dtype])
+            return eager_sweep_rows.critical_l21(memory, found, request, memory.state_dtype)
         norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
         return norms / (math.sqrt(memory.dim) * request.settings.regularizer.norm.tau_scale)
 
@@ -178,9 +199,13 @@ class HostStorage:
             changed = self._sweep(None, count, request, drops=drops)
         else:
             changed = np.concatenate([np.empty(0, np.int64), *self._sweep_by_field(count, request, lambdas, drops)])
-        if self.rows.dim > compiled_sweep.WIDEST:
+        if self._sweeps_eagerly:
             self.recount(count)
         return changed
+
+    @property
+    def _sweeps_eagerly(self) -> bool:
+        return self.rows.is_narrow or self.rows.dim > compiled_sweep.WIDEST
 
     def _sweep_by_field(self, count: int, request: RowStep, lambdas: RowLambdas, drops: bool) -> Iterator[Int64s]:
         for first in range(0, count, _COUNT_AT_A_TIME):
@@ -193,9 +218,9 @@ class HostStorage:
 
     def _sweep(self, rows: Int64s | None, count: int, request: RowStep, *, drops: bool) -> Int64s:
         memory = self.rows
-        if memory.dim > compiled_sweep.WIDEST:
+        if self._sweeps_eagerly:
             dtype, some = TORCH_DTYPES[memory.dtype], np.arange(count) if rows is None else rows
-            return eager_sweep_rows.sweep(memory, some, request, dtype, dtype, drops=drops)
+            return eager_sweep_rows.sweep(memory, some, request, dtype, memory.state_dtype, drops=drops)
         _, mask = self._swept(rows, count if rows is None else len(rows), request, applies=True, drops=drops)
         return np.flatnonzero(mask) if rows is None else rows[mask]
 

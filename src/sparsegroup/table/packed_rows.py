@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.kernels.numbers import as_stored
-from sparsegroup.kernels.rounding import step_seed, to_bfloat16
+from sparsegroup.kernels.rounding import step_seed, to_bfloat16, widened
 from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.hashing import mixed
 from sparsegroup.table.host_rows import HostRows
@@ -205,8 +205,7 @@ class PackedRows:
 
     def _unpacked(self, bits: Bits, number: int) -> Floats:
         """`[n, dim]` float32, the part of that number behind the weights."""
-        some = bits[:, number * self.dim : (number + 1) * self.dim].astype(np.uint32)
-        values: Floats = (some << 16).view(np.float32)
+        values: Floats = widened(bits[:, number * self.dim : (number + 1) * self.dim])
         value, start = list(self.initial.values())[number], self._starts[number]
         if np.float32(value) != start:
             values[values == start] = value

@@ -100,6 +100,13 @@ class RowMemory(RowView, Protocol):
     def bytes(self, count: int) -> int:
         """Bytes that the first `count` rows take."""
 
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """In which u and the optimizer's state lie."""
+
+    def bytes_of_row(self, parts: int) -> int:
+        """What a row of so many parts takes, the weights among them."""
+
     def itemsize(self, part: str) -> int:
         """Bytes of a number of a part."""
 

@@ -346,6 +346,7 @@ class Table(TableInspection):
             return {
                 "config": self.config,
                 "initial": dict(self.rows.initial),
+                "state_dtype": self.rows.state_dtype,
                 "snapshot": self.snapshot(),
                 "claim": self._steps.claim,
                 "ranks": self.ranks,
@@ -353,7 +354,7 @@ class Table(TableInspection):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, state["config"])
-        self.storage.lay_out(state["initial"], 0, None)
+        self.storage.lay_out(state["initial"], 0, state.get("state_dtype"))
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["claim"])
         self.ranks = state.get("ranks")  # there were none of tables that were pickled before

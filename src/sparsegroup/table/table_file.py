@@ -12,10 +12,11 @@ Packed rows come last where all rows are written, as any other; changes hold non
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from pydantic import Strict
 
 from sparsegroup.artifact.file_facts import FileFacts
@@ -57,6 +58,8 @@ class TableFacts:
         written: Rows in this file.
         packed: How many of the table's rows are packed.
         rank: Whose part of the table it is, where it lies on several; all of it is told of that part. None: the whole.
+        state: In which u and the optimizer's state lie in memory; None for the dtype of the arithmetic. In the file all
+            parts are of one dtype.
     """
 
     dim: Count
@@ -73,6 +76,7 @@ class TableFacts:
     written: Count
     packed: Count = 0
     rank: Count | None = None
+    state: Literal["bfloat16"] | None = None
 
     @classmethod
     def of(cls, table: Table, written: int) -> "TableFacts":
@@ -87,7 +91,13 @@ class TableFacts:
             written=written,
             packed=table.directory.num_packed,
             rank=None if table.ranks is None else table.ranks.rank,
+            state="bfloat16" if table.rows.state_dtype == torch.bfloat16 else None,
         )
+
+    @property
+    def state_dtype(self) -> torch.dtype | None:
+        """`state` as torch has it."""
+        return None if self.state is None else torch.bfloat16
 
     def check(self) -> None:
         """Raise ValueError, whose message begins with the field, unless there can be a table of which this is said."""

@@ -133,7 +133,7 @@ class _Reader:
         keys, rows = file.get_slice("keys"), file.get_slice("rows")
         before = directory.total_rows, directory.num_packed
         self._drop(file.get_tensor("dropped"), part)
-        self._storage.lay_out(facts.parts, directory.num_rows, None)
+        self._storage.lay_out(facts.parts, directory.num_rows, facts.state_dtype)
         aside = facts.packed if begins and directory.packed is not None else 0
         if aside > facts.written:
             raise ValueError(

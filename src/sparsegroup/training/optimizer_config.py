@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
+import torch
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, field_validator, model_validator
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from sparsegroup.data.log import Log
 from sparsegroup.groups import is_rows
-from sparsegroup.names import NormName, OptimizerName, ScheduleName, unknown_optimizer
+from sparsegroup.names import NormName, OptimizerName, ScheduleName, StateDtype, unknown_optimizer
 from sparsegroup.near_match import did_you_mean
 from sparsegroup.optim import (
     GroupAdagrad,
@@ -88,6 +89,7 @@ class OptimizerConfig(StrictSettings):
         schedule, warmup: How both go along the samples of all epochs, see `RateSchedule`.
         l1, l21, l2, norm, penalty: See `GroupOptimizer`; for the embeddings alone. A penalty with other parameters than
             its default ones is a mapping, `{name: mcp, gamma: 2.5}`.
+        state_dtype: In which the rows of the embeddings keep u and the optimizer's state, see `GroupOptimizer`.
         target_rate: The share of the features seen that is to be left: λ21 is set along the way, see `TargetRate`.
         target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, the
             penalty is "hard" unless another is, and where no name is given, it is "adagrad", with a learning rate of
@@ -109,6 +111,7 @@ class OptimizerConfig(StrictSettings):
     l2: float = 0.0
     norm: NormName = "s"
     penalty: PenaltySetting = Lasso()
+    state_dtype: StateDtype = "float32"
     target_rate: float | None = Field(default=None, gt=0, le=1)
     target_bytes: SizeSetting | None = None
     field_rates: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
@@ -159,7 +162,7 @@ class OptimizerConfig(StrictSettings):
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
-        check_further_options(self.options, own=("lr", *self._regularizer()))
+        check_further_options(self.options, own=("lr", *self._of_embeddings()))
         for name in ("lr", "network_lr", "l1", "l21", "l2"):
             check_magnitude(name, getattr(self, name))
         needs_lr = any(one.name == "lr" and one.default is REQUIRED for one in self.rule.hyperparameters)
@@ -182,7 +185,7 @@ class OptimizerConfig(StrictSettings):
 
     def make(self, model: nn.Module) -> GroupOptimizer:
         """The optimizer of a model's parameters."""
-        table, *others = param_groups(model, **self._regularizer())
+        table, *others = param_groups(model, **self._of_embeddings())
         if self.network_lr is not None:
             others = [{**group, "lr": self.network_lr} for group in others]
         return OPTIMIZERS[self.name]([table, *others], **self._given())
@@ -256,10 +259,12 @@ class OptimizerConfig(StrictSettings):
         Raises:
             ValueError, TypeError: As the optimizer.
         """
-        return OPTIMIZERS[self.name].checked_arguments(**{**self._given(), **self._regularizer()})
+        return OPTIMIZERS[self.name].checked_arguments(**{**self._given(), **self._of_embeddings()})
 
-    def _regularizer(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("l1", "l21", "l2", "norm", "penalty")}
+    def _of_embeddings(self) -> dict[str, Any]:
+        """What the embeddings' param group has and the others have not."""
+        regularizer = {name: getattr(self, name) for name in ("l1", "l21", "l2", "norm", "penalty")}
+        return {**regularizer, "state_dtype": torch.bfloat16 if self.state_dtype == "bfloat16" else None}
 
     def _given(self) -> dict[str, Any]:
         options: dict[str, Any] = {

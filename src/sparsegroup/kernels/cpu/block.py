@@ -364,7 +364,7 @@ def step(
                 )  # fmt: skip
         else:
             per_block, is_8 = BLOCK // d, d == 8 and size == 4  # eight float32: known to the compiler where it says so
-            x, u, state = scratch_parts(R_address, size, zero)
+            x, u, state = scratch_parts(R_address, STRIDE * size, STRIDE, zero)
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
                 for i in range(groups):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba import from_dtype, types
 from numba.core.errors import NumbaError
 
-from sparsegroup.kernels.cpu import block, jit, row_copies, threads
+from sparsegroup.kernels.cpu import block, jit, narrow_copies, narrow_step, row_copies, threads
 from sparsegroup.kernels.cpu.rule_source import adapters, scalar_names
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.rules import Rule
@@ -64,15 +64,15 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 
 
 @cache
-def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any]) -> bool:
+def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], is_narrow: bool = False) -> bool:
     """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
-    parts = len(rule.state) + 1 + carries_u
+    parts = len(rule.state) + 1 + carries_u + is_narrow
     settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
     arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
     scalars = np.zeros((1, len(scalar_names(rule))), dtype)
     try:
-        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, is_wide)
+        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, is_wide, is_narrow)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -83,13 +83,14 @@ def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any]) -
 
 
 @cache
-def step_kernel(rule: Rule, carries_u: bool, is_wide: bool) -> Any:
-    """`block.step` for a rule.
+def step_kernel(rule: Rule, carries_u: bool, is_wide: bool, is_narrow: bool) -> Any:
+    """`block.step`, or `narrow_step.step_narrow`, for a rule.
 
     Args:
         rule: The base optimizer.
         carries_u: The closed form; without it, the base optimizer alone.
         is_wide: Also for groups of more than `block.BLOCK` elements.
+        is_narrow: For rows whose u and state are bfloat16, and for no others.
     """
     first_state = 2 if carries_u else 1
     bindings: dict[str, Any] = {
@@ -99,20 +100,24 @@ def step_kernel(rule: Rule, carries_u: bool, is_wide: bool) -> Any:
         "PARTS": first_state + len(rule.state),
         **adapters(rule, first_state),
     }
-    for function in (
+    step: Callable[..., Any] = block.step
+    copies: tuple[Callable[..., Any], ...] = (row_copies.gather, row_copies.scatter)
+    if is_narrow:
+        step, copies = narrow_step.step_narrow, (narrow_copies.gather_narrow, narrow_copies.scatter_narrow)
+    sources: tuple[Callable[..., Any], ...] = (
         block.charge_start,
         block.untouched,
         block.rule_only,
         block.base_only,
         block.rule_and_z,
-        row_copies.gather,
-        row_copies.scatter,
+        *copies,
         block.advance,
         block.advance_large,
-    ):
+    )
+    for function in sources:
         bindings[function.__name__] = jit.with_globals(function, bindings)
     name = f"the step of {rule.name}" + " with sparse group lasso" * carries_u + " on wide groups" * is_wide
-    return jit.kernel(block.step, name, bindings)
+    return jit.kernel(step, name + " and state in bfloat16" * is_narrow, bindings)
 
 
 @cache
@@ -200,6 +205,8 @@ def advance_rows(
     scalars: npt.NDArray[Any],
     settings: LaunchSettings,
     runs: Sequence[tuple[int, float]] = (),
+    *,
+    is_narrow: bool = False,
 ) -> int:
     """The step over some rows.
 
@@ -209,23 +216,24 @@ def advance_rows(
         dtype: The dtype of all memory: float32 or float64.
         rows: `[n]`, distinct.
         pages: Where the rows lie.
-        layout: Where x, u if carried, and each state lie in a row.
+        layout: Where x, u if carried, and each state lie in a row; where `is_narrow`, then the seed of the rounding.
         gradients: `[1, 2]`, address of the gradient `[n, width]` and of the Hessian's diagonal, or 0.
         width: Elements of a row.
         scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
         settings: λ, and what else the groups share.
         runs: Where λ21 is not the same for all: how many of the rows have which, one run after the other.
+        is_narrow: Whether u and the states are bfloat16; the arithmetic is that of `dtype`, float32.
 
     Returns:
         How many more of the rows are non-zero than before.
     """
     where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows)
-    alone = len(rows) * width < GRAIN
+    alone, kind = len(rows) * width < GRAIN, (width > block.BLOCK, is_narrow)
     if not runs:
         work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
         arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
         taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
-        return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone, width > block.BLOCK)
+        return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone, *kind)
     # For the kernel each run is a tensor of its own that lies where the others do and begins where the one before ends.
     counts = np.array([count for count, _ in runs])
     ends = np.cumsum(counts)
@@ -236,7 +244,7 @@ def advance_rows(
     l21s = np.array([l21 for _, l21 in runs])
     taus = (math.sqrt(width) * (l21s * settings.regularizer.norm.tau_scale)).astype(dtype)
     arguments = (work, ends, offsets, addresses, widths, *where)
-    return _launch(rule, carries_u, dtype, arguments, taus, numbers, settings, alone, width > block.BLOCK)
+    return _launch(rule, carries_u, dtype, arguments, taus, numbers, settings, alone, *kind)
 
 
 def pieces(widths: Int64s, counts: Int64s) -> Int64s:
@@ -281,6 +289,7 @@ def _launch(
     settings: LaunchSettings,
     alone: bool,
     is_wide: bool,
+    is_narrow: bool = False,
 ) -> int:
-    kernel = step_kernel(rule, carries_u, is_wide)
+    kernel = step_kernel(rule, carries_u, is_wide, is_narrow)
     return threads.share(kernel, *arguments, scalars, taus, *_constants(settings, dtype), alone=alone)

@@ -78,7 +78,7 @@ def sweep(
     for i in range(BLOCK):
         G[i] = zero
     size = constants.itemsize
-    x, u, state = scratch_parts(R_at, size, zero)
+    x, u, state = scratch_parts(R_at, STRIDE * size, STRIDE, zero)
     quiet = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
     width = d * size

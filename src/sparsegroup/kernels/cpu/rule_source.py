@@ -29,7 +29,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
     part = "array_at(base[t, {p}] + place, count, zero)"
-    scratch = "array_at(R_address + {p} * STRIDE * size, STRIDE, zero)"
+    scratch = "array_at(address + {p} * between, count, zero)"
 
     def tuple_of(items: Sequence[str]) -> str:
         return "(" + "".join(f"{item}, " for item in items) + ")"
@@ -43,7 +43,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
         "parts_at": "def parts_at(base, t, place, count, zero):\n"
         f"    return {part.format(p=0)}, {part.format(p=u)}, "
         f"{tuple_of([part.format(p=first_state + k) for k in states])}\n",
-        "scratch_parts": "def scratch_parts(R_address, size, zero):\n"
+        "scratch_parts": "def scratch_parts(address, between, count, zero):\n"
         f"    return {scratch.format(p=0)}, {scratch.format(p=u)}, "
         f"{tuple_of([scratch.format(p=first_state + k) for k in states])}\n",
         "gradient_at": "def gradient_at(at, t, offset, count, zero):\n"
@@ -53,6 +53,6 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
         "parts_of": "def parts_of(state, start, count, zero):\n"
         f"    return {tuple_of([f'part(state[{k}], start, count, zero)' for k in states])}\n",
     }
-    names |= {"STRIDE": block.STRIDE, "part": block.part}
+    names["part"] = block.part
     memory = on_stack((first_state + len(rule.state)) * block.STRIDE * 8)
     return {name: jit.source(text, names) for name, text in texts.items()} | {"r_memory": memory}

@@ -1,0 +1,171 @@
+"""Rows in the host's memory whose u and state are bfloat16 are arrays that are rounded, whatever is done to them."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from numba import njit
+
+from sparsegroup.kernels import rounding
+from sparsegroup.kernels.cpu import compiled_step, narrow_copies
+from sparsegroup.rules import ADAM
+from sparsegroup.table import host_rows
+from sparsegroup.table.host_rows import HostRows
+from sparsegroup.table.row_storage import WEIGHT
+from test_rounding import any_floats
+
+Float32s = npt.NDArray[np.float32]
+
+F32 = np.dtype(np.float32)
+WITH_U = {"u": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
+ADAGRAD = {"u": 0.0, "sum": 0.1}
+LAYOUTS = [{}, WITH_U, ADAGRAD, {"sum": 0.1}]
+
+
+def rounded(values: npt.ArrayLike, narrow: bool = True) -> Float32s:
+    numbers = torch.tensor(np.asarray(values, np.float32))
+    return (numbers.to(torch.bfloat16).float() if narrow else numbers).numpy()
+
+
+class Model:
+    """The rows as NumPy arrays, driven at random beside the real ones."""
+
+    def __init__(self, seed: int, dim: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.rows = HostRows(dim, F32, False, ADAGRAD, is_narrow=True)
+        self.arrays: dict[str, Float32s] = {part: np.zeros((0, dim), np.float32) for part in self.rows.parts}
+
+    @property
+    def count(self) -> int:
+        return len(self.arrays[WEIGHT])
+
+    def is_narrow(self, part: str) -> bool:
+        return self.rows.is_narrow and part != WEIGHT
+
+    def some(self) -> npt.NDArray[np.int64]:
+        return self.rng.permutation(self.count)[: self.rng.integers(0, self.count + 1)]
+
+    def values(self, *shape: int) -> Float32s:
+        return (self.rng.standard_normal(shape) * (self.rng.random(shape) < 0.7)).astype(np.float32)
+
+    def insert(self) -> None:
+        before, new = self.count, int(self.rng.integers(0, 10))
+        weights = self.values(new, self.rows.dim) * (self.rng.random((new, 1)) < 0.6)
+        self.rows.reserve(before + new)
+        self.rows.begin(before, new)
+        self.rows.write(WEIGHT, np.arange(before, before + new), weights)
+        for part, array in self.arrays.items():
+            fresh = weights if part == WEIGHT else np.full_like(weights, self.rows.initial[part])
+            self.arrays[part] = np.concatenate([array, rounded(fresh, self.is_narrow(part))])
+
+    def write(self) -> None:
+        part, rows = str(self.rng.choice(self.rows.parts)), self.some()
+        values = self.values(len(rows), self.rows.dim)
+        self.rows.write(part, rows, values)
+        self.arrays[part][rows] = rounded(values, self.is_narrow(part))
+
+    def write_whole(self) -> None:
+        rows, parts = self.some(), self.rows.parts
+        values = self.values(len(rows), len(parts) * self.rows.dim)
+        self.rows.write_whole(rows, values)
+        for part, some in zip(parts, np.split(values, len(parts), axis=1), strict=True):
+            self.arrays[part][rows] = rounded(some, self.is_narrow(part))
+
+    def fill(self) -> None:
+        part, count = str(self.rng.choice(self.rows.parts)), int(self.rng.integers(0, self.count + 1))
+        self.rows.fill(part, count, 0.7)
+        self.arrays[part][:count] = rounded(0.7, self.is_narrow(part))
+
+    def set_initial(self) -> None:
+        self.rows.set_initial({part: float(self.rng.choice([0.0, 0.3])) for part in self.rows.initial}, self.count)
+
+    def relaid(self) -> None:
+        initial, before = LAYOUTS[self.rng.integers(len(LAYOUTS))], self.arrays
+        self.rows = self.rows.relaid(initial, self.count, is_narrow=bool(self.rng.random() < 0.7))
+        self.arrays = {
+            part: rounded(before.get(part, np.full_like(before[WEIGHT], initial.get(part, 0.0))), self.is_narrow(part))
+            for part in self.rows.parts
+        }
+
+    def compact(self) -> None:
+        kept = self.rng.random(self.count) < self.rng.choice([0.0, 0.5, 0.9, 1.0])
+        self.rows.compact(kept)
+        self.arrays = {part: array[kept] for part, array in self.arrays.items()}
+
+    def check(self) -> None:
+        rows, part = np.concatenate([self.some(), [-1], self.some()]), str(self.rng.choice(self.rows.parts))
+        padded = np.concatenate([self.arrays[part], np.zeros((1, self.rows.dim), np.float32)])  # -1 is its last
+        np.testing.assert_array_equal(self.rows.read(part, rows), padded[rows])
+        whole = np.concatenate([self.arrays[part] for part in self.rows.parts], axis=1)
+        np.testing.assert_array_equal(self.rows.read_whole(np.arange(self.count)), whole)
+        blocks = b"".join(bytes(block) for block in self.rows.blocks(self.count))
+        assert blocks == np.ascontiguousarray(whole, np.float32).tobytes()
+        first, last = sorted(self.rng.integers(0, self.count + 1, 2).tolist())
+        np.testing.assert_array_equal(self.rows.live(first, last), self.arrays[WEIGHT][first:last].any(axis=1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dim", [1, 3, 8, 10])
+def test_any_sequence_of_calls_does_what_arrays_do(dim: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_rows, "_PAGE_BYTES", 1 << 9)
+    model = Model(100 * dim + seed, dim)
+    calls = [
+        *[model.insert] * 3, model.write, model.write_whole, model.fill, model.set_initial, model.relaid, model.compact,
+    ]  # fmt: skip
+    model.check()
+    for number in model.rng.integers(0, len(calls), 30):
+        calls[number]()
+        model.check()
+
+
+@pytest.mark.parametrize(("dim", "expected"), [(8, 80), (1, 16), (3, 36), (16, 160), (10, 100)])
+def test_a_row_takes_two_bytes_for_a_number_of_the_state(dim: int, expected: int) -> None:
+    rows = HostRows(dim, F32, False, WITH_U, is_narrow=True)
+    assert rows.row_bytes == rows.bytes_of_row(4) == expected
+    assert HostRows(dim, F32, False, WITH_U).bytes_of_row(4) == 16 * dim
+    assert [rows.itemsize(part) for part in rows.parts] == [4, 2, 2, 2]
+
+
+def test_to_the_nearest_is_as_torch_converts_but_for_the_mark() -> None:
+    values = any_floats(20_000).numpy()
+    found, known = rounding.widened(rounding.narrowed(values)), ~np.isnan(values)
+    expected = rounded(values)
+    vanished = (expected.view(np.int32) == 0) & (values.view(np.int32) != 0)
+    assert vanished.any()
+    assert np.signbit(found[vanished]).all()
+    np.testing.assert_array_equal(found.view(np.int32)[known & ~vanished], expected.view(np.int32)[known & ~vanished])
+    assert np.isnan(found[~known]).all()
+
+
+@njit
+def _round_off(source, target, count, element, seed, part):
+    narrow_copies.round_off(np.int64(source.ctypes.data), np.int64(target.ctypes.data), count, element, seed, part)
+
+
+@njit
+def _widen(source, target, count):
+    narrow_copies.widen(np.int64(source.ctypes.data), np.int64(target.ctypes.data), count)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 21, 4_000])
+@pytest.mark.parametrize(("element", "step", "part"), [(0, 1, 0), (2**31 - 7, 9, 3), (-12, 10**9 + 7, 1)])
+def test_the_kernels_round_as_eager_pytorch_does(count: int, element: int, step: int, part: int) -> None:
+    """To the bit, for all kinds of floats and numbers of elements that wrap."""
+    values, seed = any_floats(count)[:count].contiguous(), rounding.step_seed(step)
+    out, back = np.zeros(count + 1, np.uint16), np.zeros(count + 1, np.float32)
+    _round_off(values.numpy(), out, count, element, seed, part)
+    elements = (torch.arange(count) + element).to(torch.int32)
+    expected = rounding.to_bfloat16(values, elements, seed, part).view(torch.int16).numpy().view(np.uint16)
+    numbers = ~np.isnan(values.numpy())
+    np.testing.assert_array_equal(out[:count][numbers], expected[numbers])
+    _widen(out, back, count)
+    np.testing.assert_array_equal(back[:count].view(np.uint32), out[:count].astype(np.uint32) << 16)
+    assert out[count] == back[count] == 0
+    assert np.isnan(back[:count][~numbers]).all()
+
+
+def test_the_step_of_float32_is_a_kernel_of_its_own() -> None:
+    wide, narrow = (compiled_step.step_kernel(ADAM, True, False, is_narrow) for is_narrow in (False, True))
+    assert wide is not narrow
+    assert "bfloat16" in narrow.name
+    assert "bfloat16" not in wide.name
