@@ -13,7 +13,7 @@ from fixed_gradients import Step, gradient_of
 from optimizer_cases import make
 from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdaHessian, GroupOptimizer
-from sparsegroup.groups import grouping
+from sparsegroup.groups import grouping, mean_square
 from sparsegroup.kernels.eager import eager_step
 from sparsegroup.kernels.regularizer import Regularizer
 
@@ -70,10 +70,13 @@ def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter
         after["u"][rows] if "u" in after else None,
         [after[name][rows] for name in rule.state],
     )
+    second_input = [parameter.curvature.to(dtype).abs()] if rule.second_order else []
+    if rule.mean_square:
+        second_input = [mean_square(gradient, "rows" if parameter.grad.is_sparse else group["groups"])]
     result = eager_step.advance(
         rule,
         block,
-        [gradient, *([parameter.curvature.to(dtype).abs()] if rule.second_order else [])],
+        [gradient, *second_input],
         rule.host_scalars(group, t, rate),
         list(initial.values()),
         None if rule.sigma_0 is None else rule.host_sigma_0(group, rate),

@@ -14,6 +14,7 @@ from sparsegroup import (
     GroupFTRL,
     GroupMomentum,
     GroupOptimizer,
+    GroupRowWiseAdagrad,
     GroupSGD,
 )
 
@@ -67,5 +68,11 @@ SIX: Mapping[str, Member] = {
 
 FAMILY: Mapping[str, Member] = {
     **SIX,
+    "rowwise_adagrad": Member(
+        GroupRowWiseAdagrad,
+        "rowwise_adagrad",
+        0.3,
+        {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+    ),
     "ftrl": Member(GroupFTRL, "ftrl", 0.3, {"beta": 0.5, "initial_accumulator_value": 0.1}),
 }

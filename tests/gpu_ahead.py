@@ -143,7 +143,7 @@ def launch_all(
     if on_device:
         of_scalars, of_start = (tuple(torch.tensor(value) for value in values) for values in (scalars, start))
         numbers = Numbers(of_scalars, of_start, torch.tensor(7, dtype=torch.int32))
-    hessian = zeros(gradient_dtype) if rule.second_order else None
+    hessian = zeros(gradient_dtype) if rule.has_second_input else None
     state = tuple(zeros(state_dtype) for _ in rule.state)
     parts = launch.Parts(zeros(dtype), zeros(state_dtype) if carries_u else None, state, zeros(gradient_dtype), hessian)
 

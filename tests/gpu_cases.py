@@ -118,7 +118,7 @@ def case(
         u=(0.1 * normal() * weak * trained + 0.0).to(state_dtype) if carries_u else None,
         state=tuple((start + 0.1 * normal().abs() * trained).to(state_dtype) for start in initial),
         g=(normal() * weak * (kinds != 3)).to(gradient_dtype),
-        hessian=normal().to(gradient_dtype) if rule.second_order else None,
+        hessian=normal().abs().to(gradient_dtype) if rule.has_second_input else None,
     )
     sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(hyperparameters, LR)
     return Case(
@@ -305,7 +305,7 @@ every_rule_and_way = pytest.mark.parametrize(
         pytest.param(rule, way, id=f"{rule.name}-{way.__name__}")
         for rule in RULES
         for way in WAYS
-        if not (rule.second_order and way is by_runs)
+        if not (rule.has_second_input and way is by_runs)
     ],
 )
 

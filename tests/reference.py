@@ -56,6 +56,19 @@ def adagrad(
     return g, (np.sqrt(V) + eps) * (1 + (t - 1) * lr_decay), {"V": V}
 
 
+def rowwise_adagrad(
+    g: Array,
+    hessian: Array | None,
+    state: State,
+    t: int,
+    lr_decay: float,
+    initial_accumulator_value: float,
+    eps: float,
+) -> tuple[Array, Array, State]:
+    V = state["V"] + np.mean(g**2)  # g is a group's
+    return g, (np.sqrt(V) + eps) * (1 + (t - 1) * lr_decay), {"V": V}
+
+
 def adam(
     g: Array, hessian: Array | None, state: State, t: int, betas: tuple[float, float], eps: float
 ) -> tuple[Array, Array, State]:
@@ -102,6 +115,7 @@ MOMENTS: Mapping[str, Moments] = {
     "sgd": sgd,
     "momentum": momentum,
     "adagrad": adagrad,
+    "rowwise_adagrad": rowwise_adagrad,
     "adam": adam,
     "amsgrad": amsgrad,
     "adahessian": adahessian,
@@ -111,6 +125,7 @@ STATE: Mapping[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("b",),
     "adagrad": ("V",),
+    "rowwise_adagrad": ("V",),
     "adam": ("m_hat", "V_hat"),
     "amsgrad": ("m_hat", "V_hat", "V_max"),
     "adahessian": ("m_hat", "V_hat"),

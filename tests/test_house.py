@@ -181,5 +181,5 @@ def test_every_optimizer_has_an_example():
 
     classes = [value for name in sparsegroup.__all__ if isinstance(value := getattr(sparsegroup, name), type)]
     optimizers = [cls for cls in classes if issubclass(cls, sparsegroup.GroupOptimizer) and "rule" in vars(cls)]
-    assert len(optimizers) == 7
+    assert len(optimizers) == 8
     assert [cls.__name__ for cls in optimizers if ">>>" not in (cls.__doc__ or "")] == []

@@ -17,12 +17,22 @@ from sparsegroup import (
     GroupFTRL,
     GroupMomentum,
     GroupOptimizer,
+    GroupRowWiseAdagrad,
     GroupSGD,
     optim,
 )
 from sparsegroup.rules import REQUIRED
 
-FAMILY = [GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupAdaHessian, GroupFTRL]
+FAMILY = [
+    GroupSGD,
+    GroupMomentum,
+    GroupAdagrad,
+    GroupRowWiseAdagrad,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupAdaHessian,
+    GroupFTRL,
+]
 PAGE = Path(__file__).parents[1] / "docs" / "optimizers.md"
 NOT_DECLARED = {GroupAdaHessian: ["generator"]}
 """Arguments of the optimizer, not of its param groups."""
@@ -49,7 +59,7 @@ def test_the_signature_is_the_declaration(cls):
     assert others == ["params", *NOT_DECLARED.get(cls, []), *optim.arguments.DEFAULTS]
 
 
-@pytest.mark.parametrize("cls", [cls for cls in FAMILY if cls is not GroupAMSGrad])
+@pytest.mark.parametrize("cls", [cls for cls in FAMILY if cls not in (GroupAMSGrad, GroupRowWiseAdagrad)])
 def test_type_checkers_see_the_declared_names_in_their_places(cls):
     typed, declared = typed_constructor(cls), cls.rule.hyperparameters
     assert [a.arg for a in typed.args] == ["self", "params", *(one.name for one in declared if not one.keyword_only)]
@@ -63,7 +73,8 @@ def test_type_checkers_see_the_declared_names_in_their_places(cls):
 @pytest.mark.parametrize("cls", FAMILY)
 def test_the_docstring_explains_every_hyperparameter_and_has_an_example(cls):
     documentation = inspect.getdoc(cls)
-    explained = inspect.getdoc(GroupAdam) if "those of `GroupAdam`" in documentation else documentation
+    parents = [parent for parent in (GroupAdam, GroupAdagrad) if f"those of `{parent.__name__}`" in documentation]
+    explained = inspect.getdoc(parents[0]) if parents else documentation
     for one in cls.rule.hyperparameters:
         assert re.search(rf"^    {one.name}: .", explained, re.MULTILINE), one.name
     assert f">>> from sparsegroup import {cls.__name__}\n" in documentation

@@ -11,6 +11,7 @@ from sparsegroup.kernels.cpu import compiled_step, narrow_copies
 from sparsegroup.rules import ADAM
 from sparsegroup.table import host_rows
 from sparsegroup.table.host_rows import HostRows
+from sparsegroup.table.row_parts import kinds_of
 from sparsegroup.table.row_storage import WEIGHT
 from test_rounding import any_floats
 
@@ -19,7 +20,8 @@ Float32s = npt.NDArray[np.float32]
 F32 = np.dtype(np.float32)
 WITH_U = {"u": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
 ADAGRAD = {"u": 0.0, "sum": 0.1}
-LAYOUTS = [{}, WITH_U, ADAGRAD, {"sum": 0.1}]
+ROWWISE = {"u": 0.0, "group_sum": 0.1}
+LAYOUTS = [{}, WITH_U, ADAGRAD, {"sum": 0.1}, ROWWISE]
 
 
 def rounded(values: npt.ArrayLike, narrow: bool = True) -> Float32s:
@@ -39,8 +41,14 @@ class Model:
     def count(self) -> int:
         return len(self.arrays[WEIGHT])
 
-    def is_narrow(self, part: str) -> bool:
-        return self.rows.is_narrow and part != WEIGHT
+    def kept(self, part: str, values: npt.ArrayLike) -> Float32s:
+        """What a part holds of values: of groups the first element, for all."""
+        if part == "group_sum":
+            numbers = np.array(values, np.float32)
+            if numbers.ndim:
+                numbers[:] = numbers[..., :1]
+            return numbers
+        return rounded(values, self.rows.is_narrow and part != WEIGHT)
 
     def some(self) -> npt.NDArray[np.int64]:
         return self.rng.permutation(self.count)[: self.rng.integers(0, self.count + 1)]
@@ -56,25 +64,25 @@ class Model:
         self.rows.write(WEIGHT, np.arange(before, before + new), weights)
         for part, array in self.arrays.items():
             fresh = weights if part == WEIGHT else np.full_like(weights, self.rows.initial[part])
-            self.arrays[part] = np.concatenate([array, rounded(fresh, self.is_narrow(part))])
+            self.arrays[part] = np.concatenate([array, self.kept(part, fresh)])
 
     def write(self) -> None:
         part, rows = str(self.rng.choice(self.rows.parts)), self.some()
         values = self.values(len(rows), self.rows.dim)
         self.rows.write(part, rows, values)
-        self.arrays[part][rows] = rounded(values, self.is_narrow(part))
+        self.arrays[part][rows] = self.kept(part, values)
 
     def write_whole(self) -> None:
         rows, parts = self.some(), self.rows.parts
         values = self.values(len(rows), len(parts) * self.rows.dim)
         self.rows.write_whole(rows, values)
         for part, some in zip(parts, np.split(values, len(parts), axis=1), strict=True):
-            self.arrays[part][rows] = rounded(some, self.is_narrow(part))
+            self.arrays[part][rows] = self.kept(part, some)
 
     def fill(self) -> None:
         part, count = str(self.rng.choice(self.rows.parts)), int(self.rng.integers(0, self.count + 1))
         self.rows.fill(part, count, 0.7)
-        self.arrays[part][:count] = rounded(0.7, self.is_narrow(part))
+        self.arrays[part][:count] = self.kept(part, 0.7)
 
     def set_initial(self) -> None:
         self.rows.set_initial({part: float(self.rng.choice([0.0, 0.3])) for part in self.rows.initial}, self.count)
@@ -83,7 +91,7 @@ class Model:
         initial, before = LAYOUTS[self.rng.integers(len(LAYOUTS))], self.arrays
         self.rows = self.rows.relaid(initial, self.count, is_narrow=bool(self.rng.random() < 0.7))
         self.arrays = {
-            part: rounded(before.get(part, np.full_like(before[WEIGHT], initial.get(part, 0.0))), self.is_narrow(part))
+            part: self.kept(part, before.get(part, np.full_like(before[WEIGHT], initial.get(part, 0.0))))
             for part in self.rows.parts
         }
 
@@ -118,12 +126,20 @@ def test_any_sequence_of_calls_does_what_arrays_do(dim: int, seed: int, monkeypa
         model.check()
 
 
+@pytest.mark.parametrize(("dim", "narrow", "expected"), [(8, False, 68), (8, True, 52), (3, False, 28), (3, True, 24)])
+def test_state_of_groups_is_one_number_a_row(dim: int, narrow: bool, expected: int) -> None:
+    rows = HostRows(dim, F32, False, ROWWISE, is_narrow=narrow)
+    assert rows.row_bytes == rows.bytes_of_row(3) == expected
+    assert rows.part_bytes("group_sum") == 4
+    assert HostRows(dim, np.dtype(np.float64), False, ROWWISE).row_bytes == 24 * dim, "all elements of float64"
+
+
 @pytest.mark.parametrize(("dim", "expected"), [(8, 80), (1, 16), (3, 36), (16, 160), (10, 100)])
 def test_a_row_takes_two_bytes_for_a_number_of_the_state(dim: int, expected: int) -> None:
     rows = HostRows(dim, F32, False, WITH_U, is_narrow=True)
     assert rows.row_bytes == rows.bytes_of_row(4) == expected
     assert HostRows(dim, F32, False, WITH_U).bytes_of_row(4) == 16 * dim
-    assert [rows.itemsize(part) for part in rows.parts] == [4, 2, 2, 2]
+    assert [rows.part_bytes(part) for part in rows.parts] == [4 * dim, 2 * dim, 2 * dim, 2 * dim]
 
 
 def test_to_the_nearest_is_as_torch_converts_but_for_the_mark() -> None:
@@ -165,7 +181,8 @@ def test_the_kernels_round_as_eager_pytorch_does(count: int, element: int, step:
 
 
 def test_the_step_of_float32_is_a_kernel_of_its_own() -> None:
-    wide, narrow = (compiled_step.step_kernel(ADAM, True, False, is_narrow) for is_narrow in (False, True))
+    kinds = kinds_of((WEIGHT, *WITH_U), F32, True)
+    wide, narrow = (compiled_step.step_kernel(ADAM, True, False, one) for one in (None, kinds))
     assert wide is not narrow
     assert "bfloat16" in narrow.name
     assert "bfloat16" not in wide.name

@@ -35,8 +35,9 @@ def same(ours: torch.Tensor, theirs: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(theirs), ours.numpy(), rtol=1e-15, atol=0)
 
 
-def test_the_rules_are_the_six_of_the_paper_and_ftrl():
-    assert {rule.name for rule in RULES} == {"sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"}
+def test_the_rules_are_the_six_of_the_paper_ftrl_and_the_row_wise_one():
+    of_the_paper = {"sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian"}
+    assert {rule.name for rule in RULES} == {*of_the_paper, "ftrl", "rowwise_adagrad"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -46,7 +47,8 @@ def test_a_rule_gives_the_same_numbers_on_numpy(rule):
     state = [torch.full((7, 3), value, dtype=torch.float64) for value in rule.initial_state(HYPERPARAMETERS).values()]
     state_np = [value.numpy().copy() for value in state]
     for t in range(1, 6):
-        inputs = [torch.randn(7, 3, dtype=torch.float64, generator=generator) for _ in range(1 + rule.second_order)]
+        inputs = torch.randn(1 + rule.has_second_input, 7, 3, dtype=torch.float64, generator=generator).unbind()
+        inputs = [inputs[0], *(value.abs() for value in inputs[1:])]
         scalars = rule.host_scalars(HYPERPARAMETERS, t, lr=0.01)
         m, sigma, *state = rule.update(*inputs, *state, *scalars)
         m_np, sigma_np, *state_np = update(*[value.numpy() for value in inputs], *state_np, *scalars)

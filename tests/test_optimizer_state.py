@@ -23,7 +23,16 @@ from optimizer_cases import (
     train,
     train_lookup,
 )
-from sparsegroup import GroupAdagrad, GroupAdaHessian, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
+from sparsegroup import (
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupRowWiseAdagrad,
+    GroupSGD,
+)
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -31,6 +40,7 @@ TORCHS_NAMES = {
     GroupSGD: set(),
     GroupMomentum: {"momentum_buffer"},
     GroupAdagrad: {"sum"},
+    GroupRowWiseAdagrad: {"group_sum"},
     GroupAdam: {"exp_avg", "exp_avg_sq"},
     GroupAMSGrad: {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
     GroupAdaHessian: {"exp_avg", "exp_avg_sq"},

@@ -104,7 +104,7 @@ def state(table: HashEmbedding, optimizer: GroupOptimizer) -> list[object]:
     [
         *(
             (member, dim, torch.float32, 1)
-            for member, dim in zip(FAMILY.values(), (1, 3, 5, 8, 12, 16, 24), strict=True)
+            for member, dim in zip(FAMILY.values(), (1, 3, 5, 8, 12, 16, 20, 24), strict=True)
         ),
         (FAMILY["adam"], 5, torch.float64, 1),
         (FAMILY["adam"], 7, torch.float32, 2),

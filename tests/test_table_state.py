@@ -51,6 +51,7 @@ TORCHS_NAMES = {
     "amsgrad": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
     "adahessian": {"exp_avg", "exp_avg_sq"},
     "ftrl": {"sum"},
+    "rowwise_adagrad": {"group_sum"},
 }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         GroupFTRL,
         GroupMomentum,
         GroupOptimizer,
+        GroupRowWiseAdagrad,
         GroupSGD,
     )
     from sparsegroup.optim.averaging import keep_zeros
@@ -56,6 +57,7 @@ __all__ = [
     "GroupFTRL",
     "GroupMomentum",
     "GroupOptimizer",
+    "GroupRowWiseAdagrad",
     "GroupSGD",
     "HashEmbedding",
     "HashEmbeddingBag",

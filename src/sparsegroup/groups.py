@@ -170,6 +170,14 @@ def grouping(spec: GroupSpec, shape: torch.Size, device: torch.device) -> Groupi
     return Along(shape, 1 if spec == "columns" else 0)
 
 
+def mean_square(x: Tensor, spec: GroupSpec) -> Tensor:
+    """The mean of x² over the group of each element, shaped as `x`, of the groups that a checked `spec` makes."""
+    groups = grouping(spec, x.shape, x.device)
+    size = groups.sqrt_size
+    root = groups.norm(x) / (size.to(x.dtype) if isinstance(size, Tensor) else size)
+    return (root * root).expand_as(x).contiguous()
+
+
 def contiguous_groups(spec: GroupSpec, shape: torch.Size) -> tuple[int, int] | None:
     """Elements of a group and number of groups, where the groups of a contiguous tensor lie one after the other."""
     if isinstance(spec, Tensor):

@@ -11,7 +11,7 @@ NormName = Literal["s", "s_tilde", "metric"]
 PenaltyName = Literal["lasso", "mcp", "hard"]
 """The names of `Lasso`, `MCP` and `Hard`."""
 
-OptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
+OptimizerName = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
 ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepfm"]
 ModelChoice = Literal["auto", ModelName]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]

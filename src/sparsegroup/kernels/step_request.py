@@ -20,7 +20,8 @@ class TensorStep:
         slot: Where the parameter and its state lie.
         numbers: What depends on the step count of this parameter.
         gradient: Shaped as the parameter, or as its `rows`; of any floating dtype.
-        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
+        hessian: Shaped as `gradient`; for second-order rules the diagonal of the Hessian, for those with `mean_square`
+            the mean of g² over each element's group.
         rows: `[n]` int64, the rows of a sparse gradient; None for a dense one.
         repeats: Whether `rows` may hold a row several times, whose gradients are to be added up.
         unchecked: Whether `rows` may lie beyond the parameter.

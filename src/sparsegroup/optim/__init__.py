@@ -3,7 +3,15 @@
 from sparsegroup.optim.averaging import keep_zeros
 from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
-from sparsegroup.optim.family import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL, GroupMomentum, GroupSGD
+from sparsegroup.optim.family import (
+    GroupAdagrad,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupRowWiseAdagrad,
+    GroupSGD,
+)
 from sparsegroup.optim.group_adahessian import GroupAdaHessian
 from sparsegroup.optim.param_groups import param_groups
 from sparsegroup.optim.size_target import SizeTarget
@@ -17,6 +25,7 @@ __all__ = [
     "GroupFTRL",
     "GroupMomentum",
     "GroupOptimizer",
+    "GroupRowWiseAdagrad",
     "GroupSGD",
     "SizeTarget",
     "TargetBytes",

@@ -311,11 +311,12 @@ class GroupOptimizer(Optimizer):
     def _plan(self, step: GroupStep) -> list[ParameterPlan]:
         """All of a param group's step that can fail; nothing is changed."""
         states = self.state
-        return [
+        plans = [
             adapter_of(parameter).plan(parameter, step, states, index)
             for index, parameter in enumerate(step.group["params"])
             if parameter.grad is not None
         ]
+        return [plan.with_mean_square(step.group["groups"]) for plan in plans] if self.rule.mean_square else plans
 
     def _completed(self, plans: list[list[ParameterPlan]]) -> list[list[ParameterPlan]]:
         """The plans of the param groups with what the rule wants beside gradients: nothing, but for second order."""

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from sparsegroup.optim.arguments import Options
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.rules import ADAGRAD, ADAM, AMSGRAD, FTRL, MOMENTUM, SGD
+from sparsegroup.rules import ADAGRAD, ADAM, AMSGRAD, FTRL, MOMENTUM, ROWWISE_ADAGRAD, SGD
 
 
 class GroupSGD(GroupOptimizer):
@@ -134,6 +134,29 @@ class GroupAdagrad(GroupOptimizer):
             eps: float = ...,
             **options: Unpack[Options],
         ) -> None: ...
+
+
+class GroupRowWiseAdagrad(GroupAdagrad):
+    """Row-wise Adagrad with sparse group lasso: Adagrad with one accumulator per group, of the mean of g² in it.
+
+    With all λ = 0 it is `torchrec.optim.RowWiseAdagrad` and FBGEMM's EXACT_ROWWISE_ADAGRAD. A `HashEmbedding` of
+    float32 on the CPU keeps one float32 number a row of the accumulator, whatever `state_dtype` is, which is u's then;
+    everywhere else it is stored for each element.
+
+    The arguments are those of `GroupAdagrad`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupRowWiseAdagrad
+        >>> x = torch.nn.Parameter(torch.zeros(1, 2))
+        >>> optimizer = GroupRowWiseAdagrad([x], lr=1.0)
+        >>> x.grad = torch.tensor([[1.0, 7.0]])
+        >>> optimizer.step()  # by g / √(‖g‖² / 2) = g / 5
+        >>> [round(number, 4) for number in x[0].tolist()]
+        [-0.2, -1.4]
+    """
+
+    rule = ROWWISE_ADAGRAD
 
 
 class GroupAdam(GroupOptimizer):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
+from sparsegroup.groups import GroupSpec, mean_square
+from sparsegroup.kernels.slot import compute_dtype
 from sparsegroup.optim.stored import RowPlan
 
 if TYPE_CHECKING:
@@ -59,6 +61,13 @@ class ParameterPlan(Protocol):
             FloatingPointError: It is not finite, and the parameter wants to know.
         """
 
+    def with_mean_square(self, groups: GroupSpec) -> Self:
+        """The same with the mean of g² over each element's group; for rules that take it.
+
+        Raises:
+            FloatingPointError: As `with_hessian`.
+        """
+
     def join(self, batch: "StepBatch") -> None:
         """Take part in a step, which may change the parameter now or when the batch is run."""
 
@@ -70,7 +79,7 @@ class TensorPlan:
     Attributes:
         parameter: The parameter.
         gradient: Shaped as the parameter or as its `rows`; in the compute dtype, for kernels on a device as it came.
-        hessian: Diagonal of the Hessian, shaped as `gradient`; second-order rules only.
+        hessian: See `TensorStep`.
         rows, repeats, unchecked: See `TensorStep`.
     """
 
@@ -93,6 +102,12 @@ class TensorPlan:
     def with_hessian(self, diagonal: Tensor) -> "TensorPlan":
         """See `ParameterPlan.with_hessian`; a tensor takes any numbers."""
         return replace(self, hessian=diagonal.to(self.gradient.dtype))
+
+    def with_mean_square(self, groups: GroupSpec) -> "TensorPlan":
+        """See `ParameterPlan.with_mean_square`."""
+        gradient = self.gradient.to(compute_dtype(self.gradient.dtype))
+        squares = mean_square(gradient, groups if self.rows is None else "rows")
+        return replace(self, gradient=gradient, hessian=squares)
 
     def join(self, batch: "StepBatch") -> None:
         """Wait for the other tensors of the batch: many of them are stepped together."""
@@ -125,6 +140,10 @@ class ShardPlan:
         """See `ParameterPlan.with_hessian`."""
         return replace(self, local=self.local.with_hessian(diagonal))
 
+    def with_mean_square(self, groups: GroupSpec) -> "ShardPlan":
+        """See `ParameterPlan.with_mean_square`; the groups are whole on each rank."""
+        return replace(self, local=self.local.with_mean_square(groups))
+
     def join(self, batch: "StepBatch") -> None:
         """Let what lies here be stepped as a tensor."""
         batch.add(self.local, batch.local_state(self.parameter))
@@ -155,6 +174,13 @@ class StorePlan:
     def with_hessian(self, diagonal: Tensor) -> "StorePlan":
         """See `ParameterPlan.with_hessian`."""
         return replace(self, rows=self.rows.with_hessian(diagonal.to(self.gradient.dtype)))
+
+    def with_mean_square(self, groups: GroupSpec) -> "StorePlan":
+        """See `ParameterPlan.with_mean_square`; the groups of a store are its rows."""
+        from sparsegroup.kernels.cpu.mean_squares import mean_squares_of_rows  # needs Numba, as a store does
+
+        gradient = self.gradient
+        return self.with_hessian(mean_squares_of_rows(gradient.to(compute_dtype(gradient.dtype))))
 
     def join(self, batch: "StepBatch") -> None:
         """Let the store carry it out at once."""

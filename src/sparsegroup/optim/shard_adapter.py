@@ -47,7 +47,7 @@ class ShardAdapter:
         site = ParameterSite.of(step.group, (step.number, number))
         if step.rule.second_order:
             raise ValueError(f"{step.rule.name} needs second derivatives, which a DTensor has not ({site})")
-        if step.wants_u:
+        if step.wants_u or step.rule.mean_square:
             check_groups_are_whole(spread, step.group["groups"], site)
         if type(gradient) is not type(parameter):
             raise ValueError(

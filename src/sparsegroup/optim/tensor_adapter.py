@@ -99,7 +99,7 @@ def planned(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -
     site = ParameterSite.of(group, (step.number, number))
     for_device = _is_for_device(parameter, group)
     if gradient.layout == torch.sparse_coo:
-        plan = _read_sparse(parameter, gradient, group, for_device, site)
+        plan = _read_sparse(parameter, gradient, step, for_device, site)
     elif gradient.layout == torch.strided:
         plan = TensorPlan(parameter, gradient.detach())
     else:
@@ -121,8 +121,9 @@ def _is_for_device(parameter: Tensor, group: Mapping[str, Any]) -> bool:
 
 
 def _read_sparse(
-    parameter: Tensor, gradient: Tensor, group: Mapping[str, Any], for_device: bool, site: ParameterSite
+    parameter: Tensor, gradient: Tensor, step: GroupStep, for_device: bool, site: ParameterSite
 ) -> TensorPlan:
+    group = step.group
     if not is_rows(group["groups"]):
         raise ValueError(f"sparse gradients need groups='rows', got {group['groups']!r} ({site})")
     if gradient.sparse_dim() != 1:
@@ -131,8 +132,8 @@ def _read_sparse(
         raise ValueError(
             f"weight_decay={group['weight_decay']:g} cannot be applied to sparse gradients ({site}); use l2"
         )
-    second_order, gradient = gradient.requires_grad, gradient.detach()
-    if for_device and not second_order:  # the kernel adds up and checks: nothing is waited for
+    is_wanted_summed, gradient = gradient.requires_grad or step.rule.mean_square, gradient.detach()
+    if for_device and not is_wanted_summed:  # the kernel adds up and checks: nothing is waited for
         rows, values = gradient._indices()[0], gradient._values()
         return TensorPlan(parameter, values, None, rows, repeats=not gradient.is_coalesced(), unchecked=True)
     check_rows(gradient._indices()[0], parameter.shape[0], str(site))

@@ -8,7 +8,8 @@ from sparsegroup.rules.ftrl import FTRL
 from sparsegroup.rules.hyperparameter import REQUIRED, WEIGHT_DECAY, Hyperparameter, learning_rate
 from sparsegroup.rules.momentum import MOMENTUM
 from sparsegroup.rules.ranges import FLAG, Described, Range, above, at_least, from_to, pair
-from sparsegroup.rules.rule import Rule, bind, xp
+from sparsegroup.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from sparsegroup.rules.rule import Rule, bind, is_of_group, xp
 from sparsegroup.rules.sgd import SGD
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "FTRL",
     "MOMENTUM",
     "REQUIRED",
+    "ROWWISE_ADAGRAD",
     "SGD",
     "WEIGHT_DECAY",
     "Described",
@@ -30,6 +32,7 @@ __all__ = [
     "at_least",
     "bind",
     "from_to",
+    "is_of_group",
     "learning_rate",
     "pair",
     "xp",

@@ -21,6 +21,14 @@ xp: Any = torch
 """Array namespace of every `update` and of `prox`: `bind` puts NumPy's or Triton's in its place."""
 
 
+_OF_GROUP = "group_"
+
+
+def is_of_group(state: str) -> bool:
+    """Whether the state of that name is the same for all elements of a group."""
+    return state.startswith(_OF_GROUP)
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
     """A base optimizer: `(m, σ, state) = rule(g, state, …)` of the paper's Table 1, with σ_t = √V_t / α_t.
@@ -32,19 +40,22 @@ class Rule:
             GPU, and `lr` may be one: so arithmetic only, and no functions of `math` of these two.
         update: `update(g, *state, *scalars) -> (m, sigma, *state)`, element-wise, with + - × ÷, `xp.sqrt`,
             `xp.where`, `xp.maximum` of two arrays, and no numeric literals. A second-order rule gets
-            `update(g, hessian, *state, *scalars)`.
+            `update(g, hessian, *state, *scalars)`, one with `mean_square` `update(g, mean_square, *state, *scalars)`.
         state: The element-wise state in the order `update` takes it: name → value before the first
-            gradient, or the name of the hyperparameter that holds that value.
+            gradient, or the name of the hyperparameter that holds that value. What begins with "group_" comes last and
+            is the same for all elements of a group: a table in the host's memory keeps one number a row of it.
         hyperparameters: Name, default and valid values of each, in the order in which the constructor takes them. "lr"
             must be among them. `weight_decay` need not: every rule has it (`WEIGHT_DECAY`), as a keyword argument
             where it has no place here.
         second_order: The rule needs a diagonal of the Hessian beside the gradient.
+        mean_square: The rule needs the mean of g² over an element's group beside the gradient.
         sigma_0: `sigma_0(*, lr, …) -> float` where the start x₁ is not charged to z, so that u₀ = σ₀ x₁
             (FTRL), with the learning rate of a group's first update. None, the usual case, is u₀ = 0.
         conflict: `conflict(*, …) -> str | None` says what is wrong with values that are valid one by one.
 
     Raises:
-        ValueError: A hyperparameter that is declared twice, or read and not declared.
+        ValueError: A hyperparameter that is declared twice, or read and not declared; state of groups that comes before
+            that of elements, or has no `mean_square` to be made of.
     """
 
     name: str
@@ -55,6 +66,7 @@ class Rule:
     second_order: bool = False
     sigma_0: Callable[..., float] | None = None
     conflict: Callable[..., str | None] | None = None
+    mean_square: bool = False
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.hyperparameters]
@@ -65,6 +77,14 @@ class Rule:
             read |= set() if function is None else set(_parameter_names(function))
         if undeclared := read - {*names, WEIGHT_DECAY.name, "t"}:
             raise ValueError(f"the rule {self.name!r} reads {min(undeclared)!r}, which it does not declare")
+        of_groups = [is_of_group(name) for name in self.state]
+        if of_groups != sorted(of_groups) or (any(of_groups) and not self.mean_square):
+            raise ValueError(
+                f"the rule {self.name!r} has state of groups ({_OF_GROUP}…), which must come after that of elements "
+                "and needs mean_square=True"
+            )
+        if self.second_order and self.mean_square:
+            raise ValueError(f"the rule {self.name!r} cannot have both second_order and mean_square")
         if WEIGHT_DECAY.name not in names:
             complete = (*self.hyperparameters, replace(WEIGHT_DECAY, keyword_only=True))
             object.__setattr__(self, "hyperparameters", complete)
@@ -92,6 +112,11 @@ class Rule:
             name: float(hyperparameters[value]) if isinstance(value, str) else value
             for name, value in self.state.items()
         }
+
+    @property
+    def has_second_input(self) -> bool:
+        """Whether `update` takes another array beside the gradient: of the Hessian, or of mean squares."""
+        return self.second_order or self.mean_square
 
     @property
     def counts_steps(self) -> bool:

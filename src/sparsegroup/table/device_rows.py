@@ -142,9 +142,13 @@ class DeviceRows:
         """Set all parts of distinct rows to `values`, `[n, parts · dim]`, rounded to the nearest."""
         self._write(self.parts, rows, values)
 
-    def itemsize(self, part: str) -> int:
-        """Bytes of a number of a part."""
-        return self._place(part)[0].itemsize
+    def part_dtype(self, part: str) -> torch.dtype:
+        """In which a part is stored."""
+        return self._place(part)[0]
+
+    def part_bytes(self, part: str) -> int:
+        """What a part of a row takes."""
+        return self.dim * self._place(part)[0].itemsize
 
     def blocks(self, count: int) -> Iterator[Float32s]:
         """The first `count` rows in order, `[rows, parts · dim]` at a time."""

@@ -148,10 +148,10 @@ class DeviceStorage:
         return moves
 
     def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
     ) -> RowGradient:
-        """See `RowStorage`. The step's kernel sums and checks: nothing is waited for unless there is a graph."""
-        if gradient.requires_grad:  # a Hessian comes in the order of the coalesced gradient
+        """See `RowStorage`. The step's kernel sums and checks, and nothing is waited for, but where rows come once."""
+        if gradient.requires_grad or sums:  # a Hessian comes in the order of the coalesced gradient
             check_rows(gradient._indices()[0], num_rows(), where)
             gradient, lines = gradient.coalesce(), None
         return RowGradient(gradient._indices()[0], gradient._values().detach(), None, None, lines)
@@ -187,15 +187,13 @@ class DeviceStorage:
     def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
         """See `RowStorage`; on the host."""
         found = np.arange(count) if rows is None else rows
-        return eager_sweep_rows.critical_l21(self.rows, found, request, self.rows.state_dtype)
+        return eager_sweep_rows.critical_l21(self.rows, found, request)
 
     def sweep(self, count: int, request: RowStep, *, drops: bool, lambdas: RowLambdas | None = None) -> Int64s:
         """See `RowStorage`; on the host."""
         assert lambdas is None
         memory = self.rows
-        changed = eager_sweep_rows.sweep(
-            memory, np.arange(count), request, memory.weight_dtype, memory.state_dtype, drops=drops
-        )
+        changed = eager_sweep_rows.sweep(memory, np.arange(count), request, drops=drops)
         self.recount(count)
         return changed
 

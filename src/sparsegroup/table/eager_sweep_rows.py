@@ -17,21 +17,20 @@ from sparsegroup.table.row_storage import WEIGHT, Floats, RowMemory
 _AT_A_TIME = 1 << 16
 
 
-def critical_l21(memory: RowMemory, rows: Int64s, request: RowStep, state_dtype: torch.dtype) -> Floats:
+def critical_l21(memory: RowMemory, rows: Int64s, request: RowStep) -> Floats:
     """The critical λ21 of `rows` `[n]`, float64; see `sparsegroup.kernels.eager.eager_sweep`.
 
     Args:
         memory: Rows that carry u.
         rows: Their numbers.
         request: The step that has no gradient.
-        state_dtype: In which u and the state are stored.
     """
     found = [
         eager_sweep.critical_l21(
             request.rule,
             block,
             request.numbers.scalars,
-            _initial(request, state_dtype),
+            _initial(request, memory),
             request.settings.regularizer,
             grouping("rows", block.x.shape, block.x.device),
         )
@@ -44,8 +43,6 @@ def sweep(
     memory: RowMemory,
     rows: Int64s,
     request: RowStep,
-    weight_dtype: torch.dtype,
-    state_dtype: torch.dtype,
     *,
     drops: bool,
 ) -> Int64s:
@@ -53,7 +50,6 @@ def sweep(
 
     Args:
         memory, rows, request: See `critical_l21`.
-        weight_dtype, state_dtype: In which weights, and u and the state, are stored.
         drops: See `RowStorage.sweep`.
 
     Returns:
@@ -65,10 +61,10 @@ def sweep(
             request.rule,
             block,
             request.numbers.scalars,
-            _initial(request, state_dtype),
+            _initial(request, memory),
             request.settings.regularizer,
             grouping("rows", block.x.shape, block.x.device),
-            weight_dtype,
+            memory.part_dtype(WEIGHT),
         )
         if drops:
             x = torch.where(touched, x, torch.zeros_like(x))
@@ -80,8 +76,9 @@ def sweep(
     return np.concatenate(changed)
 
 
-def _initial(request: RowStep, state_dtype: torch.dtype) -> list[float]:
-    return [as_stored(value, state_dtype) for value in request.settings.initial]
+def _initial(request: RowStep, memory: RowMemory) -> list[float]:
+    values = zip(request.rule.state, request.settings.initial, strict=True)
+    return [as_stored(value, memory.part_dtype(name)) for name, value in values]
 
 
 def _blocks(memory: RowMemory, rows: Int64s, request: RowStep) -> Iterator[tuple[Int64s, Block]]:

@@ -1,8 +1,4 @@
-"""Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches few cache lines.
-
-All parts are of one dtype, or u and the state are bfloat16 beside weights of float32. NumPy has no bfloat16: its bits
-are uint16 here, and what is read is float32.
-"""
+"""Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches few cache lines."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +11,15 @@ import torch
 
 from sparsegroup.kernels.cpu import compiled_step
 from sparsegroup.kernels.cpu.jit import array_at, kernel
-from sparsegroup.kernels.rounding import narrowed, widened
 from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.table.pages import MappedPages
+from sparsegroup.table.row_parts import RowParts, kinds_of
 from sparsegroup.table.row_storage import WEIGHT
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
 _PAGE_BYTES = 16 << 20
-_BITS = np.dtype(np.uint16)
 _LINE = 64
 
 
@@ -36,11 +31,13 @@ class HostRows:
         dtype: float32 or float64.
         huge_pages: See `MappedPages`.
         initial: The parts after the weights: name → value of a new row's elements.
-        is_narrow: Keep these parts as bfloat16, beside weights of float32.
+        is_narrow: Keep these parts as bfloat16, beside weights of float32. (State of groups is one number a row of
+            float32 in either case.)
 
     Attributes:
         dtype: That of the weights, and of what is read.
         row_bytes: From row to row, a multiple of 4.
+        is_plain: Whether all parts are of `dtype`, with all elements.
     """
 
     def __init__(
@@ -51,14 +48,14 @@ class HostRows:
         initial: Mapping[str, float],
         is_narrow: bool = False,
     ) -> None:
-        assert not is_narrow or dtype == np.float32
         self.dim = dim
         self.dtype = dtype
         self.huge_pages = huge_pages
         self.initial = dict(initial)
         self.is_narrow = is_narrow
-        self._row = self._row_of(len(initial))
-        self.row_bytes = self._row.itemsize
+        self._row = RowParts(dim, dtype, tuple(initial), is_narrow)
+        self.is_plain = self._row.is_plain
+        self.row_bytes = self._row.record.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
         self._layouts: dict[tuple[str, ...], compiled_step.RowLayout] = {}
@@ -66,30 +63,17 @@ class HostRows:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names, in the order of a row."""
-        return (WEIGHT, *self.initial)
+        return self._row.names
 
     @property
     def state_dtype(self) -> torch.dtype:
         """That of the parts after the weights."""
         return torch.bfloat16 if self.is_narrow else TORCH_DTYPES[self.dtype]
 
-    def _row_of(self, states: int) -> np.dtype[Any]:
-        """A row with so many parts after the weights, each from a multiple of 4 bytes on."""
-        kind = _BITS if self.is_narrow else self.dtype
-        first, between = self.dim * self.dtype.itemsize, self.dim * kind.itemsize
-        between += -between % 4 if self.is_narrow else 0
-        return np.dtype(
-            {
-                "names": [str(k) for k in range(1 + states)],
-                "formats": [(self.dtype, self.dim), *[(kind, self.dim)] * states],
-                "offsets": [0, *(first + k * between for k in range(states))],
-                "itemsize": first + states * between,
-            }
-        )
-
     def bytes_of_row(self, parts: int) -> int:
-        """What a row of so many parts takes, the weights among them."""
-        return self._row_of(parts - 1).itemsize
+        """What a row of so many parts takes, the weights among them; of parts that there are not, with all elements."""
+        itemsize = 2 if self.is_narrow else self.dtype.itemsize
+        return self.row_bytes + (parts - len(self.parts)) * (self.dim + self.dim % 2) * itemsize
 
     def reserve(self, count: int) -> None:
         """Have memory for `count` rows.
@@ -124,71 +108,47 @@ class HostRows:
         """Where the parts lie in a row, for the step."""
         known = self._layouts.get(parts)
         if known is None:
-            offsets = [self._offset(part) for part in parts]
-            if self.is_narrow:
-                lines = np.arange(0, self.row_bytes, _LINE)
-                known = compiled_step.RowLayout(self.row_bytes, np.array([offsets], np.int64), lines)
+            offsets = [self._row.offset(part) for part in parts]
+            if self.is_plain:
+                known = compiled_step.row_layout(self.row_bytes, offsets, self.dim * self.dtype.itemsize)
             else:
-                part_bytes = self.dim * self.dtype.itemsize
-                known = compiled_step.row_layout(self.row_bytes, offsets, part_bytes)
+                lines, kinds = np.arange(0, self.row_bytes, _LINE), kinds_of(parts, self.dtype, self.is_narrow)
+                known = compiled_step.RowLayout(self.row_bytes, np.array([offsets], np.int64), lines, kinds)
             self._layouts[parts] = known
         return known
 
-    def _offset(self, part: str) -> int:
-        """Bytes from where a row begins to a part."""
-        return int(self._row.fields[str(self.parts.index(part))][1])  # type: ignore[index]
-
-    def _is_bits(self, part: str) -> bool:
-        return self.is_narrow and part != WEIGHT
-
-    def _stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Values of a part as it is stored."""
-        numbers = np.ascontiguousarray(values, self.dtype)
-        return narrowed(numbers) if self._is_bits(part) else numbers
-
-    def _numbers(self, part: str, stored: npt.NDArray[Any]) -> Floats:
-        """The values of a part, as it is stored."""
-        return widened(stored) if self._is_bits(part) else stored
-
     def read(self, part: str, rows: Int64s) -> Floats:
         """`[n, dim]` of a part; zeros where a row is negative."""
-        out = np.empty((len(rows), self.dim), _BITS if self._is_bits(part) else self.dtype)
+        out = self._row.empty(part, len(rows))
         _read(rows, *self._place(part), out, out.dtype.type(0))
-        return self._numbers(part, out)
+        return self._row.numbers(part, out)
 
     def write(self, part: str, rows: Int64s, values: Floats) -> None:
-        """Set a part of some rows to `values`, `[n, dim]`, rounded to the nearest."""
-        stored = self._stored(part, values)
+        """Set a part of some rows to `values`, `[n, dim]`, rounded to the nearest; of groups, to the first element."""
+        stored = self._row.stored(part, values)
         _write(rows, *self._place(part), stored, stored.dtype.type(0))
 
     def read_whole(self, rows: Int64s) -> Floats:
         """`[n, parts · dim]`, all parts of some rows."""
-        whole = np.empty(len(rows), self._row)
-        words = self._words(whole)
+        whole = np.empty(len(rows), self._row.record)
+        words = self._row.words(whole)
         _read(rows, *self._place(WEIGHT), words, words.dtype.type(0))
-        return self._joined(whole) if self.is_narrow else words
+        return self._row.joined(whole)
 
     def write_whole(self, rows: Int64s, values: Floats) -> None:
-        """Set all parts of some rows to `values`, `[n, parts · dim]`, rounded to the nearest."""
+        """Set all parts of some rows to `values`, `[n, parts · dim]`; see `write`."""
         words = np.ascontiguousarray(values, self.dtype)
-        if self.is_narrow:
-            whole = np.zeros(len(rows), self._row)
-            for k, part in enumerate(self.parts):
-                whole[str(k)] = self._stored(part, words[:, k * self.dim : (k + 1) * self.dim])
-            words = self._words(whole)
+        if not self.is_plain:
+            words = self._row.words(self._row.split(words))
         _write(rows, *self._place(WEIGHT), words, words.dtype.type(0))
 
-    def _words(self, whole: npt.NDArray[Any]) -> Floats:
-        """Whole rows as numbers of the weights' dtype, `[n, row_bytes / bytes of one]`."""
-        return whole.view(self.dtype).reshape(len(whole), self.row_bytes // self.dtype.itemsize)
+    def part_dtype(self, part: str) -> torch.dtype:
+        """In which a part is stored."""
+        return self._row.dtype(part)
 
-    def _joined(self, whole: npt.NDArray[Any]) -> Floats:
-        """`[n, parts · dim]` of whole rows."""
-        return np.concatenate([self._numbers(part, whole[str(k)]) for k, part in enumerate(self.parts)], axis=1)
-
-    def itemsize(self, part: str) -> int:
-        """Bytes of a number of a part."""
-        return _BITS.itemsize if self._is_bits(part) else int(self.dtype.itemsize)
+    def part_bytes(self, part: str) -> int:
+        """What a part of a row takes."""
+        return self._row.bytes(part)
 
     def set_initial(self, initial: Mapping[str, float], count: int) -> None:
         """Have other values of the same parts in new rows; the first `count` rows are not new."""
@@ -197,9 +157,9 @@ class HostRows:
     def blocks(self, count: int) -> Iterator[Any]:
         """The first `count` rows in order, `[rows, parts, dim]`, as memory that can be written to a file."""
         step = 1 << self.shift
-        if self.is_narrow:
+        if not self.is_plain:
             for _, rows in self._views(0, count):
-                yield self._joined(rows)
+                yield self._row.joined(rows)
             return
         for page, first in enumerate(range(0, count, step)):
             size = min(step, count - first) * self.row_bytes
@@ -215,7 +175,8 @@ class HostRows:
             self._set_all(part, first, first + count, value)
 
     def _set_all(self, part: str, first: int, last: int, value: float) -> None:
-        _fill(first, last, *self._place(part), self.dim, self._stored(part, [value])[0])
+        stored = self._row.stored(part, [value] * self.dim)
+        _fill(first, last, *self._place(part), len(stored), stored[0])
 
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
         """Which of the rows first, …, last - 1 have a non-zero vector."""
@@ -224,17 +185,17 @@ class HostRows:
         return out
 
     def _views(self, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """The rows first, …, last - 1 page by page: where each begins, and `[rows]` of `_row` over their memory."""
+        """The rows first, …, last - 1 page by page: where each begins, and `[rows]` of records over their memory."""
         while first < last:
             page, before = first >> self.shift, first & ((1 << self.shift) - 1)
             count = min(last - first, (1 << self.shift) - before)
             address = int(self.pages.addresses[page]) + before * self.row_bytes
             memory: Any = (ctypes.c_char * (count * self.row_bytes)).from_address(address)
-            yield first, np.frombuffer(memory, self._row)
+            yield first, np.frombuffer(memory, self._row.record)
             first += count
 
     def _place(self, part: str) -> tuple[Any, ...]:
-        return self.pages.addresses, self.shift, self.row_bytes, self._offset(part)
+        return self.pages.addresses, self.shift, self.row_bytes, self._row.offset(part)
 
     def relaid(self, initial: Mapping[str, float], count: int, is_narrow: bool = False) -> "HostRows":
         """The first `count` rows with other parts after the weights; parts of the same name are kept. Empties `self`.
@@ -253,12 +214,12 @@ class HostRows:
             ((_, source),) = self._views(first, min(first + step, count))
             for start, target in other._views(first, first + len(source)):
                 rows = source[start - first : start - first + len(target)]
-                for place, part in enumerate(other.parts):
+                for part in other.parts:
                     if part in self.parts:
-                        numbers = self._numbers(part, rows[str(self.parts.index(part))])
-                        target[str(place)] = other._stored(part, numbers)
+                        numbers = self._row.numbers(part, rows[self._row.place(part)])
+                        target[other._row.place(part)] = other._row.stored(part, numbers)
                     elif other.initial[part] != 0:
-                        target[str(place)] = other._stored(part, [other.initial[part]])
+                        target[other._row.place(part)] = other._row.stored(part, [other.initial[part]])
             self.pages.release(first >> self.shift)
         self.pages.resize(0)
         return other

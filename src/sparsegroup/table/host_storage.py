@@ -24,6 +24,7 @@ from sparsegroup.table.index import Index
 from sparsegroup.table.key_search import KeySearch, Reach, RowSpace, run_search
 from sparsegroup.table.row_fields import RowLambdas
 from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
+from sparsegroup.table.row_parts import kinds_of
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient
 from sparsegroup.table.table_config import TableConfig
 
@@ -90,7 +91,7 @@ class HostStorage:
         if threads.get_num_threads() > 1 and (ask := rows.ask_beyond(first + count, 2 * count)) is not None:
             threads.submit(ask)
         initial = tuple(rows.initial.values())
-        if rows.is_narrow:  # what inserts keys writes numbers of the weights' dtype
+        if not rows.is_plain:  # what inserts keys writes numbers of the weights' dtype
             rows.begin(first, count)
             initial = ()
         return RowSpace(rows.pages.addresses, rows.shift, rows.row_bytes, initial)
@@ -112,8 +113,8 @@ class HostStorage:
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         """See `RowStorage`."""
-        wide, narrow = self.rows.dim > BLOCK, self._is_narrow(state_dtype)
-        if not compiled_step.is_ready(rule, carries_u, wide, self.rows.dtype, narrow):
+        kinds = kinds_of(_parts(rule, carries_u), self.rows.dtype, self._is_narrow(state_dtype))
+        if not compiled_step.is_ready(rule, carries_u, self.rows.dim > BLOCK, self.rows.dtype, kinds):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def _is_narrow(self, state_dtype: torch.dtype | None) -> bool:
@@ -141,7 +142,7 @@ class HostStorage:
         return moves
 
     def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
     ) -> RowGradient:
         """See `RowStorage`. Rows that are not known to be distinct are summed here."""
         if gradient.requires_grad or lines is None:
@@ -163,10 +164,11 @@ class HostStorage:
         hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
         memory, rule, settings = self.rows, request.rule, request.settings
         carries_u = "u" in memory.initial
-        layout = memory.layout((WEIGHT, *(("u",) if carries_u else ()), *rule.state))
-        if memory.is_narrow:
+        layout = memory.layout(_parts(rule, carries_u))
+        if layout.kinds is not None:
             layout = replace(layout, offsets=np.append(layout.offsets, [[request.numbers.seed]], axis=1))
-            settings = replace(settings, initial=tuple(as_stored(value, torch.bfloat16) for value in settings.initial))
+            begun = zip(settings.initial, map(memory.part_dtype, rule.state), strict=True)
+            settings = replace(settings, initial=tuple(as_stored(*one) for one in begun))
         self.num_live += compiled_step.advance_rows(
             rule,
             carries_u,
@@ -179,7 +181,6 @@ class HostStorage:
             np.array([request.numbers.scalars], memory.dtype),
             settings,
             runs,
-            is_narrow=memory.is_narrow,
         )
 
     # Sweep
@@ -189,7 +190,7 @@ class HostStorage:
         memory = self.rows
         if self._sweeps_eagerly:
             found = np.arange(count) if rows is None else rows
-            return eager_sweep_rows.critical_l21(memory, found, request, memory.state_dtype)
+            return eager_sweep_rows.critical_l21(memory, found, request)
         norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
         return norms / (math.sqrt(memory.dim) * request.settings.regularizer.norm.tau_scale)
 
@@ -205,7 +206,7 @@ class HostStorage:
 
     @property
     def _sweeps_eagerly(self) -> bool:
-        return self.rows.is_narrow or self.rows.dim > compiled_sweep.WIDEST
+        return not self.rows.is_plain or self.rows.dim > compiled_sweep.WIDEST
 
     def _sweep_by_field(self, count: int, request: RowStep, lambdas: RowLambdas, drops: bool) -> Iterator[Int64s]:
         for first in range(0, count, _COUNT_AT_A_TIME):
@@ -219,8 +220,8 @@ class HostStorage:
     def _sweep(self, rows: Int64s | None, count: int, request: RowStep, *, drops: bool) -> Int64s:
         memory = self.rows
         if self._sweeps_eagerly:
-            dtype, some = TORCH_DTYPES[memory.dtype], np.arange(count) if rows is None else rows
-            return eager_sweep_rows.sweep(memory, some, request, dtype, memory.state_dtype, drops=drops)
+            some = np.arange(count) if rows is None else rows
+            return eager_sweep_rows.sweep(memory, some, request, drops=drops)
         _, mask = self._swept(rows, count if rows is None else len(rows), request, applies=True, drops=drops)
         return np.flatnonzero(mask) if rows is None else rows[mask]
 
@@ -243,6 +244,11 @@ class HostStorage:
         )
         self.num_live += born
         return norms.astype(np.float64), changed
+
+
+def _parts(rule: Rule, carries_u: bool) -> tuple[str, ...]:
+    """What a step of the rule reads of a row, in the order in which it does."""
+    return (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
 
 
 def _in_runs(gradient: RowGradient, lambdas: RowLambdas) -> tuple[RowGradient, list[tuple[int, float]]]:

@@ -119,7 +119,7 @@ class RowSteps:
             parts = 1 + self._carries_u(claim, wants_u) + len(rule.state)
             self._budget.check_layout(parts, self._num_rows(), storage.rows)
         lines = attached(gradient._indices()[0], self._directory.generation)
-        read = storage.read_gradient(gradient, lines, self._num_rows, where)
+        read = storage.read_gradient(gradient, lines, self._num_rows, where, sums=rule.mean_square)
         self._pending.check_process("train the table")
         self._check_finite(read)
         return TablePlan(read.negated() if maximize else read, storage, self._check_finite, self._carry_out)

@@ -107,8 +107,11 @@ class RowMemory(RowView, Protocol):
     def bytes_of_row(self, parts: int) -> int:
         """What a row of so many parts takes, the weights among them."""
 
-    def itemsize(self, part: str) -> int:
-        """Bytes of a number of a part."""
+    def part_dtype(self, part: str) -> torch.dtype:
+        """In which a part is stored."""
+
+    def part_bytes(self, part: str) -> int:
+        """What a part of a row takes."""
 
     def write(self, part: str, rows: Int64s, values: Floats) -> None:
         """Set a part of distinct rows to `values`, `[n, dim]`."""
@@ -206,7 +209,7 @@ class RowStorage(Protocol):
         """
 
     def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
     ) -> RowGradient:
         """A sparse gradient as `step` will take it.
 
@@ -215,6 +218,7 @@ class RowStorage(Protocol):
             lines: What came with it.
             num_rows: Counts the rows.
             where: For messages.
+            sums: Whether each row must come once; it does where there is a graph.
 
         Raises:
             IndexError: A row that the table has not.

@@ -23,7 +23,7 @@ class TableMemory:
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
             and of rows, when they were used, where a policy asks for that.
-        parts: What the rows hold: "weight", "u" and the optimizer's state → rows × dim × bytes per number.
+        parts: What the rows hold: "weight", "u" and the optimizer's state → rows × what such a part takes.
         packed: What dead rows take that are packed, their index included; they are not in the others.
     """
 
@@ -89,7 +89,7 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
 def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
     """Bytes of a table."""
     count, index = directory.num_rows, directory.index
-    parts = {part: count * rows.dim * rows.itemsize(part) for part in rows.parts}
+    parts = {part: count * rows.part_bytes(part) for part in rows.parts}
     fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
     packed = 0 if directory.packed is None else directory.packed.bytes
     return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts, packed)

@@ -18,6 +18,7 @@ from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
+Kinds = tuple[int, ...]
 
 GRAIN = 1 << 15
 """Elements, some tens of microseconds of work, below which waking a thread costs more than it does."""
@@ -36,11 +37,13 @@ class RowLayout:
         stride: Bytes from row to row.
         offsets: `[1, parts]`, bytes from where a row begins to each of its parts.
         lines: `[l]`, bytes from there to each of its cache lines.
+        kinds: The kind of each part, see `narrow_copies`; None where all are of the dtype that is computed with.
     """
 
     stride: int
     offsets: Int64s
     lines: Int64s
+    kinds: Kinds | None = None
 
 
 def row_layout(stride: int, offsets: Sequence[int], part_bytes: int) -> RowLayout:
@@ -64,15 +67,15 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 
 
 @cache
-def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], is_narrow: bool = False) -> bool:
+def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None) -> bool:
     """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
-    parts = len(rule.state) + 1 + carries_u + is_narrow
+    parts = len(rule.state) + 1 + carries_u + (kinds is not None)
     settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
     arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
     scalars = np.zeros((1, len(scalar_names(rule))), dtype)
     try:
-        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, is_wide, is_narrow)
+        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, is_wide, kinds)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -83,14 +86,14 @@ def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], i
 
 
 @cache
-def step_kernel(rule: Rule, carries_u: bool, is_wide: bool, is_narrow: bool) -> Any:
+def step_kernel(rule: Rule, carries_u: bool, is_wide: bool, kinds: Kinds | None) -> Any:
     """`block.step`, or `narrow_step.step_narrow`, for a rule.
 
     Args:
         rule: The base optimizer.
         carries_u: The closed form; without it, the base optimizer alone.
         is_wide: Also for groups of more than `block.BLOCK` elements.
-        is_narrow: For rows whose u and state are bfloat16, and for no others.
+        kinds: For rows of parts of these kinds, see `RowLayout`, and for no others.
     """
     first_state = 2 if carries_u else 1
     bindings: dict[str, Any] = {
@@ -100,24 +103,24 @@ def step_kernel(rule: Rule, carries_u: bool, is_wide: bool, is_narrow: bool) -> 
         "PARTS": first_state + len(rule.state),
         **adapters(rule, first_state),
     }
-    step: Callable[..., Any] = block.step
-    copies: tuple[Callable[..., Any], ...] = (row_copies.gather, row_copies.scatter)
-    if is_narrow:
-        step, copies = narrow_step.step_narrow, (narrow_copies.gather_narrow, narrow_copies.scatter_narrow)
-    sources: tuple[Callable[..., Any], ...] = (
+    for function in (
         block.charge_start,
         block.untouched,
         block.rule_only,
         block.base_only,
         block.rule_and_z,
-        *copies,
+        row_copies.gather,
+        row_copies.scatter,
         block.advance,
         block.advance_large,
-    )
-    for function in sources:
+    ):
         bindings[function.__name__] = jit.with_globals(function, bindings)
     name = f"the step of {rule.name}" + " with sparse group lasso" * carries_u + " on wide groups" * is_wide
-    return jit.kernel(step, name + " and state in bfloat16" * is_narrow, bindings)
+    if kinds is None:
+        return jit.kernel(block.step, name, bindings)
+    bindings |= narrow_copies.copiers(kinds, carries_u)
+    name += " and state in bfloat16" if narrow_copies.NARROW in kinds else " in tables"
+    return jit.kernel(narrow_step.step_narrow, name, bindings)
 
 
 @cache
@@ -205,30 +208,27 @@ def advance_rows(
     scalars: npt.NDArray[Any],
     settings: LaunchSettings,
     runs: Sequence[tuple[int, float]] = (),
-    *,
-    is_narrow: bool = False,
 ) -> int:
     """The step over some rows.
 
     Args:
         rule: The base optimizer.
         carries_u: Whether the rows carry u.
-        dtype: The dtype of all memory: float32 or float64.
+        dtype: That of the arithmetic: float32 or float64; of all memory where the layout has no `kinds`.
         rows: `[n]`, distinct.
         pages: Where the rows lie.
-        layout: Where x, u if carried, and each state lie in a row; where `is_narrow`, then the seed of the rounding.
+        layout: Where x, u if carried, and each state lie in a row; where it has `kinds`, then the rounding's seed.
         gradients: `[1, 2]`, address of the gradient `[n, width]` and of the Hessian's diagonal, or 0.
         width: Elements of a row.
         scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
         settings: λ, and what else the groups share.
         runs: Where λ21 is not the same for all: how many of the rows have which, one run after the other.
-        is_narrow: Whether u and the states are bfloat16; the arithmetic is that of `dtype`, float32.
 
     Returns:
         How many more of the rows are non-zero than before.
     """
     where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows)
-    alone, kind = len(rows) * width < GRAIN, (width > block.BLOCK, is_narrow)
+    alone, kind = len(rows) * width < GRAIN, (width > block.BLOCK, layout.kinds)
     if not runs:
         work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
         arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
@@ -289,7 +289,7 @@ def _launch(
     settings: LaunchSettings,
     alone: bool,
     is_wide: bool,
-    is_narrow: bool = False,
+    kinds: Kinds | None = None,
 ) -> int:
-    kernel = step_kernel(rule, carries_u, is_wide, is_narrow)
+    kernel = step_kernel(rule, carries_u, is_wide, kinds)
     return threads.share(kernel, *arguments, scalars, taus, *_constants(settings, dtype), alone=alone)

@@ -1,20 +1,22 @@
-"""Rows whose u and state are bfloat16, on their way to the arrays of float32 that `block` steps, and back.
+"""Rows with less than a float32 for each element of u or the state, on their way to the arrays that `block` steps.
 
-What is stored is rounded stochastically, by `sparsegroup.kernels.rounding` as on every backend.
+Parts are of float32, of bfloat16, or one float32 for all elements. On the way back, bfloat16 is rounded stochastically,
+by `sparsegroup.kernels.rounding` as on every backend.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
 from sparsegroup.kernels import rounding, update_mark
-from sparsegroup.kernels.cpu import int32_lanes
-from sparsegroup.kernels.cpu.jit import copy, intrinsic_of, jitted
+from sparsegroup.kernels.cpu import int32_lanes, jit
+from sparsegroup.kernels.cpu.jit import array_at, copy, intrinsic_of, jitted
 from sparsegroup.rules import bind
 
-PARTS: int = 0  # bound: weights, u, and the rule's state
-CARRIES_U: bool = True  # bound
+WHOLE, NARROW, SINGLE = 0, 1, 2
+"""Kinds of parts: float32, bfloat16, and one float32 for all elements."""
 
 LANES = 8
 
@@ -86,37 +88,44 @@ def round_off(source: Any, target: Any, d: Any, element: Any, seed: Any, part: A
         _round_1(source + 4 * e, target + 2 * e, element + e, seed, part)
 
 
-def gather_narrow(places: Any, groups: int, offsets: Any, to: Any, between: int, d: int) -> None:
-    """Copy the parts of the rows at `places` to arrays of float32 that begin `between` bytes apart, the first at `to`.
+@jitted
+def _spread(source: Any, target: Any, d: Any, zero: Any) -> None:
+    """Write the float32 at `source` `d` times."""
+    number, elements = array_at(source, 1, zero)[0], array_at(target, d, zero)
+    for e in range(d):
+        elements[e] = number
+
+
+def copiers(kinds: Sequence[int], carries_u: bool) -> dict[str, Any]:
+    """What `narrow_step` calls by these names, for parts of some kinds.
+
+    gather_narrow(places, groups, offsets, to, between, d, zero)
+        Copies the parts of the `groups` rows at `places` to arrays of float32 that begin `between` bytes apart, the
+        first at `to`. `offsets` says where a part begins in a row, `d` how many elements it has; `zero` is a float32.
+    scatter_narrow(places, rows, first, groups, offsets, source, between, d, seed)
+        Copies them back from the arrays at `source`. The row at `places[i]` has the number `rows[first + i]`, on which
+        the rounding depends, as on `seed`.
 
     Args:
-        places: `[≥ groups]` int64, addresses of rows.
-        groups: How many rows.
-        offsets: `[≥ PARTS]` int64, from where a row begins to each of its parts.
-        to: Where the first array begins.
-        between: Bytes from one array to the next.
-        d: Elements of a part.
+        kinds: That of the weights, of u if it is carried, and of each state.
+        carries_u: Whether u is; for the rounding it is part 0, and the states are 1, 2, ….
     """
-    for i in range(groups):
-        copy(places[i] + offsets[0], to + i * d * 4, d * 4)
-        for p in range(1, PARTS):
-            widen(places[i] + offsets[p], to + i * d * 4 + p * between, d)
-
-
-def scatter_narrow(
-    places: Any, rows: Any, first: int, groups: int, offsets: Any, source: Any, between: int, d: int, seed: Any
-) -> None:
-    """Copy the parts back from the arrays at `source`; see `gather_narrow`.
-
-    Args:
-        places, groups, offsets, between, d: See `gather_narrow`.
-        rows: `[≥ first + groups]` int64: `rows[first + i]` is the number of the row at `places[i]`.
-        first: See `rows`.
-        source: Where the first array begins.
-        seed: What the rounding's chance depends on, beside part and element.
-    """
-    for i in range(groups):
-        copy(source + i * d * 4, places[i] + offsets[0], d * 4)
-        for p in range(1, PARTS):
-            part = p - 1 if CARRIES_U else p
-            round_off(source + i * d * 4 + p * between, places[i] + offsets[p], d, rows[first + i] * d, seed, part)
+    gather = ["def gather_narrow(places, groups, offsets, to, between, d, zero):", "    for i in range(groups):"]
+    scatter = [
+        "def scatter_narrow(places, rows, first, groups, offsets, source, between, d, seed):",
+        "    for i in range(groups):",
+        "        element = rows[first + i] * d",
+    ]
+    for p, kind in enumerate(kinds):
+        row, array = f"places[i] + offsets[{p}]", f"i * d * 4 + {p} * between"
+        into = {WHOLE: "copy({}, d * 4)", NARROW: "widen({}, d)", SINGLE: "spread({}, d, zero)"}[kind]
+        back = {
+            WHOLE: "copy({}, d * 4)",
+            NARROW: f"round_off({{}}, d, element, seed, {p - carries_u})",
+            SINGLE: "copy({}, 4)",
+        }[kind]
+        gather.append(f"        {into.format(f'{row}, to + {array}')}")
+        scatter.append(f"        {back.format(f'source + {array}, {row}')}")
+    names = {"copy": copy, "widen": widen, "round_off": round_off, "spread": _spread}
+    texts = {"gather_narrow": gather, "scatter_narrow": scatter}
+    return {name: jit.source("\n".join([*lines, ""]), names) for name, lines in texts.items()}

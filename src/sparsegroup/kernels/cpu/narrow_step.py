@@ -1,4 +1,4 @@
-"""The step over rows whose u and state are bfloat16: `block`'s, whose arithmetic is float32, on arrays of its own.
+"""The step over rows that `narrow_copies` knows: `block`'s, whose arithmetic is float32, on arrays of its own.
 
 The globals marked below are replaced when the source is bound to a rule, see `compiled_step`.
 """
@@ -62,7 +62,7 @@ def step_narrow(
             x, u, state = scratch_parts(W_address, d * 4, d, zero)
             for j in range(first, last):
                 places[0] = pages[rows[j] >> shift] + (rows[j] & mask) * stride
-                gather_narrow(places, 1, base[t], W_address, d * 4, d)
+                gather_narrow(places, 1, base[t], W_address, d * 4, d, zero)
                 born -= live_groups(x, 1, d, zero)
                 g, hessian = gradient_at(gradients, t, j * d * 4, d, zero)
                 advance_large(
@@ -83,9 +83,9 @@ def step_narrow(
                         prefetch(place + lines[line])
                     places[i] = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
                 if is_8:
-                    gather_narrow(places, groups, base[t], R_address, STRIDE * 4, 8)
+                    gather_narrow(places, groups, base[t], R_address, STRIDE * 4, 8, zero)
                 else:
-                    gather_narrow(places, groups, base[t], R_address, STRIDE * 4, d)
+                    gather_narrow(places, groups, base[t], R_address, STRIDE * 4, d, zero)
                 born -= live_groups(x, groups, d, zero)
                 g, hessian = gradient_at(gradients, t, j * d * 4, groups * d, zero)
                 advance(

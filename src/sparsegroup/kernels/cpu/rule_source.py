@@ -12,7 +12,7 @@ def scalar_names(rule: Rule) -> tuple[str, ...]:
     """The names of what `rule.scalars` gives, as `update` takes it."""
     code = rule.update.__code__
     names = code.co_varnames[: code.co_argcount]
-    return names[1 + int(rule.second_order) + len(rule.state) :]
+    return names[1 + int(rule.has_second_input) + len(rule.state) :]
 
 
 def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     """
     states, scalars = range(len(rule.state)), len(scalar_names(rule))
     names = {"update": jit.inline(rule.update), "array_at": jit.array_at}
-    arguments = ["g[i]", *(["hessian[i]"] if rule.second_order else [])]
+    arguments = ["g[i]", *(["hessian[i]"] if rule.has_second_input else [])]
     arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
@@ -35,7 +35,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
         return "(" + "".join(f"{item}, " for item in items) + ")"
 
     u = first_state - 1
-    hessian = "array_at(at[t, 1] + offset, count, zero)" if rule.second_order else "g"
+    hessian = "array_at(at[t, 1] + offset, count, zero)" if rule.has_second_input else "g"
     texts = {
         "update_at": f"def update_at(g, hessian, state, i, scalars):\n"
         f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",

@@ -85,7 +85,7 @@ def swept(
 def _sigma(rule: Rule, block: Block, scalars: Sequence[float]) -> Tensor:
     """σ of a step whose gradient is zero, shaped as x."""
     zero = torch.zeros_like(block.x)
-    gradients = [zero, zero] if rule.second_order else [zero]
+    gradients = [zero, zero] if rule.has_second_input else [zero]
     _, sigma, *_ = rule.update(*gradients, *block.state, *scalars)
     of_all: Tensor = zero + sigma
     return of_all

@@ -66,7 +66,7 @@ def step_kernels(
         ValueError: It is a lambda, or uses variables of another function.
     """
     names: dict[str, Any] = {
-        "SECOND_ORDER": tl.constexpr(rule.second_order),
+        "SECOND_ORDER": tl.constexpr(rule.has_second_input),
         "HAS_START": tl.constexpr(rule.sigma_0 is not None),
         "CARRIES_U": tl.constexpr(carries_u),
         "HAS_NORM": tl.constexpr(weigh is not None),

@@ -37,7 +37,7 @@ class Sigma:
     def __call__(self, state: Sequence[Float64s], shape: tuple[int, ...]) -> Float64s:
         """σ of rows `[n, dim]` whose state is `state`, in the order of the rule's."""
         nothing = np.zeros(shape)
-        gradients = [nothing, nothing] if self.rule.second_order else [nothing]
+        gradients = [nothing, nothing] if self.rule.has_second_input else [nothing]
         _, sigma, *_ = bind(self.rule.update, np)(*gradients, *state, *self.scalars)
         return np.broadcast_to(np.asarray(sigma, np.float64), shape)
 
