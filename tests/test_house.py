@@ -17,7 +17,7 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    ("names", "near_match", "tensor_words", "extras", "user_error", "bags", "untraced"),
+    ("names", "near_match", "tensor_words", "extras", "user_error", "bags", "untraced", "garbage"),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),

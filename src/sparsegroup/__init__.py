@@ -7,6 +7,8 @@ kernels, and torch itself, come with the optimizers and tables that need them.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sparsegroup.garbage import uncollected
+
 if TYPE_CHECKING:
     from sparsegroup.optim import (
         GroupAdagrad,
@@ -97,7 +99,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     elif name in __all__:
         modules = (import_module(f"{__name__}.{room}") for room in _ROOMS)
-        value = next(vars(module)[name] for module in modules if name in vars(module))
+        with uncollected():
+            value = next(vars(module)[name] for module in modules if name in vars(module))
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -3,12 +3,14 @@
 import sys
 
 from sparsegroup.extras import MissingExtraError
+from sparsegroup.garbage import uncollected
 
 
 def main() -> None:
     """Run the command line, or say what to install for it."""
     try:
-        from sparsegroup.cli import main as run
+        with uncollected():
+            from sparsegroup.cli import main as run
     except MissingExtraError as error:
         sys.exit(f"error: {error}")
     run()

@@ -4,18 +4,21 @@ The application and its commands' options are imported for every call, so they i
 command does is imported when it runs.
 """
 
+import atexit
 import errno
+import gc
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
 
 from sparsegroup.cli.output import fail, logged
 from sparsegroup.cli.streams import flush_streams, is_unread, mend_streams
+from sparsegroup.garbage import uncollected
 from sparsegroup.user_error import UserError
 
 app = typer.Typer(
@@ -41,6 +44,18 @@ Threads = Annotated[
     ),
 ]
 THREADS = max(1, min(2, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around a command's imports: what they make stays, and is not looked through for garbage then, nor later."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # at the end extension modules look whether all of theirs is gone
+    finally:
+        gc.enable()
 
 
 def use_threads(number: int) -> None:
@@ -92,7 +107,7 @@ def _leave(status: int) -> None:
 
 def _status_of(run: Callable[[], None]) -> int:
     try:
-        with logged():
+        with logged(), uncollected():  # until a command starts
             _check_arguments()
             run()
     except SystemExit as ended:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import app
+from sparsegroup.cli.app import app, starting
 from sparsegroup.cli.options import RAW_LOG, Dataset, Exclude, Label
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
@@ -36,6 +36,7 @@ def columns_command(
 ) -> None:
     """Show what the columns of a log are taken for, and why: categories, numbers, times, lists."""
     options = {"label": label, "exclude": exclude or (), "dataset": dataset or "auto"}
-    from sparsegroup.cli.columns_run import columns_run
+    with starting():
+        from sparsegroup.cli.columns_run import columns_run
 
     columns_run(log, options, schema, overwrite=overwrite)

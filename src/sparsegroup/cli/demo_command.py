@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
@@ -21,7 +21,8 @@ def demo_command(
     verbose: Verbose = False,
 ) -> None:
     """Adam, pruned Adam, Group Adam as in the paper, and a size that is asked for, side by side on a synthetic log."""
-    from sparsegroup.cli.demo_run import demo_run
+    with starting():
+        from sparsegroup.cli.demo_run import demo_run
 
     use_threads(threads)
     demo_run(rows, target_rate, l21, lr, seed)

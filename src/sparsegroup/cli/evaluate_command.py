@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
@@ -41,7 +41,8 @@ def evaluate_command(
 
     For the model's own log or a prepared one, the test rows are used, if there are any; for any other log, all rows.
     """
-    from sparsegroup.cli.evaluate_run import evaluate_run
+    with starting():
+        from sparsegroup.cli.evaluate_run import evaluate_run
 
     use_threads(threads)
     evaluate_run(model, log, user, by or [], top, threads)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
 from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import Dtype
 
@@ -61,7 +61,8 @@ def export_command(
     """Write the live rows of a trained model and its network, for servers."""
     if since is not None and (onnx or program):
         raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
-    from sparsegroup.cli.export_run import delta_run, export_run
+    with starting():
+        from sparsegroup.cli.export_run import delta_run, export_run
 
     use_threads(threads)
     if since is None:
@@ -98,7 +99,8 @@ def apply_command(
     """Apply deltas to an export, and write the result as a new export."""
     if len(folders) < 3:
         raise UsageError("apply wants an export, one or more deltas, and the folder to write: BASE DELTA... OUT")
-    from sparsegroup.cli.export_run import apply_run
+    with starting():
+        from sparsegroup.cli.export_run import apply_run
 
     use_threads(threads)
     base, *deltas, out = folders

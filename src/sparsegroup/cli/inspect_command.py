@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import app
+from sparsegroup.cli.app import app, starting
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
@@ -23,6 +23,7 @@ def inspect_command(
     verbose: Verbose = False,
 ) -> None:
     """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
-    from sparsegroup.cli.inspect_run import inspect_run
+    with starting():
+        from sparsegroup.cli.inspect_run import inspect_run
 
     inspect_run(model, top, html)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
 from sparsegroup.cli.options import (
     AdmitAfter,
     Assignments,
@@ -84,7 +84,8 @@ def path_command(
 ) -> None:
     """How good would a smaller model be? One pass for each feature rate, against all features: table, plot and JSON."""
     options = {name: value for name, value in locals().items() if value is not None and name != "overwrite"}
-    from sparsegroup.cli.path_run import path_run
+    with starting():
+        from sparsegroup.cli.path_run import path_run
 
     use_threads(threads)
     path_run(log, rates, tolerance, out, options, set_ or [], threads, overwrite=overwrite)

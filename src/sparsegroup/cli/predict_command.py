@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
 from sparsegroup.cli.options import (
     AVAZU_HOUR,
     CRITEO_NUMBERS,
@@ -59,7 +59,8 @@ def predict_command(
     The log is read the way the training log was, unless options say otherwise.
     """
     options = {name: value for name, value in locals().items() if value is not None}
-    from sparsegroup.cli.predict_run import predict_run
+    with starting():
+        from sparsegroup.cli.predict_run import predict_run
 
     use_threads(threads)
     predict_run(model, log, out, options, threads)

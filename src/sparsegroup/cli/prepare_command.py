@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, app
+from sparsegroup.cli.app import THREADS, app, starting
 from sparsegroup.cli.options import COLUMNS, RAW_LOG, SORT_FILES
 from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
@@ -69,7 +69,8 @@ def prepare_command(
 
     Memory is bounded, and the same command resumes an interrupted preparation.
     """
-    from sparsegroup.cli.prepare_run import prepare_run
+    with starting():
+        from sparsegroup.cli.prepare_run import prepare_run
 
     prepare_run(
         log,

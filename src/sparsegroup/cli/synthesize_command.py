@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import app
+from sparsegroup.cli.app import app, starting
 from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import ShapeName
 
@@ -35,6 +35,7 @@ def synthesize_command(
     In a log of a public one's shape the effects of the features are known: `sparsegroup.data.synthetic.truth.effects`
     returns them. For clicks, the best possible AUC and log loss are printed.
     """
-    from sparsegroup.cli.synthesize_run import synthesize_run
+    with starting():
+        from sparsegroup.cli.synthesize_run import synthesize_run
 
     synthesize_run(dataset, out, rows, seed)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
 from sparsegroup.cli.options import (
     AdmitAfter,
     Assignments,
@@ -262,8 +262,9 @@ def train_command(
         for name, value in locals().items()
         if value is not None and not (value is False and name in ("overwrite", "json", "quiet", "verbose"))
     }
-    from sparsegroup.cli.torchrun import launched
-    from sparsegroup.cli.train_run import resume_run, train_run
+    with starting():
+        from sparsegroup.cli.torchrun import launched
+        from sparsegroup.cli.train_run import resume_run, train_run
 
     use_threads(threads)
     if resume is None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
 from sparsegroup.cli.options import (
     AdmitAfter,
     Assignments,
@@ -130,7 +130,8 @@ def tune_command(
     defaults: the first trial has the settings that `train` would have.
     """
     options = {name: value for name, value in locals().items() if value is not None}
-    from sparsegroup.cli.tune_run import TuningLimits, resume_study, show_space, tune_run
+    with starting():
+        from sparsegroup.cli.tune_run import TuningLimits, resume_study, show_space, tune_run
 
     if not minutes > 0:
         raise UsageError(f"--minutes must be above 0, got {minutes:g}; --trials 0 shows what is searched")

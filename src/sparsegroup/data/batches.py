@@ -11,6 +11,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from sparsegroup.data.arrow_arrays import numpy_of
+
 T = TypeVar("T")
 
 LABEL, TIME, WEIGHT = "label", "time", "weight"
@@ -114,22 +116,22 @@ def batch_of(
     def matrix(names: Sequence[str], dtype: Any) -> Tensor:
         out = np.empty((table.num_rows, len(names)), dtype)
         for number, name in enumerate(names):
-            out[:, number] = table.column(name).to_numpy()
+            out[:, number] = numpy_of(table.column(name))
         return torch.from_numpy(out)
 
     return Batch(
         matrix([name for name in fields if name not in lists], np.int64),
         matrix(numbers, np.float32),
-        torch.from_numpy(table.column(LABEL).to_numpy().astype(np.float32)),
-        torch.from_numpy(table.column(TIME).to_numpy().copy()),
-        weights=torch.from_numpy(table.column(WEIGHT).to_numpy().copy()) if weighted else None,
+        torch.from_numpy(numpy_of(table.column(LABEL)).astype(np.float32)),
+        torch.from_numpy(numpy_of(table.column(TIME)).copy()),
+        weights=torch.from_numpy(numpy_of(table.column(WEIGHT)).copy()) if weighted else None,
         bags=tuple(_bags(table.column(name).combine_chunks()) for name in lists),
     )
 
 
 def _bags(column: pa.ListArray) -> Bags:
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    keys = column.values.to_numpy()[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
+    offsets = numpy_of(column.offsets).astype(np.int64)
+    keys = numpy_of(column.values)[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
     return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
 
 

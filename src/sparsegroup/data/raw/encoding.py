@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 from sparsegroup.data.batches import TIME
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
@@ -169,7 +170,7 @@ def with_places(batch: pa.RecordBatch, log: LogFormat, before: int) -> pa.Record
     """Rows whose times are their places in a file, with those in a log that has so many places before it."""
     if log.time is not None or not before:
         return batch
-    return batch.set_column(1, TIME, pc.add(batch.column(1), before))
+    return batch.set_column(1, TIME, arrow_of(numpy_of(batch.column(1)) + before))
 
 
 def encode_frame(
@@ -199,10 +200,14 @@ def encode_frame(
             columns.append(keys_of(frame[name], number))
     missing = math.nan if log.kinds else 0.0
     columns += [frame[name].fill_null(missing).cast(pl.Float32).to_numpy() for name in log.numbers]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, log.schema, strict=True)]
+    arrays = [column if isinstance(column, pa.Array) else arrow_of(column) for column in columns]
     is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
     raw = frame.select(log.fields) if keep_raw else None
-    return pa.record_batch(arrays, schema=log.schema), raw, is_test
+    schema = log.schema
+    batch = pa.record_batch(
+        [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
+    )
+    return batch, raw, is_test
 
 
 def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
@@ -265,5 +270,5 @@ def _seconds(times: pl.Series) -> npt.NDArray[np.int64]:
 def _lists_of_keys(values: pl.Series, separator: str, field: int) -> pa.Array:
     texts = values.fill_null("").alias("")  # Arrow's exchange format takes no zero bytes in names
     lists = pc.split_pattern(texts.to_arrow(), separator)
-    keys = pa.array(keys_of(lists.flatten(), field))
+    keys = arrow_of(keys_of(lists.flatten(), field))
     return pa.LargeListArray.from_arrays(lists.offsets, keys).cast(pa.list_(pa.int64()))

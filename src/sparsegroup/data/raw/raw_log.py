@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.batches import LABEL, TIME, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import Int64s, fields_of
@@ -58,7 +59,7 @@ class RowCount:
         if not batch.num_rows:
             return
         if log.split == "last-day":
-            times = batch.column(TIME).to_numpy()
+            times = numpy_of(batch.column(TIME))
             if times[0] < self.last_time or (np.diff(times) < 0).any():
                 raise ClickLogError(f"{source}: rows must be in the order of time, for the last day is the test set")
             days = times // _DAY
@@ -75,7 +76,7 @@ class RowCount:
         if of_test_log and self.boundary < 0:
             self.boundary = self.rows
         self.rows += batch.num_rows
-        self.positives += int(batch.column(LABEL).to_numpy().sum())
+        self.positives += int(numpy_of(batch.column(LABEL)).sum())
 
     def train_rows(self, log: LogFormat) -> int:
         """How many rows, from the start, are for training, when all have gone by."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 from sparsegroup.data.synthetic.log_shapes import DAY, FieldShape, LogShape
 from sparsegroup.data.synthetic.truth import check_seed, effects, effects_of_values, keys_of_values, salt_of
 
@@ -76,9 +77,9 @@ def score(shape: LogShape, batch: pa.RecordBatch, seed: int) -> Float32s:
     """
     total = np.zeros(batch.num_rows, dtype=np.float32)
     for field in shape.fields:
-        total += effects(batch.column(field.name).to_numpy(), seed)
+        total += effects(numpy_of(batch.column(field.name)), seed)
     for number, slope in zip(shape.numbers, shape.slopes, strict=True):
-        total += np.float32(slope) * batch.column(number).to_numpy()
+        total += np.float32(slope) * numpy_of(batch.column(number))
     return total
 
 
@@ -101,7 +102,7 @@ def _batches(shape: LogShape, rows: int, seed: int, batch_rows: int) -> Iterator
         block = _block(shape, seed, number, time)
         label = (block.uniform * (1 + np.exp(-base - block.score)) < 1).astype(np.uint8)
         columns = [label, time, *block.keys, *block.numbers]
-        part = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=names)
+        part = pa.RecordBatch.from_arrays([arrow_of(column) for column in columns], names=names)
         part = part.slice(0, rows - number * BLOCK_ROWS)
         while held + part.num_rows >= batch_rows:
             yield _joined([*parts, part.slice(0, batch_rows - held)])

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from sparsegroup.artifact.disk import made_folder, write_atomically
 from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log_errors import ClickLogError
@@ -67,7 +68,7 @@ def _written(
         write_atomically(folder / name, partial(_write, batches=group))
         files[name] = sum(batch.num_rows for batch in group)
         written += files[name]
-        positives += sum(int(batch.column(LABEL).to_numpy().sum()) for batch in group)
+        positives += sum(int(numpy_of(batch.column(LABEL)).sum()) for batch in group)
         if on_progress:
             on_progress(written)
     train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10

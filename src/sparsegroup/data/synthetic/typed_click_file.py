@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.formats.log_format import TEST_FRACTION
 from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log_errors import ClickLogError
@@ -61,7 +62,7 @@ def write_clicks(
     def batches() -> Iterator[pa.RecordBatch]:
         done = 0
         for block in log.blocks():
-            labels, held = block.rows.column(LABEL_COLUMN).to_numpy(), max(train_rows - done, 0)
+            labels, held = numpy_of(block.rows.column(LABEL_COLUMN)), max(train_rows - done, 0)
             truth.everything.add(labels, block.probabilities)
             truth.test.add(labels[held:], block.probabilities[held:])
             yield block.rows

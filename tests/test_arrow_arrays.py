@@ -1,0 +1,55 @@
+"""Arrays go between NumPy and Arrow as they are, and pandas is not imported for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
+
+READ = """
+import sys
+from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
+from sparsegroup.data.synthetic.log_shapes import DATASETS
+from sparsegroup.data.synthetic.row_generator import score, synthetic_batches
+log = open_log({path!r})
+print(sum(len(batch) for batch in log.batches(0, 6, 2)))
+for batch in synthetic_batches(DATASETS["avazu"], 10, 0):
+    score(DATASETS["avazu"], batch, 0)
+print([name for name in sys.modules if name.partition(".")[0] == "pandas"])
+"""
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+@pytest.mark.parametrize("step", [1, 2])
+def test_values_and_dtypes_stay(dtype: type, step: int) -> None:
+    values = np.arange(10, dtype=dtype)[::step]
+    array = arrow_of(values)
+    assert array.equals(pa.array(values))
+    for column, expected in (
+        (array, values),
+        (array.slice(2, 2), values[2:4]),
+        (array.slice(0, 0), values[:0]),
+        (pa.chunked_array([array, array.slice(1)]), np.concatenate([values, values[1:]])),
+        (pa.chunked_array([], array.type), values[:0]),
+    ):
+        found = numpy_of(column)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_nulls_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 of 2 values are null"):
+        numpy_of(pa.array([1, None]))
+
+
+def test_a_log_is_read_without_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    lines = [f"{i % 2},{i % 3},x{i % 4}|y,{i / 7}" for i in range(40)]
+    path.write_text("\n".join(["clicked,ad,tags,price", *lines]) + "\n")
+    script = READ.format(path=str(path))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "6\n[]\n"
