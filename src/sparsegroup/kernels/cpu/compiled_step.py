@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba import from_dtype, types
 from numba.core.errors import NumbaError
 
-from sparsegroup.kernels.cpu import block, jit, narrow_copies, narrow_step, row_copies, threads
+from sparsegroup.kernels.cpu import block, jit, narrow_copies, narrow_step, row_copies, threads, turns
 from sparsegroup.kernels.cpu.rule_source import adapters, scalar_names
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.rules import Rule
@@ -69,13 +69,9 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 @cache
 def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None) -> bool:
     """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
-    parts = len(rule.state) + 1 + carries_u + (kinds is not None)
-    settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
-    work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
-    arguments = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
-    scalars = np.zeros((1, len(scalar_names(rule))), dtype)
+    kernel, arguments = first_call(rule, carries_u, is_wide, dtype, kinds)
     try:
-        _launch(rule, carries_u, dtype, arguments, np.zeros(1, dtype), scalars, settings, True, is_wide, kinds)
+        kernel(*arguments)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -83,6 +79,18 @@ def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], k
         )
         return False
     return True
+
+
+def first_call(
+    rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None
+) -> tuple[jit.Kernel, tuple[Any, ...]]:
+    """The kernel of a step, see `step_kernel`, and arguments of the types that it is called with, over nothing."""
+    parts = len(rule.state) + 1 + carries_u + (kinds is not None)
+    settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
+    work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
+    where = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
+    numbers = (np.zeros((1, len(scalar_names(rule))), dtype), np.zeros(1, dtype), *_constants(settings, dtype))
+    return step_kernel(rule, carries_u, is_wide, kinds), (turns.new(), *where, *numbers)
 
 
 @cache

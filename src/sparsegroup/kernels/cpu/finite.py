@@ -31,9 +31,9 @@ def _are_finite(values: Any) -> bool:
     return are_zero
 
 
-_are_finite_kernel = kernel(_are_finite, "the check for finite numbers")
+finite_kernel = kernel(_are_finite, "the check for finite numbers")
 
 
 def are_finite(values: Tensor) -> bool:
     """Whether no element of a float32 or float64 CPU tensor is infinite or NaN."""
-    return bool(_are_finite_kernel(array_of(values.contiguous()).reshape(-1)))
+    return bool(finite_kernel(array_of(values.contiguous()).reshape(-1)))
