@@ -1,4 +1,4 @@
-"""Arrays go between NumPy and Arrow as they are, and pandas is not imported for it."""
+"""Arrays go between NumPy and Arrow as they are, and nothing is imported for it that is not needed."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 
 READ = """
@@ -19,7 +20,7 @@ log = open_log({path!r})
 print(sum(len(batch) for batch in log.batches(0, 6, 2)))
 for batch in synthetic_batches(DATASETS["avazu"], 10, 0):
     score(DATASETS["avazu"], batch, 0)
-print([name for name in sys.modules if name.partition(".")[0] == "pandas"])
+print([name for name in sys.modules if name in ("pandas", "pyarrow.compute")])
 """
 
 
@@ -46,10 +47,17 @@ def test_nulls_are_refused() -> None:
         numpy_of(pa.array([1, None]))
 
 
-def test_a_log_is_read_without_pandas(tmp_path: Path) -> None:
+def test_a_text_is_read_without_pandas_and_what_arrow_computes_with(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     lines = [f"{i % 2},{i % 3},x{i % 4}|y,{i / 7}" for i in range(40)]
     path.write_text("\n".join(["clicked,ad,tags,price", *lines]) + "\n")
     script = READ.format(path=str(path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "6\n[]\n"
+
+
+def test_the_features_that_a_log_in_memory_has_seen_are_those_of_its_training_rows() -> None:
+    log = synthetic_log(SyntheticConfig(rows=500), 0)
+    expected = np.unique(log.keys[: log.train_rows])
+    np.testing.assert_array_equal(np.sort(log.seen), expected)
+    assert log.features == len(expected) < len(np.unique(log.keys))

@@ -4,7 +4,6 @@ import logging
 from dataclasses import asdict
 from functools import partial
 
-import numpy as np
 from rich.table import Table
 
 from sparsegroup.cli.output import show
@@ -23,7 +22,7 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
         "A rate asked for": Config.of(model="dcn", target_rate=target_rate, seed=seed),
     }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
-    informative = 0 if data.informative is None else len(np.intersect1d(data.informative, data.keys[: data.train_rows]))
+    informative = int(data.are_informative(data.seen).sum())
     _logger.info(
         f"A synthetic click log: {len(data):,} rows, {data.features:,} features, of which "
         f"{informative / data.features:.0%} have an effect on the click and the rest are noise.\n"

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 
 from sparsegroup.data.batches import Batch
@@ -41,9 +42,15 @@ class MemoryLog(Log):
         return len(self.labels)
 
     @cached_property
+    def seen(self) -> Int64s:
+        """The distinct features in the training rows, in any order."""
+        keys = np.ascontiguousarray(self.keys[: self.train_rows]).reshape(-1)
+        return pl.Series(keys, dtype=pl.Int64).unique().to_numpy()
+
+    @property
     def features(self) -> int:
         """Number of distinct features in the training rows."""
-        return len(np.unique(self.keys[: self.train_rows]))
+        return len(self.seen)
 
     def are_informative(self, keys: Int64s) -> npt.NDArray[np.bool_]:
         """Which of `keys` have an effect on the label.

@@ -1,13 +1,12 @@
 """The lookup as an operator that `torch.compile` and the transforms of `torch.func` take without looking inside."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from sparsegroup.optim.stored import StoredParameter
-from sparsegroup.table.differentiable_lookup import for_autograd
 
 if TYPE_CHECKING:
     from sparsegroup.table.hash_embedding import HashEmbedding
@@ -25,6 +24,11 @@ def register(embedding: "HashEmbedding") -> int:
     number = max(_EMBEDDINGS, default=-1) + 1
     _EMBEDDINGS[number] = embedding
     return number
+
+
+def embedding_of(number: int) -> "HashEmbedding":
+    """The embedding of a number."""
+    return _EMBEDDINGS[number]
 
 
 def is_transformed() -> bool:
@@ -65,7 +69,9 @@ def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
             "sparsegroup.serving.export(model, folder, example_inputs) saves the model with the rows it has by now, as "
             "a torch.export program or as ONNX"
         )
-    vectors: Tensor = _look_up(keys, _ANCHOR, number, torch.is_grad_enabled())[0]
+    from sparsegroup.table.graph_operators import look_up  # its registration takes the thirtieth of a second
+
+    vectors: Tensor = look_up(keys, _ANCHOR, number, torch.is_grad_enabled())[0]
     return vectors
 
 
@@ -76,66 +82,3 @@ def _check_is_constant(embedding: "HashEmbedding") -> None:
             "the parameters that functional_call is given, as in {name: p for name, p in model.named_parameters() if "
             "p is not model.table.weight}. To the transform the rows are constants; their gradient comes by backward()"
         )
-
-
-@torch.library.custom_op("sparsegroup::look_up", mutates_args=())
-def _look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The vectors `[*keys.shape, dim]`, and a tensor that carries for backward where they came from."""
-    embedding = _EMBEDDINGS[number]
-    with torch.set_grad_enabled(wants_gradient):
-        found = embedding.find(keys)
-    ticket = torch.empty(1)
-    storage: Any = ticket.untyped_storage()
-    storage.sparsegroup_locations = found.locations
-    return found.vectors.view(*keys.shape, embedding.dim), ticket
-
-
-@_look_up.register_fake
-def _(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
-    table = _EMBEDDINGS[number].table
-    vectors = keys.new_empty(*keys.shape, table.dim, dtype=table.weight_dtype, device=table.device)
-    return vectors, torch.empty(1)
-
-
-@_look_up.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool
-) -> tuple[tuple[Tensor, Tensor], tuple[int, None]]:
-    """All keys of a batch in one lookup."""
-    assert in_dims[0] is not None
-    return _look_up(keys.movedim(in_dims[0], 0), anchor, number, wants_gradient), (0, None)
-
-
-@torch.library.custom_op("sparsegroup::add_gradient", mutates_args=())
-def _add_gradient(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
-    """Let autograd give the table the gradient of a lookup's vectors, as if these had been looked up outside a graph.
-
-    Returns:
-        The gradient of the anchor.
-    """
-    embedding = _EMBEDDINGS[number]
-    storage: Any = ticket.untyped_storage()
-    with torch.enable_grad():
-        vectors = for_autograd(embedding.weight, storage.sparsegroup_locations, gradient.detach())
-    if vectors.requires_grad:
-        torch.autograd.backward(vectors, gradient)
-    return torch.empty(0)
-
-
-@_add_gradient.register_fake
-def _(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
-    return torch.empty(0)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.number = inputs[2]
-
-
-def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    (ticket,) = ctx.saved_tensors
-    return None, _add_gradient(gradient.reshape(-1, gradient.shape[-1]), ticket, ctx.number), None, None
-
-
-_look_up.register_autograd(_backward, setup_context=_keep)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparsegroup.data.columns.typed_columns import text_of
 from sparsegroup.data.log_errors import SAMPLE, ClickLogError
@@ -95,6 +94,8 @@ class ArrowColumn:
         Raises:
             ClickLogError: Such a time is within a list or a struct.
         """
+        import pyarrow.compute as pc  # the thirtieth of a second, which a log of text does without
+
         for part, low, high in _times(self.values):
             least, most = pc.min_max(part).values()
             if not least.is_valid or (low <= least.as_py() and most.as_py() < high):
@@ -147,12 +148,16 @@ def _is_binary(dtype: pa.DataType) -> bool:
 
 
 def _where(rows: pa.Array) -> list[int]:
+    import pyarrow.compute as pc
+
     found: list[int] = pc.indices_nonzero(pc.fill_null(rows, False)).to_pylist()
     return found
 
 
 def _lengths(values: pa.Array) -> pa.Array:
     """Bytes of each text; 0 of other values."""
+    import pyarrow.compute as pc
+
     if pa.types.is_dictionary(values.type):
         return pc.take(_lengths(values.dictionary), values.indices)
     if not _is_text(values.type):

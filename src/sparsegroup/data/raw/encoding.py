@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 from sparsegroup.data.batches import TIME
@@ -189,7 +188,7 @@ def encode_frame(
     frame = _derived(frame, log, bad)
     columns: list[Any] = [
         frame[log.label].cast(pl.UInt8).to_numpy() if log.labelled else np.zeros(len(frame), np.uint8),
-        frame[LINE].to_numpy() if log.time is None else _seconds(frame[log.time]),
+        frame[LINE].cast(pl.Int64).to_numpy() if log.time is None else _seconds(frame[log.time]),
     ]
     if log.weight is not None:
         columns.append(frame[log.weight].cast(pl.Float32).to_numpy())
@@ -203,11 +202,7 @@ def encode_frame(
     arrays = [column if isinstance(column, pa.Array) else arrow_of(column) for column in columns]
     is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
     raw = frame.select(log.fields) if keep_raw else None
-    schema = log.schema
-    batch = pa.record_batch(
-        [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
-    )
-    return batch, raw, is_test
+    return pa.record_batch(arrays, schema=log.schema), raw, is_test
 
 
 def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
@@ -268,7 +263,7 @@ def _seconds(times: pl.Series) -> npt.NDArray[np.int64]:
 
 
 def _lists_of_keys(values: pl.Series, separator: str, field: int) -> pa.Array:
-    texts = values.fill_null("").alias("")  # Arrow's exchange format takes no zero bytes in names
-    lists = pc.split_pattern(texts.to_arrow(), separator)
-    keys = arrow_of(keys_of(lists.flatten(), field))
-    return pa.LargeListArray.from_arrays(lists.offsets, keys).cast(pa.list_(pa.int64()))
+    lists = values.fill_null("").str.split(separator)
+    offsets = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(lists.list.len().to_numpy(), out=offsets[1:])
+    return pa.ListArray.from_arrays(arrow_of(offsets), arrow_of(keys_of(lists.explode(), field)))

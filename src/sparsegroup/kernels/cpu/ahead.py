@@ -21,6 +21,9 @@ from numba.core.registry import cpu_target
 from sparsegroup.kernels.cpu.jit import Kernel
 from sparsegroup.kernels.cpu.kernel_cache import coming
 
+_NEEDLESS = ("scipy.linalg", "cffi")
+"""What Numba imports if it is there, a fifth of a second, for what no kernel calls."""
+
 Call = tuple[Kernel, tuple[Any, ...]]
 """A kernel, and arguments of the types that it will be called with."""
 
@@ -93,7 +96,9 @@ def _work(calls: Sequence[Call], tasks: int, reports: int) -> Never:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):  # who reads the parent's output does not wait for this process
             os.dup2(nowhere, stream)
-        cpu_target.typing_context.refresh()  # half a second, once for all
+        for name in _NEEDLESS:
+            sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # not to be found, in this process
+        cpu_target.typing_context.refresh()  # a third of a second, once for all
         cpu_target.target_context.refresh()
         with suppress(OSError):
             any(os.fork() == 0 for _ in range(min(_cores(), len(calls)) - 1))  # who is forked forks no more

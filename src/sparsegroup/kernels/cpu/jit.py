@@ -6,6 +6,7 @@ what it calls lies in other files: so each carries a digest of all of that in it
 
 import platform
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -62,14 +63,7 @@ def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] 
         name: What it is called in messages.
         bindings: Global name → what it stands for.
     """
-    bound = _bound_for_cache(function, bindings or {})
-    try:
-        compiled = _njit(**COMPILER)(bound)
-        compiled._cache = KernelCache(bound)  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # no folder to keep it in
-        say_not_kept(error)
-        compiled = _njit(**COMPILER)(bound)
-    return Kernel(compiled, name)
+    return Kernel(function, name, bindings or {})
 
 
 def address_of(function: Callable[..., Any], signature: Any, bindings: Mapping[str, Any], name: str) -> int:
@@ -111,17 +105,27 @@ def _bound_for_cache(function: Callable[..., Any], bindings: Mapping[str, Any]) 
 
 
 class Kernel:
-    """A compiled function that says so where its first call takes a while.
+    """A compiled function that says so where its first call takes a while; see `kernel`.
 
     Attributes:
         name: What it is called in messages.
-        compiled: Numba's dispatcher.
     """
 
-    def __init__(self, compiled: Any, name: str) -> None:
-        self.compiled = compiled
+    def __init__(self, function: Callable[..., Any], name: str, bindings: Mapping[str, Any]) -> None:
         self.name = name
+        self._function, self._bindings = function, bindings
         self._known = 0
+
+    @cached_property
+    def compiled(self) -> Any:
+        """Numba's dispatcher, made when it is asked for: its digest takes a thousandth of a second."""
+        bound = _bound_for_cache(self._function, self._bindings)
+        compiled = _njit(**COMPILER)(bound)
+        try:
+            compiled._cache = KernelCache(bound)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # no folder to keep it in
+            say_not_kept(error)
+        return compiled
 
     @property
     def is_ready(self) -> bool:
