@@ -30,8 +30,8 @@ IS_WIDE: bool = True  # bound: whether a group may have more than `BLOCK` elemen
 PARTS: int = 0  # bound: weights, u, and the rule's state
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-update_at = unpack = parts_at = scratch_parts = gradient_at = r_memory = _unbound  # bound
-is_initial = parts_of = _unbound  # bound
+update_at = unpack = parts_at = gradient_at = r_memory = _unbound  # bound
+is_initial = parts_of = parts_in = _unbound  # bound
 weigh = shrink = _unbound  # bound
 gather = scatter = _unbound  # bound: `row_copies`
 
@@ -326,6 +326,7 @@ def step(
     R_address = r_memory()
     quiet = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
+    at = array_at(block_memory(), PARTS, np.int64(0))
     mask = (np.int64(1) << np.int64(shift)) - 1
     born = 0
     thread = enter(turns)
@@ -352,44 +353,45 @@ def step(
                 )  # fmt: skip
                 if len(rows):
                     born += live_groups(x, 1, d, zero)
-        elif len(rows) == 0:
-            per_block = BLOCK // d
-            for j in range(first, last, per_block):
-                groups = min(per_block, last - j)
-                x, u, state = parts_at(base, t, j * width, groups * d, zero)
-                g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
-                advance(
-                    x, u, state, g, hessian, groups, d, S, T, quiet,
-                    row_scalars, initial, parameters, tau, threshold, frozen,
-                )  # fmt: skip
         else:
             per_block, is_8 = BLOCK // d, d == 8 and size == 4  # eight float32: known to the compiler where it says so
-            x, u, state = scratch_parts(R_address, STRIDE * size, STRIDE, zero)
+            in_rows = len(rows) > 0  # `advance` comes once for both: each place is compiled anew
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
-                for i in range(groups):
-                    ahead = rows[min(j + i + per_block, last - 1)]
-                    place = pages[ahead >> shift] + (ahead & mask) * stride
-                    for line in range(len(lines)):
-                        prefetch(place + lines[line])
-                    places[i] = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
-                if is_8:
-                    gather(places, groups, base[t], R_address, STRIDE * 4, 32)
-                    born -= live_groups(x, groups, 8, zero)
+                if in_rows:
+                    for i in range(groups):
+                        ahead = rows[min(j + i + per_block, last - 1)]
+                        place = pages[ahead >> shift] + (ahead & mask) * stride
+                        for line in range(len(lines)):
+                            prefetch(place + lines[line])
+                        places[i] = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
+                    if is_8:
+                        gather(places, groups, base[t], R_address, STRIDE * 4, 32)
+                    else:
+                        gather(places, groups, base[t], R_address, STRIDE * size, width)
+                    for p in range(PARTS):
+                        at[p] = R_address + p * STRIDE * size
                 else:
-                    gather(places, groups, base[t], R_address, STRIDE * size, width)
-                    born -= live_groups(x, groups, d, zero)
+                    for p in range(PARTS):
+                        at[p] = base[t, p] + j * width
+                x, u, state = parts_in(at, groups * d, zero)
+                if in_rows:
+                    if is_8:
+                        born -= live_groups(x, groups, 8, zero)
+                    else:
+                        born -= live_groups(x, groups, d, zero)
                 g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
-                if is_8:
-                    scatter(places, groups, base[t], R_address, STRIDE * 4, 32)
-                    born += live_groups(x, groups, 8, zero)
-                else:
-                    scatter(places, groups, base[t], R_address, STRIDE * size, width)
-                    born += live_groups(x, groups, d, zero)
+                if in_rows:
+                    if is_8:
+                        scatter(places, groups, base[t], R_address, STRIDE * 4, 32)
+                        born += live_groups(x, groups, 8, zero)
+                    else:
+                        scatter(places, groups, base[t], R_address, STRIDE * size, width)
+                        born += live_groups(x, groups, d, zero)
         k = take(turns, 0, thread, len(work))
     leave(turns, born)
     if IS_WIDE:

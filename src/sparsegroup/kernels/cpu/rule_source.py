@@ -29,6 +29,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
     part = "array_at(base[t, {p}] + place, count, zero)"
+    inside = "array_at(at[{p}], count, zero)"
     scratch = "array_at(address + {p} * between, count, zero)"
 
     def tuple_of(items: Sequence[str]) -> str:
@@ -43,6 +44,9 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
         "parts_at": "def parts_at(base, t, place, count, zero):\n"
         f"    return {part.format(p=0)}, {part.format(p=u)}, "
         f"{tuple_of([part.format(p=first_state + k) for k in states])}\n",
+        "parts_in": "def parts_in(at, count, zero):\n"
+        f"    return {inside.format(p=0)}, {inside.format(p=u)}, "
+        f"{tuple_of([inside.format(p=first_state + k) for k in states])}\n",
         "scratch_parts": "def scratch_parts(address, between, count, zero):\n"
         f"    return {scratch.format(p=0)}, {scratch.format(p=u)}, "
         f"{tuple_of([scratch.format(p=first_state + k) for k in states])}\n",
