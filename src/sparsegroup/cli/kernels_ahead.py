@@ -6,8 +6,8 @@ from typing import Any
 from sparsegroup import rules
 from sparsegroup.table.first_kernels import compile_first_kernels
 
-_ELSEWHERE = ("set_", "continue_", "resume")
-"""Options by which settings come from elsewhere."""
+_ELSEWHERE = ("set_", "continue_", "resume", "state_dtype")
+"""Options by which settings come from elsewhere, or the rows' kernel is one of its own."""
 
 
 def compile_for_training(options: Mapping[str, Any]) -> None:

@@ -20,8 +20,9 @@ def compile_first_kernels(rule: Rule | None = None, has_lambda: bool = False) ->
     dtype = np.dtype(np.float32)
     steps = []
     if rule is not None:
-        kinds = (True, False) if has_lambda else (False,)
-        steps = [compiled_step.first_call(rule, carries_u, False, dtype) for carries_u in kinds]
+        # Rows with one number for a whole group have a kernel of their own, which waits for them.
+        carried = (True, False) if has_lambda and not rule.mean_square else (False,)
+        steps = [compiled_step.first_call(rule, carries_u, False, dtype) for carries_u in carried]
     compile_ahead([*steps, *table_calls(dtype)])
 
 
