@@ -52,8 +52,9 @@ def starting() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # at the end extension modules look whether all of theirs is gone
+        if not gc.get_freeze_count():  # once a process: garbage of an earlier command would stay, too
+            gc.freeze()
+            atexit.register(gc.unfreeze)  # at the end extension modules look whether all of theirs is gone
     finally:
         gc.enable()
 
