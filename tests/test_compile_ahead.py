@@ -108,6 +108,9 @@ def test_none_is_begun_where_it_would_be_unsafe_or_in_vain(monkeypatch: pytest.M
         return bool(forks)
 
     monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # other tests have left some
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     assert is_begun()
     for place, name, value in (
         (NotOnDisk, "is_missing", False),

@@ -69,7 +69,7 @@ assert os.waitpid(child, 0)[1] == 0
 def threads_of_openmp() -> int:
     """How many threads the operations of the calling one share."""
     with open("/proc/self/maps") as maps:
-        library = next(line.split()[-1] for line in maps if "libgomp" in line)
+        library = next(line.split()[-1] for line in maps if "libgomp" in line and "torch" in line)  # others have theirs
     return int(ctypes.CDLL(library).omp_get_max_threads())
 
 

@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import torch
 
 from sparsegroup.data.batches import Batch
@@ -43,9 +42,8 @@ class MemoryLog(Log):
 
     @cached_property
     def seen(self) -> Int64s:
-        """The distinct features in the training rows, in any order."""
-        keys = np.ascontiguousarray(self.keys[: self.train_rows]).reshape(-1)
-        return pl.Series(keys, dtype=pl.Int64).unique().to_numpy()
+        """The distinct features in the training rows, ascending."""
+        return np.unique(self.keys[: self.train_rows])
 
     @property
     def features(self) -> int:
