@@ -12,6 +12,7 @@ if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when it is imported
 pytest.importorskip("triton")
 
+from row_model import RowModel  # noqa: E402
 from sparsegroup.kernels.gpu import launch_rows  # noqa: E402
 from sparsegroup.table import device_rows  # noqa: E402
 from sparsegroup.table.device_rows import DeviceRows  # noqa: E402
@@ -46,90 +47,30 @@ def numbered(count: int, dim: int) -> Float32s:
     return np.arange(1, count * dim + 1, dtype=np.float32).reshape(count, dim)
 
 
-class Model:
-    """The rows as NumPy arrays, driven at random beside the real ones."""
+class DeviceModel(RowModel):
+    rows: DeviceRows
 
-    def __init__(self, seed: int, rows: DeviceRows) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.rows = rows
-        self.arrays: dict[str, Float32s] = {part: np.zeros((0, rows.dim), np.float32) for part in rows.parts}
+    def kept(self, part: str, values: npt.ArrayLike) -> Float32s:
+        return rounded(values, self.rows.weight_dtype if part == WEIGHT else self.rows.state_dtype)
 
-    @property
-    def count(self) -> int:
-        return len(self.arrays[WEIGHT])
-
-    def dtype_of(self, part: str) -> torch.dtype:
-        return self.rows.weight_dtype if part == WEIGHT else self.rows.state_dtype
-
-    def some(self) -> npt.NDArray[np.int64]:
-        return self.rng.permutation(self.count)[: self.rng.integers(0, self.count + 1)]
-
-    def values(self, *shape: int) -> Float32s:
-        return (self.rng.standard_normal(shape) * (self.rng.random(shape) < 0.7)).astype(np.float32)
-
-    def insert(self) -> None:
+    def begin(self, before: int, weights: Float32s) -> None:
         """As the table does: only the weights of new rows are written."""
-        before, new = self.count, int(self.rng.integers(0, 10))
-        weights = self.values(new, self.rows.dim) * (self.rng.random((new, 1)) < 0.6)
-        self.rows.reserve(before + new)
-        self.rows.set_weights(torch.arange(before, before + new, device=DEVICE), torch.tensor(weights, device=DEVICE))
-        for part, array in self.arrays.items():
-            fresh = weights if part == WEIGHT else np.full_like(weights, self.rows.initial[part])
-            self.arrays[part] = np.concatenate([array, rounded(fresh, self.dtype_of(part))])
+        numbers = torch.arange(before, before + len(weights), device=DEVICE)
+        self.rows.set_weights(numbers, torch.tensor(weights, device=DEVICE))
 
-    def write(self) -> None:
-        part, rows = str(self.rng.choice(self.rows.parts)), self.some()
-        values = self.values(len(rows), self.rows.dim)
-        self.rows.write(part, rows, values)
-        self.arrays[part][rows] = rounded(values, self.dtype_of(part))
-
-    def write_whole(self) -> None:
-        rows, parts = self.some(), self.rows.parts
-        values = self.values(len(rows), len(parts) * self.rows.dim)
-        self.rows.write_whole(rows, values)
-        for part, some in zip(parts, np.split(values, len(parts), axis=1), strict=True):
-            self.arrays[part][rows] = rounded(some, self.dtype_of(part))
-
-    def fill(self) -> None:
-        part, count, value = str(self.rng.choice(self.rows.parts)), int(self.rng.integers(0, self.count + 1)), 0.7
-        self.rows.fill(part, count, value)
-        self.arrays[part][:count] = rounded(value, self.dtype_of(part))
-
-    def set_initial(self) -> None:
-        initial = {part: float(self.rng.choice([0.0, 0.3])) for part in self.rows.initial}
-        self.rows.set_initial(initial, self.count)
-
-    def relaid(self) -> None:
+    def lay_out(self) -> dict[str, float]:
         initial = LAYOUTS[self.rng.integers(len(LAYOUTS))]
-        state_dtype = (None, F32, BF16)[self.rng.integers(3)]
-        old, before = self.rows, self.arrays
+        state_dtype, old = (None, F32, BF16)[self.rng.integers(3)], self.rows
         self.rows = old.relaid(initial, self.count, state_dtype)
-        assert self.rows.parts == (WEIGHT, *initial)
         assert self.rows.state_dtype == state_dtype or state_dtype is None
         assert old.read(WEIGHT, np.array([-1])).tolist() == [[0.0] * old.dim]
-        self.arrays = {
-            part: rounded(before.get(part, np.full_like(before[WEIGHT], initial.get(part, 0.0))), self.dtype_of(part))
-            for part in self.rows.parts
-        }
-
-    def compact(self) -> None:
-        kept = self.rng.random(self.count) < self.rng.choice([0.0, 0.5, 0.9, 1.0])
-        self.rows.compact(kept)
-        self.arrays = {part: array[kept] for part, array in self.arrays.items()}
+        return initial
 
     def check(self) -> None:
-        rows, part = np.concatenate([self.some(), [-1], self.some()]), str(self.rng.choice(self.rows.parts))
-        padded = np.concatenate([self.arrays[part], np.zeros((1, self.rows.dim), np.float32)])  # -1 is its last
-        np.testing.assert_array_equal(self.rows.read(part, rows), padded[rows])
-        whole = np.concatenate([self.arrays[part] for part in self.rows.parts], axis=1)
-        np.testing.assert_array_equal(self.rows.read_whole(np.arange(self.count)), whole)
+        super().check()
         gathered = self.rows.gather(torch.arange(self.count, device=DEVICE))
         assert gathered.dtype == self.rows.weight_dtype
         np.testing.assert_array_equal(gathered.float().cpu().numpy(), self.arrays[WEIGHT])
-        first, last = sorted(self.rng.integers(0, self.count + 1, 2).tolist())
-        live = self.rows.live(first, last)
-        assert live.dtype == np.bool_
-        np.testing.assert_array_equal(live, self.arrays[WEIGHT][first:last].any(axis=1))
 
 
 @pytest.mark.parametrize("dim", [1, 3, 8, 10])
@@ -138,15 +79,9 @@ def test_any_sequence_of_calls_does_what_arrays_do(
     dim: int, dtype: torch.dtype, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = 100 * dim + 10 * dtype.itemsize + state_dtype.itemsize
-    model = Model(seed, paged(dim, dtype, ADAGRAD, state_dtype, rows_of_page=2 + 2 * (dim % 2)))
+    model = DeviceModel(seed, paged(dim, dtype, ADAGRAD, state_dtype, rows_of_page=2 + 2 * (dim % 2)))
     monkeypatch.setattr(device_rows, "_PIECE_BYTES", int(model.rng.choice([100, 400, 1 << 20])))
-    calls = [
-        *[model.insert] * 3, model.write, model.write_whole, model.fill, model.set_initial, model.relaid, model.compact,
-    ]  # fmt: skip
-    model.check()
-    for number in model.rng.integers(0, len(calls), 16):
-        calls[number]()
-        model.check()
+    model.drive(16)
 
 
 def test_no_rows_are_no_special_case() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from numba import njit
 
+from row_model import RowModel
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import compiled_step, narrow_copies
 from sparsegroup.rules import ADAM
@@ -29,20 +30,11 @@ def rounded(values: npt.ArrayLike, narrow: bool = True) -> Float32s:
     return (numbers.to(torch.bfloat16).float() if narrow else numbers).numpy()
 
 
-class Model:
-    """The rows as NumPy arrays, driven at random beside the real ones."""
-
-    def __init__(self, seed: int, dim: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.rows = HostRows(dim, F32, False, ADAGRAD, is_narrow=True)
-        self.arrays: dict[str, Float32s] = {part: np.zeros((0, dim), np.float32) for part in self.rows.parts}
-
-    @property
-    def count(self) -> int:
-        return len(self.arrays[WEIGHT])
+class NarrowModel(RowModel):
+    rows: HostRows
 
     def kept(self, part: str, values: npt.ArrayLike) -> Float32s:
-        """What a part holds of values: of groups the first element, for all."""
+        """Of groups the first element, for all."""
         if part == "group_sum":
             numbers = np.array(values, np.float32)
             if numbers.ndim:
@@ -50,80 +42,26 @@ class Model:
             return numbers
         return rounded(values, self.rows.is_narrow and part != WEIGHT)
 
-    def some(self) -> npt.NDArray[np.int64]:
-        return self.rng.permutation(self.count)[: self.rng.integers(0, self.count + 1)]
+    def begin(self, before: int, weights: Float32s) -> None:
+        self.rows.begin(before, len(weights))
+        self.rows.write(WEIGHT, np.arange(before, before + len(weights)), weights)
 
-    def values(self, *shape: int) -> Float32s:
-        return (self.rng.standard_normal(shape) * (self.rng.random(shape) < 0.7)).astype(np.float32)
-
-    def insert(self) -> None:
-        before, new = self.count, int(self.rng.integers(0, 10))
-        weights = self.values(new, self.rows.dim) * (self.rng.random((new, 1)) < 0.6)
-        self.rows.reserve(before + new)
-        self.rows.begin(before, new)
-        self.rows.write(WEIGHT, np.arange(before, before + new), weights)
-        for part, array in self.arrays.items():
-            fresh = weights if part == WEIGHT else np.full_like(weights, self.rows.initial[part])
-            self.arrays[part] = np.concatenate([array, self.kept(part, fresh)])
-
-    def write(self) -> None:
-        part, rows = str(self.rng.choice(self.rows.parts)), self.some()
-        values = self.values(len(rows), self.rows.dim)
-        self.rows.write(part, rows, values)
-        self.arrays[part][rows] = self.kept(part, values)
-
-    def write_whole(self) -> None:
-        rows, parts = self.some(), self.rows.parts
-        values = self.values(len(rows), len(parts) * self.rows.dim)
-        self.rows.write_whole(rows, values)
-        for part, some in zip(parts, np.split(values, len(parts), axis=1), strict=True):
-            self.arrays[part][rows] = self.kept(part, some)
-
-    def fill(self) -> None:
-        part, count = str(self.rng.choice(self.rows.parts)), int(self.rng.integers(0, self.count + 1))
-        self.rows.fill(part, count, 0.7)
-        self.arrays[part][:count] = self.kept(part, 0.7)
-
-    def set_initial(self) -> None:
-        self.rows.set_initial({part: float(self.rng.choice([0.0, 0.3])) for part in self.rows.initial}, self.count)
-
-    def relaid(self) -> None:
-        initial, before = LAYOUTS[self.rng.integers(len(LAYOUTS))], self.arrays
+    def lay_out(self) -> dict[str, float]:
+        initial = LAYOUTS[self.rng.integers(len(LAYOUTS))]
         self.rows = self.rows.relaid(initial, self.count, is_narrow=bool(self.rng.random() < 0.7))
-        self.arrays = {
-            part: self.kept(part, before.get(part, np.full_like(before[WEIGHT], initial.get(part, 0.0))))
-            for part in self.rows.parts
-        }
-
-    def compact(self) -> None:
-        kept = self.rng.random(self.count) < self.rng.choice([0.0, 0.5, 0.9, 1.0])
-        self.rows.compact(kept)
-        self.arrays = {part: array[kept] for part, array in self.arrays.items()}
+        return initial
 
     def check(self) -> None:
-        rows, part = np.concatenate([self.some(), [-1], self.some()]), str(self.rng.choice(self.rows.parts))
-        padded = np.concatenate([self.arrays[part], np.zeros((1, self.rows.dim), np.float32)])  # -1 is its last
-        np.testing.assert_array_equal(self.rows.read(part, rows), padded[rows])
-        whole = np.concatenate([self.arrays[part] for part in self.rows.parts], axis=1)
-        np.testing.assert_array_equal(self.rows.read_whole(np.arange(self.count)), whole)
+        super().check()
         blocks = b"".join(bytes(block) for block in self.rows.blocks(self.count))
-        assert blocks == np.ascontiguousarray(whole, np.float32).tobytes()
-        first, last = sorted(self.rng.integers(0, self.count + 1, 2).tolist())
-        np.testing.assert_array_equal(self.rows.live(first, last), self.arrays[WEIGHT][first:last].any(axis=1))
+        assert blocks == np.ascontiguousarray(self.whole, np.float32).tobytes()
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dim", [1, 3, 8, 10])
 def test_any_sequence_of_calls_does_what_arrays_do(dim: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_rows, "_PAGE_BYTES", 1 << 9)
-    model = Model(100 * dim + seed, dim)
-    calls = [
-        *[model.insert] * 3, model.write, model.write_whole, model.fill, model.set_initial, model.relaid, model.compact,
-    ]  # fmt: skip
-    model.check()
-    for number in model.rng.integers(0, len(calls), 30):
-        calls[number]()
-        model.check()
+    NarrowModel(100 * dim + seed, HostRows(dim, F32, False, ADAGRAD, is_narrow=True)).drive(30)
 
 
 @pytest.mark.parametrize(("dim", "narrow", "expected"), [(8, False, 68), (8, True, 52), (3, False, 28), (3, True, 24)])

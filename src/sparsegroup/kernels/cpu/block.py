@@ -16,9 +16,9 @@ import numpy as np
 
 from sparsegroup import prox
 from sparsegroup.kernels import update_mark
-from sparsegroup.kernels.cpu.jit import array_at, call, fill_8, inline, jitted, prefetch
+from sparsegroup.kernels.cpu.jit import array_at, call, fill_8, inline, jitted
 from sparsegroup.kernels.cpu.memory import allocate, on_stack, release
-from sparsegroup.kernels.cpu.row_copies import live_groups
+from sparsegroup.kernels.cpu.row_copies import find_rows, live_groups
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 BLOCK = 256
@@ -359,12 +359,7 @@ def step(
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
                 if in_rows:
-                    for i in range(groups):
-                        ahead = rows[min(j + i + per_block, last - 1)]
-                        place = pages[ahead >> shift] + (ahead & mask) * stride
-                        for line in range(len(lines)):
-                            prefetch(place + lines[line])
-                        places[i] = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
+                    find_rows(rows, j, groups, per_block, last, pages, shift, stride, lines, places)
                     if is_8:
                         gather(places, groups, base[t], R_address, STRIDE * 4, 32)
                     else:

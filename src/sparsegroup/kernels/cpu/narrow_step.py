@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sparsegroup.kernels.cpu.block import BLOCK, STRIDE, block_memory, s_memory
-from sparsegroup.kernels.cpu.jit import array_at, prefetch
+from sparsegroup.kernels.cpu.jit import array_at
 from sparsegroup.kernels.cpu.memory import allocate, release
-from sparsegroup.kernels.cpu.row_copies import live_groups
+from sparsegroup.kernels.cpu.row_copies import find_rows, live_groups
 from sparsegroup.kernels.cpu.turns import enter, leave, take
 
 IS_WIDE: bool = True  # bound: whether a row may have more than `BLOCK` elements
@@ -76,12 +76,7 @@ def step_narrow(
             x, u, state = scratch_parts(R_address, STRIDE * 4, STRIDE, zero)
             for j in range(first, last, per_block):
                 groups = min(per_block, last - j)
-                for i in range(groups):
-                    ahead = rows[min(j + i + per_block, last - 1)]
-                    place = pages[ahead >> shift] + (ahead & mask) * stride
-                    for line in range(len(lines)):
-                        prefetch(place + lines[line])
-                    places[i] = pages[rows[j + i] >> shift] + (rows[j + i] & mask) * stride
+                find_rows(rows, j, groups, per_block, last, pages, shift, stride, lines, places)
                 if is_8:
                     gather_narrow(places, groups, base[t], R_address, STRIDE * 4, 8, zero)
                 else:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from sparsegroup.kernels.cpu.jit import copy, jitted
+import numpy as np
+
+from sparsegroup.kernels.cpu.jit import copy, jitted, prefetch
 
 PARTS: int = 0  # bound: weights, u, and the rule's state
 
@@ -28,6 +30,37 @@ def scatter(places: Any, groups: int, offsets: Any, source: Any, between: int, w
     for i in range(groups):
         for p in range(PARTS):
             copy(source + i * width + p * between, places[i] + offsets[p], width)
+
+
+@jitted
+def find_rows(
+    rows: Any,
+    first: int,
+    groups: int,
+    ahead: int,
+    last: int,
+    pages: Any,
+    shift: int,
+    stride: int,
+    lines: Any,
+    places: Any,
+) -> None:
+    """Where some rows are, while the memory of those that come `ahead` numbers later is asked for.
+
+    Args:
+        rows, pages, shift, stride, lines: See `block.step`.
+        first, groups: The first of them, by its place in `rows`, and how many.
+        ahead: How much later those come that are asked for.
+        last: One past the last that may be.
+        places: `[≥ groups]` int64, out: addresses.
+    """
+    mask = (np.int64(1) << np.int64(shift)) - 1
+    for i in range(groups):
+        coming = rows[min(first + i + ahead, last - 1)]
+        place = pages[coming >> shift] + (coming & mask) * stride
+        for line in range(len(lines)):
+            prefetch(place + lines[line])
+        places[i] = pages[rows[first + i] >> shift] + (rows[first + i] & mask) * stride
 
 
 @jitted
