@@ -2,13 +2,11 @@
 
 For each log, optimizer and seed `sparsegroup train` goes through the log once, a tenth of the features asked for, all
 else by default but for what `TRAINED` says: test AUC, log loss, calibration (mean prediction over mean label) and
-feature rate, mean and standard deviation over seeds. Without a log, a table's step is timed with each, taking turns.
+feature rate, mean and standard deviation over seeds. A table's step is timed with each, taking turns.
 
     python benchmarks/row_state.py train.txt clicks.csv --json benchmarks/results/row_state.json
-    python benchmarks/row_state.py --json benchmarks/results/row_state.json
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -16,23 +14,22 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 
+import timing
 from sparsegroup import HashEmbedding
 from sparsegroup.training.optimizer_config import OPTIMIZERS
 
 TRAINED: Mapping[str, tuple[str, ...]] = {
     "adam": ("--optimizer", "adam", "--lr", "1e-3"),
-    "adam, bfloat16": ("--optimizer", "adam", "--lr", "1e-3", "--state-dtype", "bfloat16"),
+    "adam_bfloat16": ("--optimizer", "adam", "--lr", "1e-3", "--state-dtype", "bfloat16"),
     "adagrad": ("--optimizer", "adagrad", "--lr", ".1", "--network-lr", ".03"),
-    "adagrad, bfloat16": ("--optimizer", "adagrad", "--lr", ".1", "--network-lr", ".03", "--state-dtype", "bfloat16"),
+    "adagrad_bfloat16": ("--optimizer", "adagrad", "--lr", ".1", "--network-lr", ".03", "--state-dtype", "bfloat16"),
     "rowwise_adagrad": ("--optimizer", "rowwise_adagrad", "--lr", ".1", "--network-lr", ".03"),
 }
-DIM, ROWS, BATCH = 8, 2_000_000, 512 * 39
-BATCHES, ROUNDS = 40, 6
+DIM, BATCH, BATCHES = 8, 512 * 39, 40
 
 
 def measured(log: str, options: tuple[str, ...], seed: int, threads: int) -> dict[str, float]:
@@ -52,8 +49,8 @@ def measured(log: str, options: tuple[str, ...], seed: int, threads: int) -> dic
     }
 
 
-def stepper(options: tuple[str, ...]) -> tuple[HashEmbedding, Callable[[torch.Tensor, torch.Tensor], float]]:
-    """A table of `ROWS` rows, and what steps some of its keys and says how long the step took."""
+def stepper(options: tuple[str, ...], rows: int) -> tuple[HashEmbedding, Callable[[torch.Tensor, torch.Tensor], float]]:
+    """A table of so many rows, and what steps some of its keys and says how long the step took."""
     given = dict(zip(options[::2], options[1::2], strict=True))
     dtype = torch.bfloat16 if "--state-dtype" in given else None
     table = HashEmbedding(DIM, std=0.01)
@@ -68,58 +65,55 @@ def stepper(options: tuple[str, ...]) -> tuple[HashEmbedding, Callable[[torch.Te
 
     step(torch.arange(BATCH), torch.zeros(BATCH, DIM))
     with torch.no_grad():
-        for first in range(0, ROWS, 1 << 18):
-            table(torch.arange(first, min(first + (1 << 18), ROWS)))
+        for first in range(0, rows, 1 << 18):
+            table(torch.arange(first, min(first + (1 << 18), rows)))
     return table, step
 
 
-def timed() -> dict[str, dict[str, float]]:
-    """Milliseconds of a step and bytes of a row."""
+def timed(rows: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step and bytes of a row, of tables of so many rows."""
     draw = torch.Generator().manual_seed(0)
-    keys = [(torch.rand(BATCH, generator=draw) ** 3 * ROWS).long() for _ in range(BATCHES)]
+    keys = [(torch.rand(BATCH, generator=draw) ** 3 * rows).long() for _ in range(BATCHES)]
     gradient = torch.randn(BATCH, DIM, generator=draw)
-    made = {name: stepper(options) for name, options in TRAINED.items()}
+    made = {name: stepper(options, rows) for name, options in TRAINED.items()}
     times: dict[str, list[float]] = {name: [] for name in made}
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         for name, (_, step) in made.items():
             found = [step(some, gradient) for some in keys]
             times[name] += found if turn else []
-    return {
-        name: {
-            "step_ms": 1e3 * float(np.median(times[name])),
-            "row_bytes": table.table.rows.row_bytes,
-            "total_bytes_per_row": table.memory().total / table.num_rows,
+    figures: dict[str, float] = {}
+    for name, (table, _) in made.items():
+        figures |= {
+            f"{name}.step_ms": 1e3 * float(np.median(times[name])),
+            f"{name}.row_bytes": table.table.rows.row_bytes,
+            f"{name}.bytes_per_row": table.memory().total / table.num_rows,
         }
-        for name, (table, _) in made.items()
-    }
+    return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("logs", nargs="*")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=list(TRAINED))
-    parser.add_argument("--json", type=Path)
+    parser = timing.parser(__doc__, quick="small tables; no log")
+    parser.add_argument("logs", nargs="*", help="to train on")
+    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     arguments = parser.parse_args()
-    figures: dict[str, Any] = (
-        json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
-    )
-
-    def note(name: str, found: Any) -> None:
-        figures[name] = found
-        print(name, json.dumps(found), flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-
-    for log in arguments.logs:
-        for name in arguments.only:
-            runs = [measured(log, TRAINED[name], seed, arguments.threads) for seed in range(arguments.seeds)]
-            values = {key: [run[key] for run in runs] for key in runs[0]}
-            note(f"{Path(log).name.split('.')[0]}: {name}", {key: [np.mean(v), np.std(v)] for key, v in values.items()})
-    if not arguments.logs:
-        torch.set_num_threads(arguments.threads)
-        note("step", timed())
+    torch.set_num_threads(arguments.threads)
+    with timing.undisturbed():
+        figures = timed(*((20_000, 2) if arguments.quick else (2_000_000, 6)))
+    step = ("step_ms", "row_bytes", "bytes_per_row")
+    lines = ((name, *(f"{figures[f'{name}.{one}']:.3g}" for one in step)) for name in TRAINED)
+    timing.show("A table's step", ("", "ms", "bytes of a row", "with index"), lines)
+    for log in () if arguments.quick else arguments.logs:
+        title = Path(log).name.split(".")[0]
+        for name, options in TRAINED.items():
+            runs = [measured(log, options, seed, arguments.threads) for seed in range(arguments.seeds)]
+            for measure in runs[0]:
+                values = [run[measure] for run in runs]
+                at = f"{title}.{name}.{measure}"
+                figures |= {at: float(np.mean(values)), f"{at}_deviation": float(np.std(values))}
+        measures = ("auc", "log_loss", "calibration", "feature_rate")
+        of_log = ((name, *(f"{figures[f'{title}.{name}.{one}']:.4f}" for one in measures)) for name in TRAINED)
+        timing.show(title, ("", *measures), of_log)
+    timing.write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":
