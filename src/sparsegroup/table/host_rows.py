@@ -1,7 +1,7 @@
 """Rows in pages: x, u and the optimizer's state of a row side by side, so that a step touches few cache lines."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -85,8 +85,8 @@ class HostRows:
         if wanted > len(self.pages):
             self.pages.resize(wanted)
 
-    def ask_beyond(self, count: int, more: int) -> Callable[[], None] | None:
-        """What has the system hand out the memory behind the first `count` rows; see `MappedPages.ask_for`.
+    def ask_beyond(self, count: int, more: int) -> None:
+        """Ask for the memory behind the first `count` rows; see `MappedPages.ask_for`.
 
         Args:
             count: Rows that there are.
@@ -97,7 +97,7 @@ class HostRows:
         page, row = divmod(count, 1 << self.shift)
         used = page * self.pages.page_bytes + row * self.row_bytes
         unit = self.pages.unit
-        return self.pages.ask_for(used + -used % unit, used + max(more * self.row_bytes, unit))
+        self.pages.ask_for(used + -used % unit, used + max(more * self.row_bytes, unit))
 
     def bytes(self, count: int) -> int:
         """Bytes that the first `count` rows take, in whole pages of the system's."""

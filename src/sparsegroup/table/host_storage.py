@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite, threads
+from sparsegroup.kernels.cpu import compiled_step, compiled_sweep, finite
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.step_request import check_rows
@@ -88,8 +88,7 @@ class HostStorage:
         """See `RowStorage`."""
         rows = self.rows
         rows.reserve(first + count)
-        if threads.get_num_threads() > 1 and (ask := rows.ask_beyond(first + count, 2 * count)) is not None:
-            threads.submit(ask)
+        rows.ask_beyond(first + count, 2 * count)
         initial = tuple(rows.initial.values())
         if not rows.is_plain:  # what inserts keys writes numbers of the weights' dtype
             rows.begin(first, count)

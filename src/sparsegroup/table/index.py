@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.cpu.jit import kernel, load, prefetch
 from sparsegroup.table.buckets import (
     ABSENT,
@@ -227,11 +226,9 @@ class Index:
     def _ask_ahead(self, budget: int) -> None:
         """Have memory handed out that the next `budget` buckets of a growth will move to, from the upper end down."""
         old, new, frontier = (int(self.state[place]) for place in (OLD, NEW, FRONTIER))
-        if frontier <= old and threads.get_num_threads() > 1:
+        if frontier <= old:
             fresh, end = old + SLACK, frontier * new // old
-            ask = self._pages.ask_for(max(fresh, end - max(budget, _LEAST_AHEAD)) * BUCKET_BYTES, end * BUCKET_BYTES)
-            if ask is not None:
-                threads.submit(ask)
+            self._pages.ask_for(max(fresh, end - max(budget, _LEAST_AHEAD)) * BUCKET_BYTES, end * BUCKET_BYTES)
 
     def _lay_out(self, buckets: int) -> None:
         self._pages.resize(max(len(self._pages), -(-(buckets + SLACK) // PAGE_BUCKETS)))

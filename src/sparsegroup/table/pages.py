@@ -3,12 +3,13 @@
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from sparsegroup.kernels.cpu import threads
 
 _HUGE = 2 << 20
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
@@ -60,17 +61,17 @@ class MappedPages:
         for mapping in released:
             mapping.close()
 
-    def ask_for(self, begin: int, end: int) -> Callable[[], None] | None:
-        """What has the system hand out some memory that is about to be written to; None where that has been asked for.
+    def ask_for(self, begin: int, end: int) -> None:
+        """Have a helping thread let the system hand out some memory that is about to be written to; once each piece.
 
         To hand out a huge page, which is to be zeroed, takes some milliseconds: better not in the middle of a lookup.
-        What is returned may be called by any thread, any time later. Small tables, of one page, ask for nothing.
+        Small tables, of one page, ask for nothing.
 
         Args:
             begin, end: Bytes, counted from the first page on.
         """
-        if not self.huge or sys.platform != "linux" or len(self) < 2:
-            return None
+        if not self.huge or sys.platform != "linux" or len(self) < 2 or threads.get_num_threads() == 1:
+            return
         places = []
         while begin < min(end, len(self) * self.page_bytes):
             page, offset = divmod(begin, self.page_bytes)
@@ -80,7 +81,8 @@ class MappedPages:
                 self._asked.add((page, first))
                 places.append((int(self.addresses[page]) + first, last - first))
             begin = page * self.page_bytes + last
-        return partial(_hand_out, places) if places else None
+        if places:
+            threads.submit(partial(_hand_out, places))
 
     def release(self, index: int) -> None:
         """Give one page back ahead of `resize(0)`. Nothing may use its address any more."""
