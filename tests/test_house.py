@@ -1,4 +1,4 @@
-"""The house's rules, read off the source: one way of dependencies, names that are unique, files that are small."""
+"""The house's rules, read off the source: one way of dependencies, privates that stay in their folder."""
 
 import ast
 import re
@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "src" / "sparsegroup", ROOT / "paper" / "src" / "sparsegroup_paper")
@@ -69,31 +67,18 @@ def assert_none(found: list[str]) -> None:
     assert not found, "\n".join(["", *found])
 
 
-def test_module_names_are_unique():
-    places = defaultdict(list)
-    for file in SOURCES:
-        if file.stem not in ("__init__", "__main__"):
-            places[file.name].append(name_of(file))
-    assert_none([f"{name}: {', '.join(files)}" for name, files in places.items() if len(files) > 1])
-
-
-def test_class_names_are_unique():
+def test_class_names_are_unique_within_a_folder():
     places = defaultdict(list)
     for file in SOURCES:
         for node in ast.walk(tree(file)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(name_of(file))
-    assert_none([f"{name}: {', '.join(files)}" for name, files in places.items() if len(files) > 1])
+                places[file.parent, node.name].append(name_of(file))
+    assert_none([f"{name}: {', '.join(files)}" for (_, name), files in places.items() if len(files) > 1])
 
 
-@pytest.mark.parametrize("file", [*SOURCES, *OTHERS], ids=name_of)
-def test_a_file_has_at_most_400_lines(file):
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 400
-
-
-def test_most_files_have_less_than_250_lines():
-    lengths = sorted(len(file.read_text(encoding="utf-8").splitlines()) for file in SOURCES)
-    assert lengths[int(0.85 * len(lengths))] < 250
+def test_a_file_has_at_most_700_lines():
+    lengths = {name_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in [*SOURCES, *OTHERS]}
+    assert_none([f"{name}: {lines} lines" for name, lines in lengths.items() if lines > 700])
 
 
 def test_every_room_has_its_floor():
@@ -115,11 +100,20 @@ def test_dependencies_point_one_way():
     assert_none(found)
 
 
-def test_nobody_imports_what_is_private():
+def folder_of(module: str) -> Path:
+    """The folder in which a module or package is found."""
+    inside = Path(*module.split("."))
+    package = next(package for package in PACKAGES if package.name == inside.parts[0])
+    path = package.parent / inside
+    return path if path.is_dir() else path.parent
+
+
+def test_privates_are_imported_within_their_folder_only():
     found = []
     for file in SOURCES:
         for line, module, name in imports(file):
-            if name.startswith("_") and not name.startswith("__"):
+            private = name.startswith("_") and not name.startswith("__")
+            if private and folder_of(module) != file.parent:
                 found.append(f"{name_of(file)}:{line}: imports {module}.{name}")
     assert_none(found)
 
@@ -148,14 +142,16 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def test_nobody_reads_what_is_another_modules_own():
-    defined = {file: names_defined_in(file) for file in SOURCES}
+def test_privates_are_read_within_their_folder_only():
+    defined: dict[Path, set[str]] = defaultdict(set)
+    for file in SOURCES:
+        defined[file.parent] |= names_defined_in(file)
     everywhere = set().union(*defined.values())
     found = []
     for file in SOURCES:
         for node in ast.walk(tree(file)):
             private = isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr) and not _is_self(node.value)
-            if private and node.attr in everywhere - defined[file] and not _is_torchs(node):
+            if private and node.attr in everywhere - defined[file.parent] and not _is_torchs(node):
                 found.append(f"{name_of(file)}:{node.lineno}: {ast.unparse(node)}")
     assert_none(found)
 
@@ -181,5 +177,4 @@ def test_every_optimizer_has_an_example():
 
     classes = [value for name in sparsegroup.__all__ if isinstance(value := getattr(sparsegroup, name), type)]
     optimizers = [cls for cls in classes if issubclass(cls, sparsegroup.GroupOptimizer) and "rule" in vars(cls)]
-    assert len(optimizers) == 8
     assert [cls.__name__ for cls in optimizers if ">>>" not in (cls.__doc__ or "")] == []
