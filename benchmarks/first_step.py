@@ -2,10 +2,9 @@
 
 Each trial is a process of its own that begins by importing torch; counted is what comes after that, to the end of the
 first step of the first optimizer: the README's example, `sparsegroup demo`, and `sparsegroup train` on a log of 10,000
-rows. Modules are there as bytecode, as pip leaves them. Trials take turns, cold and warm; medians. CPU seconds, those
-of started processes included, count what others on the machine cannot stretch. "kernels" are those that were not on
-disk; "compiling MB" is how much more memory the cold trial took at most than the warm one, with what the processes
-that it had started had for themselves. Beside it, what importing and `--help` cost in all.
+rows. Modules are there as bytecode, as pip leaves them. Trials take turns, cold and warm; medians. CPU seconds do not
+depend on what else the machine does. "kernels" are those that were not on disk; "compiling MB" is the difference in
+peak memory between the cold trial and the warm one. The second table has the cost of imports and of `--help`.
 
     python benchmarks/first_step.py --json benchmarks/results/first_step.json
 """
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -75,41 +73,12 @@ def trials(scratch: Path, names: Sequence[str], rounds: int) -> dict[str, float]
 
 def first_step(command: Sequence[str], cache: Path) -> dict[str, float]:
     """What a process with this kernel cache takes to its first step, after importing torch."""
-    trial = subprocess.Popen(
-        [sys.executable, TRIAL, *command],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    workers_mb = 0.0
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            printed, told = trial.communicate(timeout=0.1)
-            break
-        workers_mb = max(workers_mb, sum(map(private_mb, started_by(trial.pid))))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    trial = subprocess.run([sys.executable, TRIAL, *command], env=environment, capture_output=True, text=True)
     if trial.returncode:
-        raise RuntimeError(f"{' '.join(command) or 'the example'} failed:\n{told}")
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    found["peak_mb"] += workers_mb
+        raise RuntimeError(f"{' '.join(command) or 'the example'} failed:\n{trial.stderr}")
+    found: dict[str, float] = json.loads(trial.stdout.splitlines()[-1])
     return found
-
-
-def started_by(process: int) -> set[int]:
-    """The processes that one has started, and that these have."""
-    started = set[int]()
-    with suppress(OSError):
-        for path in Path(f"/proc/{process}/task").glob("*/children"):
-            started |= set(map(int, path.read_text().split()))
-    return started.union(*map(started_by, started))
-
-
-def private_mb(process: int) -> float:
-    """Memory that a process shares with no other."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
-    return 0.0
 
 
 def cpu_and_seconds(command: Sequence[str]) -> tuple[float, float]:

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import resource
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -14,14 +12,6 @@ from typing import Any
 import torch
 
 STARTED, CPU = perf_counter(), process_time()
-
-
-def cpu_of_children() -> float:
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def example() -> None:
@@ -47,7 +37,6 @@ def main(command: Sequence[str]) -> None:
     def step_and_end(self: Any, closure: Any = None) -> None:
         step(self, closure)
         found = {"seconds": perf_counter() - STARTED, "cpu": process_time() - CPU}
-        found["cpu"] += cpu_of_children()
         peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
         assert peak is not None
         print("\n" + json.dumps({**found, "peak_mb": int(peak[1]) * 1024 / 1e6}), flush=True)

@@ -22,9 +22,6 @@ def demo_command(
 ) -> None:
     """Adam, pruned Adam, Group Adam as in the paper, and a size that is asked for, side by side on a synthetic log."""
     with starting():
-        from sparsegroup.cli.kernels_ahead import compile_for_training
-
-        compile_for_training({"optimizer": "adam"})
         from sparsegroup.cli.demo_run import demo_run
 
     use_threads(threads)

@@ -263,9 +263,6 @@ def train_command(
         if value is not None and not (value is False and name in ("overwrite", "json", "quiet", "verbose"))
     }
     with starting():
-        from sparsegroup.cli.kernels_ahead import compile_for_training
-
-        compile_for_training(options)
         from sparsegroup.cli.torchrun import launched
         from sparsegroup.cli.train_run import resume_run, train_run
 

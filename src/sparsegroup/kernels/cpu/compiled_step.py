@@ -69,9 +69,13 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 @cache
 def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None) -> bool:
     """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
-    kernel, arguments = first_call(rule, carries_u, is_wide, dtype, kinds)
+    parts = len(rule.state) + 1 + carries_u + (kinds is not None)
+    settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
+    work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
+    where = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
+    numbers = (np.zeros((1, len(scalar_names(rule))), dtype), np.zeros(1, dtype), *_constants(settings, dtype))
     try:
-        kernel(*arguments)
+        step_kernel(rule, carries_u, is_wide, kinds)(turns.new(), *where, *numbers)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -79,18 +83,6 @@ def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], k
         )
         return False
     return True
-
-
-def first_call(
-    rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None
-) -> tuple[jit.Kernel, tuple[Any, ...]]:
-    """The kernel of a step, see `step_kernel`, and arguments of the types that it is called with, over nothing."""
-    parts = len(rule.state) + 1 + carries_u + (kinds is not None)
-    settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
-    work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
-    where = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
-    numbers = (np.zeros((1, len(scalar_names(rule))), dtype), np.zeros(1, dtype), *_constants(settings, dtype))
-    return step_kernel(rule, carries_u, is_wide, kinds), (turns.new(), *where, *numbers)
 
 
 @cache

@@ -132,21 +132,12 @@ class Kernel:
         """Whether it has been called."""
         return self._known > 0
 
-    @property
-    def cache(self) -> KernelCache | None:
-        """What it is kept in on disk, if it can be."""
-        return self.compiled._cache if isinstance(self.compiled._cache, KernelCache) else None
-
-    def compile_for(self, *arguments: Any) -> None:
-        """Compile it for arguments of the types of these, without a call."""
-        self.compiled.compile(tuple(map(self.compiled.typeof_pyval, arguments)))
-
     def __call__(self, *arguments: Any) -> Any:
         known = len(self.compiled.overloads)
         try:
             if self._known == known and known:
                 return self.compiled(*arguments)
-            with compiling(self.name, is_kept=self.cache is not None):
+            with compiling(self.name, is_kept=isinstance(self.compiled._cache, KernelCache)):
                 result = self.compiled(*arguments)
         except ERRORS as error:  # before the call: what is compiled raises none of them
             say_not_kept(error)

@@ -1,11 +1,10 @@
-"""Compiled kernels on disk, and what goes on where one is not there yet."""
+"""Compiled kernels on disk, and the notice while one is compiled."""
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
 
@@ -46,90 +45,11 @@ class KernelCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What is on disk for a signature, or None: then it will be compiled."""
         rtsys.initialize(target_context)
-        found = self._found(sig, target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         if found is None and hasattr(_here, "compilation"):
             _here.compilation.begin()
-            if coming.is_there(self.identity):
-                found = self._found(sig, target_context)
         return found
-
-    def _found(self, sig: Any, target_context: Any) -> Any:
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-
-    @property
-    def identity(self) -> str:
-        """Its file, which no other kernel has."""
-        return str(self._cache_file._index_path)
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether it is not on disk for any arguments."""
-        return not os.path.exists(self.identity)
-
-    @property
-    def can_be_written(self) -> bool:
-        """Whether what is compiled can be put on disk."""
-        try:
-            self._impl.locator.ensure_cache_path()
-        except OSError:
-            return False
-        return True
-
-
-class _Coming:
-    """Kernels that another process is compiling.
-
-    Attributes:
-        process: Its number, or 0 if there is none.
-    """
-
-    def __init__(self) -> None:
-        self.process = 0
-        self._numbers: dict[str, int] = {}
-        self._reports = -1
-        self._done = set[int]()
-
-    def expect(self, identities: Sequence[str], reports: int, process: int) -> None:
-        """Wait for kernels from now on.
-
-        Args:
-            identities: Theirs.
-            reports: Where the number of each, one byte, can be read once it is on disk; ends with the process.
-            process: Who compiles them.
-        """
-        self.process, self._reports = process, reports
-        self._numbers, self._done = {identity: number for number, identity in enumerate(identities)}, set()
-
-    def is_there(self, identity: str) -> bool:
-        """Whether another process has put a kernel on disk; waits as long as it may do so."""
-        number = self._numbers.get(identity)
-        if number is None:
-            return False
-        while self.process and number not in self._done:
-            if found := os.read(self._reports, len(self._numbers)):
-                self._done.update(found)
-            if not found or len(self._done) == len(self._numbers):
-                self._end()
-        return number in self._done
-
-    def _end(self) -> None:
-        os.close(self._reports)
-        with suppress(ChildProcessError):
-            os.waitpid(self.process, 0)
-        self.process = 0
-
-    def forget(self) -> None:
-        """A process that is forked meanwhile compiles for itself."""
-        if self.process:
-            os.close(self._reports)
-        self.__init__()  # type: ignore[misc]
-
-
-coming = _Coming()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=coming.forget)
 
 
 class _Compilation:
