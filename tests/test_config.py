@@ -1,5 +1,7 @@
 """Checking settings has no effects."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,65 @@ class TestWhatTheLogDecides:
 
     def test_a_file_of_a_run_says_all(self, tmp_path: Path) -> None:
         log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-        (tmp_path / "config.yaml").write_text(Config.of().as_yaml())
-        assert read_config(tmp_path / "config.yaml", {}).resolved_for(log).training.batch_size == 512
+        resolved = Config.of().resolved_for(log)
+        (tmp_path / "config.yaml").write_text(resolved.as_yaml())
+        for other in (log, synthetic_log(SyntheticConfig(rows=2_000), seed=0)):
+            assert read_config(tmp_path / "config.yaml", {}).resolved_for(other) == resolved
+        changed = read_config(tmp_path / "config.yaml", {"training.batch_size": 7})
+        assert (changed.training.batch_size, "training.batch_size" in changed.decided) == (7, False)
+
+
+OTHER_VALUES: dict[str, Any] = {
+    **{"model": "fm", "dim": 3, "hidden": [4], "dropout": 0.5, "fallback": False, "standardize": False},
+    **{"number_buckets": 4, "optimizer": "adam", "lr": 0.5, "network_lr": 0.25, "l1": 1e-4, "l21": 1e-4, "l2": 1e-4},
+    **{"penalty": "mcp", "norm": "metric", "target_rate": 0.3, "target_bytes": "1MB", "batch_size": 64, "epochs": 2},
+    **{"shuffle_buffer": 9, "seed": 3, "schedule": "cosine"},
+}
+
+
+@pytest.mark.parametrize("name", [None, *OTHER_VALUES])
+@pytest.mark.parametrize(
+    "before", [{}, {"seed": 1}, {"target_rate": 0.2}, {"l21": 0.0, "optimizer": "ftrl", "lr": 0.1}]
+)
+def test_given_settings_stay_apart_from_defaults(before: dict[str, Any], name: str | None, tmp_path: Path) -> None:
+    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+    more = {} if name is None else {name: OTHER_VALUES[name]}
+    try:
+        config = Config.of(**{**before, **more})
+    except SettingsError:
+        with pytest.raises(SettingsError):
+            Config.of(**before).replace(**more)
+        return
+    resolved = config.resolved_for(log)
+    file = tmp_path / "settings.yaml"
+    file.write_text(config.as_yaml())
+    again = read_config(file, {})
+    for same in (Config.of(**before).replace(**more), again, again.replace(), copy.deepcopy(config)):
+        assert (same, same.given(), same.resolved_for(log)) == (config, config.given(), resolved)
+    file.write_text(resolved.as_yaml())
+    assert read_config(file, {}) == resolved == pickle.loads(pickle.dumps(resolved))
+    assert resolved.given() == config.given()
+
+
+def test_a_setting_has_the_effect_of_its_default_or_is_decided() -> None:
+    """No declared default differs from the value in force, unless the setting is recorded as decided."""
+    config = Config.of()
+    resolved = config.resolved_for(synthetic_log(SyntheticConfig(rows=1_000), seed=0))
+    before, after = (
+        {f"{s}.{n}": v for s, of in c.as_dict().items() for n, v in of.items()} for c in (config, resolved)
+    )
+    assert {key for key in before if before[key] != after[key]} <= set(resolved.decided)
+
+
+def test_a_resolved_config_is_decided_again_for_a_longer_log_where_its_length_matters() -> None:
+    short, long = (synthetic_log(SyntheticConfig(rows=rows), seed=0) for rows in (1_000, 250_000))
+    resolved = Config.of(epochs=2).resolved_for(short)
+    again = resolved.resolved_again_for(long)
+    assert (resolved.training.batch_size, again.training.batch_size) == (128, 256)
+    assert (resolved.training.shuffle_buffer, again.training.shuffle_buffer) == (900, 225_000)
+    assert (again.model, again.optimizer, again.training.epochs) == (resolved.model, resolved.optimizer, 2)
+    given = Config.of(batch_size=64).resolved_for(short).resolved_again_for(long)
+    assert (given.training.batch_size, given.training.shuffle_buffer) == (64, 225_000)
 
 
 def test_the_rules_say_what_numbers_and_logits_start_from() -> None:

@@ -91,9 +91,13 @@ def _regularized(lab: Lab, name: str, config: Config, strength: str) -> Contende
 
 def _sized(lab: Lab, name: str, config: Config, penalty: PenaltyName) -> Contender:
     """λ21 set along the way, so that a rate is left: `sparsegroup.TargetRate`."""
+
+    def at(one: Config, rate: float) -> Config:
+        return one.replace(target_rate=rate, penalty=penalty, fallback=one.model.fallback)
+
     config = tuned(lab, config)
-    config = _tuned_at(lab, config, lambda one: (one.replace(target_rate=MIDDLE, penalty=penalty), Plain()), name)
-    wanted = [(config.replace(target_rate=rate, penalty=penalty), Plain()) for rate in RATES]
+    config = _tuned_at(lab, config, lambda one: (at(one, MIDDLE), Plain()), name)
+    wanted = [(at(config, rate), Plain()) for rate in RATES]
     samples = lab.samples(wanted, name=name)
     return Contender(name, rate_names(), tuple(samples), (_chosen(config),) * len(samples))
 

@@ -116,9 +116,10 @@ def open_dataset(
         OSError: No such file.
     """
     if name in NETWORKS:
-        config = Config.of(model=NETWORKS[name], l21=0.0)
+        config = Config.of(model=NETWORKS[name], l21=0.0, fallback=False)
     elif name.endswith((".yaml", ".yml")):
         config = read_config(Path(name), {}).model_copy(update={"optimizer": OptimizerConfig(l21=0.0)})
+        config = config.replace(fallback=config.model.fallback)  # also with a target
         if data is None and config.data.log is not None:
             data, test = config.data.log, config.data.test
         name = Path(name).stem

@@ -249,6 +249,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     if values.get("optimizer.name", before.optimizer.name) != before.optimizer.name:  # whose rates these were
         values = {"optimizer.lr": None, "optimizer.network_lr": None, **values}
     content = with_values(content, {"data.test": None, **values})
+    content["decided"] = [key for key in before.decided if key not in values]
     config = checked(Config, content, "the command line")
     for key in _FIXED:
         section, name = key.split(".")

@@ -1,13 +1,13 @@
 """What a training run is made of, as people write it down: data, model, optimizer and training."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
@@ -17,7 +17,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_embedding
 from sparsegroup.training.compiled_network import WORTH_COMPILING
-from sparsegroup.training.defaults import RULES, SIZE, SIZES, LogFacts
+from sparsegroup.training.defaults import DECIDABLE, PER_LOG, RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
@@ -170,6 +170,12 @@ class TrackingConfig(StrictSettings):
 class Config(StrictSettings):
     """All settings of a run; checked when made.
 
+    Settings that are not given are decided for the log of a run, by `resolved_for`. Given and decided settings are kept
+    apart: `replace`, copies and files of a config that is not resolved leave open what is not given.
+
+    Attributes:
+        decided: Keys of the settings that `resolved_for` has decided; empty for a config that is not resolved.
+
     Examples:
         >>> from sparsegroup.training import Config
         >>> config = Config.of(model="dcn", lr=1e-2, l21=1e-3)
@@ -183,17 +189,27 @@ class Config(StrictSettings):
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
+    decided: tuple[str, ...] = ()
 
-    @model_validator(mode="before")
+    @field_validator("decided")
     @classmethod
-    def _for_a_size(cls, content: Any) -> Any:
-        """Where a size is asked for, fallback vectors are the default."""
-        if not isinstance(content, Mapping):
-            return content
-        optimizer, model = content.get("optimizer"), content.get("model", {})
+    def _are_settings(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [key for key in keys if key not in DECIDABLE]:
+            raise ValueError(f"there is no setting {unknown[0]!r} that a log decides")
+        return keys
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _for_a_size(cls, content: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """With a target size, fallback vectors are the default."""
+        optimizer, model = (
+            content.get(key, {}) if isinstance(content, Mapping) else {} for key in ("optimizer", "model")
+        )
         if not isinstance(optimizer, Mapping) or not isinstance(model, Mapping) or not targets_in(optimizer):
-            return content
-        return {**content, "model": {"fallback": True, **model}}
+            return check(content)
+        config = check({**content, "model": {"fallback": True, **model}})
+        config.model.model_fields_set.intersection_update(model)
+        return config
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -202,7 +218,7 @@ class Config(StrictSettings):
                 "optimizer.field_rates take memory for each row that model.max_table_bytes does not count: leave one "
                 "of them out"
             )
-        if self.training.patience and not self.training.validation and self._says("training.validation"):
+        if self.training.patience and not self.training.validation and self._is_given("training.validation"):
             raise ValueError("training.patience needs rows that are held out: give training.validation, such as 0.05")
         return self
 
@@ -219,36 +235,56 @@ class Config(StrictSettings):
     def replace(self, **settings: Any) -> Self:
         """This config with other values, by their short names.
 
+        `Config.of(a=1).replace(b=2)` is `Config.of(a=1, b=2)`. A resolved config keeps its decided values.
+
         Raises:
             SettingsError: As `of`.
         """
-        content = self.as_dict()
-        for key in RULES:  # what nobody has said stays open
+        values = _with_sections(settings)
+        content, sections = self.given(), self.as_dict()
+        for key in self.decided:
             section, name = key.split(".")
-            if not self._says(key):
-                del content[section][name]
-        return checked(type(self), with_values(content, _with_sections(settings)), "config")
+            content.setdefault(section, {})[name] = sections[section][name]
+        content["decided"] = _without(self.decided, values)
+        return checked(type(self), with_values(content, values), "config")
 
-    def _says(self, key: str) -> bool:
-        """Whether a setting of `RULES` was given, or decided on."""
+    def given(self) -> dict[str, Any]:
+        """Sections of the settings that were given, without the decided ones and the defaults."""
+        content: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"decided"})
+        for key in self.decided:
+            section, name = key.split(".")
+            content.get(section, {}).pop(name, None)
+        return {section: settings for section, settings in content.items() if settings}
+
+    def _is_given(self, key: str) -> bool:
         section, name = key.split(".")
         return section in self.model_fields_set and name in getattr(self, section).model_fields_set
 
     def resolved_for(self, log: Log) -> Self:
-        """This config with what was not said decided by the rules of `defaults`, for a run that begins on `log`.
+        """This config with the settings that are not given decided by the rules of `defaults` for `log`.
+
+        A config that is resolved already is returned unchanged.
 
         Raises:
-            SettingsError: What they say does not go with the other settings.
+            SettingsError: The decided values contradict the given ones.
+        """
+        if self.decided:
+            return self
+        facts, settings, content = LogFacts.of(log), self.as_dict(), self.given()
+        decided = [key for key in DECIDABLE if not self._is_given(key)]
+        values = {key: rule(facts, settings) for key, rule in RULES.items() if key in decided}
+        if not self.optimizer.model_fields_set & SIZES:
+            content["optimizer"] = {**SIZE, **content.get("optimizer", {})}
+        return checked(type(self), with_values(content, {**values, "decided": decided}), "config")
+
+    def resolved_again_for(self, log: Log) -> Self:
+        """This resolved config for another log that the same model is trained on next.
+
+        Settings in `defaults.PER_LOG` are decided again unless they were given; all others stay.
         """
         facts, settings = LogFacts.of(log), self.as_dict()
-        values = {key: rule(facts, settings) for key, rule in RULES.items() if not self._says(key)}
-        given = self.optimizer.model_fields_set
-        is_sized = bool(given & SIZES)
-        if not is_sized:  # what goes with a size is decided with it
-            settings["optimizer"] = {**SIZE, **{name: settings["optimizer"][name] for name in given}}
-            if not self._says("model.fallback"):
-                del settings["model"]["fallback"]
-        return checked(type(self), with_values(settings, values), "config") if values or not is_sized else self
+        values = {key: RULES[key](facts, settings) for key in PER_LOG if key in self.decided}
+        return checked(type(self), with_values({**settings, "decided": self.decided}, values), "config")
 
     def for_log(self, log: Log) -> Self:
         """This config with what was told of the columns of `log`, so that others are read as that one was."""
@@ -258,12 +294,17 @@ class Config(StrictSettings):
         return self.model_copy(update={"data": data})
 
     def as_dict(self) -> dict[str, Any]:
-        """Sections of settings, as files have them."""
-        return self.model_dump(mode="json", by_alias=True)
+        """Sections of all settings, given, decided and default ones."""
+        return self.model_dump(mode="json", by_alias=True, exclude={"decided"})
 
     def as_yaml(self) -> str:
-        """The text of a file of all settings."""
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+        """The text of a settings file: all settings of a resolved config, otherwise those that were given."""
+        content = self.given()
+        if self.decided:
+            content = {**self.as_dict(), "decided": list(self.decided)}
+            if self.data.log is not None:
+                del content["data"]["rows"]  # the size of a synthetic log
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
     def build(self, log: Log, process_group: dist.ProcessGroup | None = None) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
@@ -337,8 +378,12 @@ _NAMED = {
     "checkpoint.keep": "keep_checkpoints",
     "checkpoint.incremental": "incremental_checkpoints",
 }
-SHORT = {_NAMED.get(key, key.split(".")[-1]): key for key in keys_of(Config)}
+SHORT = {_NAMED.get(key, key.split(".")[-1]): key for key in keys_of(Config) if key != "decided"}
 """Short name of each setting → its key."""
+
+
+def _without(keys: Sequence[str], given: Container[str]) -> list[str]:
+    return [key for key in keys if key not in given]
 
 
 def _with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,7 +405,9 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
     content: dict[str, Any] = {}
     if path is not None:
         content = read_yaml(path)
-        checked(Config, content, str(path))  # by itself, so that what is wrong in it is said to be there
+        checked(Config, content, str(path))  # before the other values, so that an error names the file
+        if content.get("decided"):
+            content["decided"] = _without(content["decided"], values)
     return checked(Config, with_values(content, values), source)
 
 

@@ -1,7 +1,8 @@
-"""What a run trains with where nobody has said it: rules that go by the log.
+"""The settings that are decided for a log if they are not given.
 
-A setting that is given, in a file, by an option or in Python, is never changed. What the rules say is written into the
-run's `config.yaml` and its checkpoints, so that a resumed or continued run keeps it, whatever they say later.
+A setting that is given, in a file, by an option or in Python, is never changed. The decided values are written into the
+run's `config.yaml` and its checkpoints, so that a resumed run keeps them even if the rules change. A continued run
+keeps them too, except those in `PER_LOG`.
 """
 
 import math
@@ -83,4 +84,14 @@ RULES: Mapping[str, Callable[[LogFacts, Settings], Any]] = {
     "optimizer.schedule": lambda log, settings: "constant",
     "optimizer.warmup": lambda log, settings: 0.0,
 }
-"""Setting → what it is where nobody has said it."""
+"""Setting → its value if it is not given."""
+
+DECIDABLE = (
+    *RULES,
+    *(f"optimizer.{name}" for name in ("name", "lr", "l21", "penalty", *SIZE)),
+    "model.fallback",
+)
+"""Settings that a log decides: those of `RULES`, and the recipe that trains towards a size."""
+
+PER_LOG = ("training.batch_size", "training.shuffle_buffer")
+"""Settings that depend on the length of the log, so that a run that is continued on another log decides them again."""

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    field_validator,
+    model_validator,
+)
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -120,21 +128,12 @@ class OptimizerConfig(StrictSettings):
     least_features: int = Field(default=0, ge=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _without_mcp_gamma(cls, content: Any) -> Any:
-        """Older files have `mcp_gamma` beside the penalty."""
-        if not isinstance(content, Mapping) or "mcp_gamma" not in content:
-            return content
-        gamma = {"penalty": {"name": "mcp", "gamma": content["mcp_gamma"]}} if content.get("penalty") == "mcp" else {}
-        return {**{name: value for name, value in content.items() if name != "mcp_gamma"}, **gamma}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _for_a_target(cls, content: Any) -> Any:
-        """A target sets λ21, and what it is recommended with is taken where nothing else is asked for."""
+    def _for_a_target(cls, content: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """A target sets λ21, and the recommended recipe fills in what is not given. `model_fields_set` is what is."""
         if not isinstance(content, Mapping):
-            return content
+            return check(content)
         if content.get("field_rates") and content.get("target_rate") is None:
             raise ValueError(
                 "field_rates need target_rate beside them: the share of all other fields' features to keep"
@@ -143,7 +142,7 @@ class OptimizerConfig(StrictSettings):
             raise ValueError("least_features need target_rate beside them: the share of the features to keep")
         targets = targets_in(content)
         if not targets:
-            return content
+            return check(content)
         if len(targets) > 1:
             raise ValueError("target_rate and target_bytes exclude each other: give one")
         l21 = content.get("l21", DEFAULT_L21)
@@ -153,7 +152,9 @@ class OptimizerConfig(StrictSettings):
         if "name" not in given:
             rates = () if "lr" in given else ("lr", "network_lr")
             given = {name: RECOMMENDED_WITH_A_SIZE[name] for name in ("name", *rates)} | given
-        return {"penalty": "hard", **given, "l21": 0.0}
+        config = check({"penalty": "hard", **given, "l21": 0.0})
+        config.model_fields_set.intersection_update(content)
+        return config
 
     @field_validator("name", mode="before")
     @classmethod

@@ -120,6 +120,7 @@ class Session:
             config = config.resolved_for(log)
         else:
             run.columns.check(log)
+            config = config.resolved_again_for(log)
             if config.training.epochs > 1 and config.training.after_first_epoch == "reset":
                 raise SettingsError(
                     f"training.after_first_epoch: reset would undo, in the second epoch, what {run.folder} has learnt; "
