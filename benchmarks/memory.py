@@ -7,7 +7,6 @@ each in a process of its own:
     all           every feature keeps its row
     lasso         the paper's lasso at a constant λ21
     recipe        3 % asked for, `--target-rate .03 --lr 1e-3 --no-fallback`
-    packed        the recipe; dead features without a vector and in bfloat16, as `--pack-dead`
     unseen        the recipe; dead features that have not come for 500 steps lose their row
     admit_2, 5    the recipe; a row at the second, at the fifth sighting, counted in 64 MB
     admit_2_exact the same, counted exactly
@@ -54,7 +53,6 @@ def contenders(everything: float) -> dict[str, dict[str, Any]]:
     return {
         "lasso": {**PLAIN, "l21": 1e-4},
         "recipe": RECIPE,
-        "packed": {**RECIPE, "pack_dead": True},
         "unseen": {**RECIPE, "evict_unseen": UNSEEN},
         "admit_2_exact": {**RECIPE, "admit_after": 2},
         "admit_2": {**RECIPE, "admit_after": 2, "admit_sketch": SKETCH},

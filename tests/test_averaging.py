@@ -164,7 +164,7 @@ def test_a_model_that_lends_its_place_to_its_average_trains_on_as_if_it_had_not(
     assert_identical(run(True), run(False))
 
 
-@pytest.mark.parametrize("options", [{"pack_dead": True}, {"max_bytes": "8MB"}, {"fallback": True}], ids=str)
+@pytest.mark.parametrize("options", [{"max_bytes": "8MB"}, {"fallback": True}], ids=str)
 def test_tables_of_all_kinds_are_averaged(options):
     table = HashEmbedding(3, std=0.5, **options)
     optimizer, average = GroupAdam(param_groups(table, l21=0.3), lr=0.1), AveragedModel(table)

@@ -8,7 +8,6 @@ import pytest
 
 from command import Run
 from run_folders import state_of
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 
 ROWS = 20_000
 
@@ -133,23 +132,3 @@ def test_a_log_without_a_clock_has_no_ages_in_seconds(log: Path, tmp_path: Path,
     done = run("train", "--rows", 1_000, "--evict-unseen", "7d")
     assert done.returncode == 2
     assert "model.evict_unseen: 7d goes by the log's own clock, but synthetic has no column of times" in done.stderr
-
-
-def test_a_run_that_packs_dead_features_is_resumed_to_the_same_bits(log: Path, tmp_path: Path, run: Run) -> None:
-    options = (*OPTIONS, "--pack-dead", "--checkpoint-steps", 30, "--keep-checkpoints", 9)
-    for name in ("whole", "cut"):
-        done = run("train", log, *options, "--out", name)
-        assert done.returncode == 0, done.stderr
-    cut = tmp_path / "cut"
-    for late in sorted((cut / "checkpoints").iterdir())[3:]:
-        shutil.rmtree(late)
-    (cut / "summary.json").unlink()
-    last = CHECKPOINT.read(sorted((cut / "checkpoints").iterdir())[-1])
-    assert [facts.packed > 1000 for _, facts in last.tables.values()] == [True]
-    resumed = run("train", "--resume", "cut")
-    assert resumed.returncode == 0, resumed.stderr
-    assert state_of(tmp_path / "whole") == state_of(cut)
-    first, second = (summary_of(tmp_path / name) for name in ("whole", "cut"))
-    for name in ("features_seen", "live_rows", "table_bytes", "test"):
-        assert first[name] == second[name], name
-    assert first["test"]["auc"] > 0.8  # type: ignore[index]

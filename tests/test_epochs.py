@@ -147,18 +147,17 @@ class TestLaterEmbeddings:
         assert not same(after[1][1], after[2][1])
         assert all(parameter.requires_grad for parameter in model.parameters())
 
-    @pytest.mark.parametrize("pack_dead", [False, True])
-    def test_reset_ones_start_again_as_if_never_trained(self, log: MemoryLog, pack_dead: bool) -> None:
+    def test_reset_ones_start_again_as_if_never_trained(self, log: MemoryLog) -> None:
         """Their second epoch is the first one of a new table, beside the network that the first epoch has left."""
         keys = torch.from_numpy(log.keys[:2_000])
 
-        def parts(packs: bool) -> tuple[HashEmbedding, MLP, Trainer]:
+        def parts() -> tuple[HashEmbedding, MLP, Trainer]:
             torch.manual_seed(1)
-            table, network = new_embedding(4, pack_dead=packs), MLP(fields=3, dim=4, hidden=(8,))
+            table, network = new_embedding(4), MLP(fields=3, dim=4, hidden=(8,))
             optimizers = [GroupAdam(table.parameters(), lr=1e-2, l21=3e-3), torch.optim.SGD(network.parameters(), 0.1)]
             return table, network, Trainer(network, table, optimizers)
 
-        (table, network, trainer), (fresh, other, alone) = parts(pack_dead), parts(packs=False)
+        (table, network, trainer), (fresh, other, alone) = parts(), parts()
 
         def stream(epoch: int) -> Iterator[Batch]:
             if epoch:
@@ -167,11 +166,7 @@ class TestLaterEmbeddings:
                 other.load_state_dict(network.state_dict())
             return log.batches(0, 2_000, 500)
 
-        def pack() -> None:
-            if pack_dead:
-                table.table.pack_dead()
-
-        trainer.fit(stream, epochs=2, after_first_epoch="reset", after_epoch=pack)
+        trainer.fit(stream, epochs=2, after_first_epoch="reset")
         alone.fit(log.batches(0, 2_000, 500))
         assert 0 < table.num_live < table.num_rows
         assert torch.equal(table.lookup(keys), fresh.lookup(keys))

@@ -98,9 +98,7 @@ def test_any_number_of_ranks_reads_what_any_other_has_written(
         assert found_seen == seen
 
 
-@pytest.mark.parametrize(
-    "options", [{"admission": AfterSightings(2)}, {"pack_dead": True}, {"fallback": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"admission": AfterSightings(2)}, {"fallback": True}], ids=str)
 def test_what_else_a_table_knows_comes_along(options: dict[str, Any], tmp_path: Path, four_ranks: Ranks) -> None:
     _, seen = on(four_ranks, 3, written, tmp_path, 3, options, True)
     results = [on(four_ranks, count, read, tmp_path, count, options, True) for count in (0, 1, 2, 3, 4)]

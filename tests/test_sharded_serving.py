@@ -22,7 +22,7 @@ from sparsegroup.training.run_dir import CHECKPOINTS, config_of, last_checkpoint
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "one table": (),
-    "tables": ("--set", "model.dims={color: 2}", "--set", "model.pack_dead=true", "--set", "model.fallback=true"),
+    "tables": ("--set", "model.dims={color: 2}", "--set", "model.fallback=true"),
 }
 
 

@@ -47,7 +47,6 @@ def adam(parameters: Any, **arguments: Any) -> GroupOptimizer:
         {"admission": AfterSightings(2)},
         {"field_bits": 4, "fallback": True},
         {"reduction": "sum"},
-        {"pack_dead": True},
     ],
     ids=str,
 )

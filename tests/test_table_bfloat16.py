@@ -266,31 +266,6 @@ def test_a_limit_counts_the_narrow_rows_and_a_checkpoint_within_it_stays_whole(t
     assert torch.equal(table.keys, narrow.keys)
 
 
-def test_dead_rows_are_packed_and_come_back_as_they_were() -> None:
-    pair = []
-    for packs in (False, True):
-        table = HashEmbedding(5, std=0.1, pack_dead=packs)
-        optimizer = GroupAdam(table.parameters(), lr=0.05, l21=2.0, penalty="hard", state_dtype=BF16)
-        for t in range(4):
-            step(table, optimizer, lookup(t, 5))
-        optimizer.zero_grad()
-        if packs:
-            before = table.num_rows
-            table.table.pack_dead()
-            assert 5 < table.table.directory.num_packed < before
-        pair.append((table, optimizer))
-    (plain, its), (packing, other) = pair
-    states = [o.state_dict()["state"][0] for o in (its, other)]
-    for name in ("u", "exp_avg", "exp_avg_sq"):
-        one, two = (state[name][state["keys"].argsort()] for state in states)
-        assert torch.equal(one, two)
-    for optimizer in (its, other):
-        optimizer.param_groups[0]["l21"] = 0.3
-        optimizer.sweep()
-    assert plain.num_live == packing.num_live
-    torch.testing.assert_close(plain.lookup(KEYS), packing.lookup(KEYS))
-
-
 @pytest.mark.parametrize("dim", [3, 300])
 def test_a_sweep_leaves_what_the_closed_form_says(dim: int) -> None:
     """As of the float32 table of the same state, u to the nearest."""

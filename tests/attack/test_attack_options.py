@@ -153,7 +153,7 @@ MEANT = {
     "options": ("no option 'a'", "unexpected argument 'a'"),
 }
 """Other words than a setting's name by which one knows that it is meant."""
-FLAGS = {"fallback", "pack_dead"}
+FLAGS = {"fallback"}
 
 
 class Late(BaseException):

@@ -184,15 +184,6 @@ def train_command(
             show_default="no limit",
         ),
     ] = None,
-    pack_dead: Annotated[
-        bool | None,
-        typer.Option(
-            "--pack-dead/--no-pack-dead",
-            rich_help_panel="Size",
-            help="Keep dead features in half the bytes: no vector, and the optimizer's state in bfloat16.",
-            show_default="no",
-        ),
-    ] = None,
     batch_size: BatchSize = None,
     epochs: Epochs = None,
     validation: Validation = None,

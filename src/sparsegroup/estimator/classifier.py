@@ -49,7 +49,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model, dim, dims, hidden, dropout, network_options: The network, see `ModelConfig`. None, here and below, leaves
             a setting to the rules.
         number_buckets, attention, standardize, base_rate: What it makes of its inputs, see `ModelConfig`.
-        fallback, admit_after, admit_sketch, evict_unseen, max_table_bytes, pack_dead: Its table, see `ModelConfig`.
+        fallback, admit_after, admit_sketch, evict_unseen, max_table_bytes: Its table, see `ModelConfig`.
         optimizer, lr, network_lr, schedule, warmup, state_dtype, options: See `OptimizerConfig`.
         l1, l21, l2, norm, penalty: The regularizer, see `OptimizerConfig`.
         target_rate, target_bytes, field_rates, least_features: The size, see `OptimizerConfig`.
@@ -89,7 +89,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         admit_sketch: int | str | None = None,
         evict_unseen: int | str | None = None,
         max_table_bytes: int | str | None = None,
-        pack_dead: bool | None = None,
         number_buckets: int | None = None,
         attention: Mapping[str, str] | None = None,
         standardize: bool | None = None,
@@ -131,7 +130,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.admit_sketch = admit_sketch
         self.evict_unseen = evict_unseen
         self.max_table_bytes = max_table_bytes
-        self.pack_dead = pack_dead
         self.number_buckets = number_buckets
         self.attention = attention
         self.standardize = standardize

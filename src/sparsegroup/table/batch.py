@@ -284,7 +284,7 @@ sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
 
 class Scratch:
-    """Memory of `look_up` that is used again and again.
+    """Working memory of `look_up`, reused by the next lookup.
 
     Args:
         n: Keys.
@@ -293,9 +293,23 @@ class Scratch:
     """
 
     def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
-        self.seen = np.empty(1 << max(4, (2 * n - 1).bit_length()), np.int32)
+        self._seen = np.empty(slots_for(n), np.int32)
         self.distinct, self.hashes = np.empty((2, n), np.int64)
         self.vectors = np.empty((n, dim), dtype)
+
+    def seen_for(self, n: int) -> Any:
+        """The scratch table for `n` keys: no larger than they need, because each lookup clears all of it."""
+        return self._seen[: slots_for(n)]
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return int(self._seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.vectors.nbytes)
+
+
+def slots_for(n: int) -> int:
+    """Slots of the scratch table in which `n` keys are told apart: a power of 2, at least 2 n."""
+    return 1 << max(4, (2 * n - 1).bit_length())
 
 
 def distinct_of_many(keys: Any) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ class ByteBudget:
 
     Args:
         max_bytes: That are never exceeded.
+        scratch_bytes: Of these, for the working memory of lookups.
         directory: What it takes beside its index does not change.
         memory: Rows, whose parts may become more once.
 
@@ -28,9 +29,9 @@ class ByteBudget:
         ValueError: That is too little for 1,000 rows.
     """
 
-    def __init__(self, max_bytes: int, directory: Directory, memory: RowMemory) -> None:
+    def __init__(self, max_bytes: int, scratch_bytes: int, directory: Directory, memory: RowMemory) -> None:
         self.max_bytes = max_bytes
-        self._left = max_bytes - SLACK * BUCKET_BYTES - directory.fixed_bytes - memory.bytes(1)
+        self._left = max_bytes - scratch_bytes - SLACK * BUCKET_BYTES - directory.fixed_bytes - memory.bytes(1)
         if self.most_rows(memory) < _FEWEST:
             least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory)) + 1
             raise ValueError(f"max_bytes must be at least {least:,} for 1,000 rows of this table, got {max_bytes:,}")

@@ -12,7 +12,6 @@ from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.index import Index
 from sparsegroup.table.index_filter import keep_rows
-from sparsegroup.table.packed_rows import PackedRows
 from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_fields import RowFields, fields_of
 from sparsegroup.table.row_locations import Generation, Int64s
@@ -55,14 +54,13 @@ class Directory:
         estimate: Estimates how many keys have been seen; None: those that lost their row are remembered, so that they
             are not counted twice.
         uses: Knows when rows were used; None where nobody asks.
-        packed: Has room for dead rows that are set aside; None where that is not wanted.
         is_watched: Whether rows go by themselves, see `Generation`.
 
     Attributes:
         index: Key → row.
         dropped: Keys that had a row and lost it, ascending as uint64; some may have one again.
         waiting: Keys that were not admitted.
-        estimate, uses, packed: As above.
+        estimate, uses: As above.
         evicted: Rows that were dropped by themselves, by a policy that is asked now and then or for want of room.
         refused: How often a key would have got a row, had there been room.
         steps: The optimizer's, as far as anybody counts them.
@@ -81,7 +79,6 @@ class Directory:
         sketch_bytes: int | None = None,
         estimate: DistinctCount | None = None,
         uses: RowUses | None = None,
-        packed: PackedRows | None = None,
         is_watched: bool = False,
     ) -> None:
         self.max_rows = max_rows
@@ -89,7 +86,7 @@ class Directory:
         self.index = Index(huge_pages) if buckets is None else Index(huge_pages, buckets)
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.waiting = WaitingKeys(huge_pages) if sketch_bytes is None else SightingSketch(sketch_bytes)
-        self.estimate, self.uses, self.packed = estimate, uses, packed
+        self.estimate, self.uses = estimate, uses
         self.evicted = self.refused = self.steps = self.asked = self.lookups = 0
         self._is_watched = is_watched
         self.generation = Generation(is_watched)
@@ -102,20 +99,10 @@ class Directory:
         return self.index.num_keys
 
     @property
-    def num_packed(self) -> int:
-        """Keys whose row is set aside."""
-        return 0 if self.packed is None else self.packed.count
-
-    @property
-    def total_rows(self) -> int:
-        """Keys that have a row; those set aside count on from `num_rows`, in their order."""
-        return self.num_rows + self.num_packed
-
-    @property
     def num_seen(self) -> int:
         """Distinct keys that training has ever seen."""
         if self.estimate is not None:  # which may be below a number that was known
-            self._num_seen = max(self._num_seen, self.total_rows, self.estimate.total)
+            self._num_seen = max(self._num_seen, self.num_rows, self.estimate.total)
         return self._num_seen
 
     @property
@@ -132,22 +119,9 @@ class Directory:
         """Rows of `keys`, `ABSENT` where there is none."""
         return self.index.find(keys)
 
-    def find_anywhere(self, keys: Int64s) -> Int64s:
-        """As `find`, those of rows set aside among them: their places, counted on from `num_rows`."""
-        rows = self.find(keys)
-        if self.packed is not None and self.packed.count:
-            self.packed.close_gaps()
-            aside = self.packed.find(keys)
-            rows = np.where(aside != ABSENT, self.num_rows + aside, rows)
-        return rows
-
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
         return self.index.keys_of_rows(0, self.num_rows)
-
-    def all_keys(self) -> Int64s:
-        """Those of all rows, in the order of `total_rows`."""
-        return self.keys() if self.packed is None else np.concatenate([self.keys(), self.packed.keys()])
 
     def described(self, rows: Int64s) -> str:
         """The keys of some rows in words, the first few of many."""
@@ -180,7 +154,7 @@ class Directory:
     def keys_without_row(self) -> Int64s:
         """Keys that training has seen and that have no row now, as far as they are known: dropped, or not admitted."""
         known = np.union1d(self.dropped, self.waiting.keys().view(np.uint64)).view(np.int64)
-        return known[self.find_anywhere(known) == ABSENT] if len(known) else known
+        return known[self.find(known) == ABSENT] if len(known) else known
 
     # Coming
 
@@ -211,9 +185,9 @@ class Directory:
         else:
             known = len(self.dropped) or self.estimate is not None
             decision = Admission(count, keys() if known else None, again=again)
-        if self.total_rows + decision.count > self.max_rows:
+        if self.num_rows + decision.count > self.max_rows:
             raise RuntimeError(
-                f"the table is full: max_rows={self.max_rows:,}, it has {self.total_rows:,} rows and this lookup "
+                f"the table is full: max_rows={self.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
                 f"brings {decision.count:,} new keys; none was inserted"
             )
         places = decision.count if room is None else room(decision.count)
@@ -284,27 +258,14 @@ class Directory:
         Returns:
             Keys and former rows of the others.
         """
-        gone, rows = self.take_out(kept)
-        self._drop(gone)
-        return gone, rows
-
-    def take_out(self, kept: Bools) -> tuple[Int64s, Int64s]:
-        """As `keep`, but the keys of the others do not count as dropped."""
         gone, rows = keep_rows(self.index, kept)
         if self.uses is not None:
             self.uses.keep(kept)
         if self.row_fields is not None:
             self.row_fields.keep(kept)
         self.renumber()
-        return gone, rows
-
-    def keep_packed(self, kept: Bools) -> Int64s:
-        """Keep the rows set aside that the mask `[num_packed]` names; gives the keys of the others, now dropped."""
-        if self.packed is None or kept.all():
-            return np.zeros(0, np.int64)
-        gone = self.packed.keep(kept)
         self._drop(gone)
-        return gone
+        return gone, rows
 
     def give_back(self) -> None:
         """Give memory back that the index has no use for any more, if it is much."""
@@ -379,9 +340,9 @@ class Directory:
     def count_seen(self, total: int | None = None) -> None:
         """Set how many distinct keys have ever been seen; None counts those that are known."""
         if self.estimate is None:
-            self._num_seen = self.total_rows + len(self.keys_without_row()) if total is None else total
+            self._num_seen = self.num_rows + len(self.keys_without_row()) if total is None else total
         else:
-            self.estimate.add(self.all_keys())
+            self.estimate.add(self.keys())
             self._num_seen = total or 0
 
     def forget(self) -> None:

@@ -60,11 +60,6 @@ class HashEmbedding(TableCounts, nn.Module):
             estimate, within .8 % (1.6 % of each field's, with `field_bits`), and sightings are counted in a sketch.
         ranking: With `max_bytes`, which rows go first, see `RankingPolicy`. None: dead ones, then those that came least
             often (`LeastOftenUsed`).
-        pack_dead: Keep dead rows that do not come all the time without their weights, and u and the optimizer's state
-            in bfloat16, rounded stochastically: less than half the bytes of a live row, of which `memory` tells as
-            `packed`. A row gets its place again when training looks it up, and when a sweep brings it back to life; in
-            evaluation mode it gets no gradient. Rows are packed by themselves, between two steps. For float32 on the
-            CPU, without `max_bytes` and without policies that have a `unit`.
         fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
             live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
             dead row's key still counts for the row. In training it also stands in for new keys, in the batch that they
@@ -125,7 +120,6 @@ class HashEmbedding(TableCounts, nn.Module):
         eviction: EvictionPolicy | None = None,
         max_bytes: int | str | None = None,
         ranking: RankingPolicy | None = None,
-        pack_dead: bool = False,
         fallback: bool = False,
         per_rank: bool = False,
         process_group: dist.ProcessGroup | None = None,
@@ -148,7 +142,6 @@ class HashEmbedding(TableCounts, nn.Module):
             eviction=eviction,
             max_bytes=max_bytes,
             ranking=ranking,
-            pack_dead=pack_dead,
             device=device,
             dtype=dtype,
         )
@@ -160,7 +153,7 @@ class HashEmbedding(TableCounts, nn.Module):
         else:
             if per_rank:
                 raise ValueError("a table lies on the ranks of its process_group, or each has its own by per_rank")
-            shards = self.table.ranks = Shards(process_group, reduction, wire_dtype)
+            shards = self.table.ranks = Shards(process_group, reduction, wire_dtype, config.scratch_bytes)
             self.across = ShardedLookup(self.table, shards, begins_dead=fallback)
         self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
         if self.across is not None and (part := self.across.shards.part).name:

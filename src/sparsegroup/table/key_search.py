@@ -176,7 +176,7 @@ def run_search(
         finds,
         out is not None,
         search.keys,
-        scratch.seen,
+        scratch.seen_for(n),
         scratch.distinct,
         scratch.hashes,
         search.inverse,

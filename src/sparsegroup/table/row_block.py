@@ -79,13 +79,8 @@ class RowBlock:
 
 
 def blocks(memory: RowView, directory: Directory) -> Iterator[tuple[int, RowBlock]]:
-    """All rows of a table, some at a time, each time with the number of the first one; packed ones come last."""
+    """All rows of a table, some at a time, each time with the number of the first one."""
     count = directory.num_rows
     keys = cache(directory.keys)
     for first in range(0, count, ROWS_AT_A_TIME):
         yield first, RowBlock(memory, keys, directory.uses, first, min(first + ROWS_AT_A_TIME, count))
-    packed = directory.packed
-    if packed is not None:
-        keys = cache(packed.keys)
-        for first in range(0, packed.count, ROWS_AT_A_TIME):
-            yield count + first, RowBlock(packed, keys, None, first, min(first + ROWS_AT_A_TIME, packed.count))

@@ -14,7 +14,6 @@ from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.key_search import KeySearch, LookAhead
-from sparsegroup.table.packing import bring_back
 from sparsegroup.table.row_locations import Int64s, RowLocations
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_storage import RowStorage
@@ -48,6 +47,7 @@ class RowLookup:
         starts: Where new rows start.
         on_used: Called with rows when it is noted that they were used.
         budget: Limits the bytes, where they are limited.
+        scratch_bytes: Working memory that is kept for the next lookup, at most.
     """
 
     def __init__(
@@ -57,7 +57,10 @@ class RowLookup:
         starts: RowStarts,
         on_used: Callable[[Int64s], None],
         budget: ByteBudget | None = None,
+        *,
+        scratch_bytes: int,
     ) -> None:
+        self._scratch_bytes = scratch_bytes
         self._on_used = on_used
         self._directory = directory
         self._storage = storage
@@ -74,18 +77,31 @@ class RowLookup:
             RuntimeError: `max_rows` would be exceeded; nothing has changed.
             MemoryError: The system has no more; nothing has changed.
         """
-        if len(keys) <= CHUNK:
-            search = KeySearch(keys)
-            self._find(search, admission, fetch=True, again=again)
-        else:
-            search = self._search_many(keys, admission, again=again)
-        return self._vectors(search)
+        try:
+            if len(keys) <= CHUNK:
+                search = KeySearch(keys)
+                self._find(search, admission, fetch=True, again=again)
+            else:
+                search = self._search_many(keys, admission, again=again)
+            return self._vectors(search)
+        finally:
+            self._drop_scratch()
+
+    @property
+    def nbytes(self) -> int:
+        """Working memory that is kept for the next lookup."""
+        return self._scratch.nbytes
+
+    def _drop_scratch(self) -> None:
+        if self._scratch.nbytes > self._scratch_bytes:
+            self._scratch = batch.Scratch(0, self._starts.dim, self._starts.dtype)
 
     def run_ahead(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> None:
         """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
         with suppress(Exception):
             self._find(ahead.search, admission, fetch=False, alone=True)
             ahead.end(self._directory.generation, self._directory.num_rows)
+        self._drop_scratch()
 
     def fetch(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> Found:
         """What `look_up` gives, of keys that have been looked up ahead."""
@@ -127,28 +143,14 @@ class RowLookup:
         if len(self._scratch.distinct) < n:
             self._scratch = batch.Scratch(n, starts.dim, starts.dtype)
         self._storage.find(search, self._directory.index, self._scratch, fetch=fetch, alone=alone)
-        if search.absent and admission is not None and self._directory.num_packed:
-            self._bring_back(search)
         if search.absent and admission is not None:
             self._insert(search, admission, again)
         self._note_use(array_of(search.distinct_rows), admission, again)
-
-    def _bring_back(self, search: KeySearch) -> None:
-        """Give their row again to those of the search's keys whose row is packed; their vectors are zero."""
-        rows = array_of(search.distinct_rows)
-        places = np.flatnonzero(rows == ABSENT)
-        rows[places] = bring_back(self._directory, self._storage, self._scratch.distinct[places])
-        found = places[rows[places] != ABSENT]
-        self._scratch.vectors[found] = 0
-        search.count_given(len(found))
 
     def _search_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, again: bool) -> KeySearch:
         directory = self._directory
         distinct, inverse = batch.distinct_of_many(keys)
         rows = directory.find(distinct)
-        if admission is not None and directory.num_packed:
-            bring_back(directory, self._storage, distinct[rows == ABSENT])
-            rows = directory.find(distinct)
         new, before = distinct[rows == ABSENT], directory.num_rows
         if admission is not None and len(new):
             decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=again)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sparsegroup.table import packing
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.row_block import ROWS_AT_A_TIME
 from sparsegroup.table.row_storage import WEIGHT
@@ -13,11 +12,7 @@ from sparsegroup.table.table import Table
 
 
 def restart_tables(tables: Sequence[HashEmbedding], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay.
-
-    Raises:
-        MemoryError: See `restart_rows`.
-    """
+    """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay."""
     for optimizer in optimizers:
         optimizer.zero_grad()
     for table in tables:
@@ -28,19 +23,15 @@ def restart_tables(tables: Sequence[HashEmbedding], optimizers: Sequence[torch.o
 
 
 def restart_rows(table: Table) -> None:
-    """Give all rows the vectors that they started from; packed ones get their place again.
+    """Give all rows the vectors that they started from.
 
     Which keys have rows, and which have been seen and when, stays as it is. So does the optimizer's state in the rows,
     until one that has dropped its state of the table takes a step: it starts afresh.
 
     Args:
         table: No gradient may be pending.
-
-    Raises:
-        MemoryError: There is no room for rows that were packed; nothing has changed.
     """
     with table.at_rest():
-        packing.bring_all_back(table.directory, table.storage)
         table.track(None)
         count = table.directory.num_rows
         for first in range(0, count, ROWS_AT_A_TIME):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import packing
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
@@ -155,8 +154,6 @@ class RowSteps:
         """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
         parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
         with self._pending.lock, self._pending:
-            if self.claim is not claim or tuple(parts) != self._storage.state_names:
-                packing.bring_all_back(self._directory, self._storage)
             count = self._directory.num_rows
             if self.claim is not claim:
                 self.changes = None
@@ -181,7 +178,7 @@ class RowSteps:
             if self.claim is not request.claim:
                 return np.empty(0)
             self.lay_out(request.claim, request.initial, True, request.state_dtype)
-            return packing.critical_l21(self._config, self._directory, self._storage, rows, request)
+            return self._storage.critical_l21(rows, self._directory.num_rows, request)
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -191,8 +188,6 @@ class RowSteps:
                 self.lay_out(request.claim, request.initial, True, request.state_dtype)
                 count, lambdas = self._directory.num_rows, self._lambdas(request)
                 self.mark(self._storage.sweep(count, request, drops=drops, lambdas=lambdas))
-                if packing.sweep(self._config, self._directory, self._storage, request, drops=drops):
-                    self.track(None)
 
     # By field
 
@@ -256,8 +251,3 @@ class RowSteps:
         if self.changes is not None:  # where keys are known one by one, those that came and went are to be told, too
             told = rows < self.changes.known if self._directory.estimate is not None else slice(None)
             self.changes.keep(kept, gone[told])
-
-    def forget(self, keys: Int64s) -> None:
-        """Rows of `keys` that were packed do not stay."""
-        if self.changes is not None and len(keys):
-            self.changes.keep(np.ones(self.changes.known, np.bool_), keys)

@@ -4,7 +4,6 @@ from sparsegroup.table.admission import EveryKey
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.host_storage import HostStorage
-from sparsegroup.table.packed_rows import PackedRows
 from sparsegroup.table.row_storage import RowStorage
 from sparsegroup.table.row_uses import RowUses
 from sparsegroup.table.table_config import TableConfig
@@ -40,6 +39,5 @@ def new_directory(config: TableConfig, buckets: int | None = None) -> Directory:
         sketch_bytes=sketch_bytes,
         estimate=DistinctCount(config.field_bits) if estimates else None,
         uses=None if config.unit is None else RowUses(config.unit == "steps"),
-        packed=PackedRows(config.dim, config.huge_pages) if config.pack_dead else None,
-        is_watched=config.pack_dead or config.max_bytes is not None or hasattr(config.eviction, "every"),
+        is_watched=config.max_bytes is not None or hasattr(config.eviction, "every"),
     )

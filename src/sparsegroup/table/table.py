@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim.stored import Claim, FieldSample, RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import key_search, packing, table_average
+from sparsegroup.table import key_search, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
@@ -30,6 +30,7 @@ from sparsegroup.table.sharded.shards import Shards
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig, check_fields
 from sparsegroup.table.table_inspection import TableInspection
+from sparsegroup.table.table_report import TableMemory, memory_of
 from sparsegroup.table.table_snapshot import TableSnapshot
 from sparsegroup.table.upkeep import Upkeep, kept_rows
 
@@ -65,7 +66,9 @@ class Table(TableInspection):
         self.directory, self.storage = directory, storage
         on_step, budget = partial(self._upkeep.note_step, directory), self._upkeep.budget
         self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, budget, claim)
-        self._lookup = RowLookup(directory, storage, self.starts, self._steps.mark, budget)
+        self._lookup = RowLookup(
+            directory, storage, self.starts, self._steps.mark, budget, scratch_bytes=self.config.scratch_bytes
+        )
 
     # Lookup
 
@@ -227,13 +230,6 @@ class Table(TableInspection):
             self._pending.check_process("shrink the table")
             return self._keep(kept_rows(self.config.eviction, self.rows, self.directory))
 
-    def pack_dead(self) -> None:
-        """Set all dead rows aside. No gradient may come for rows as they are."""
-        with self._pending.lock, self._pending:
-            self._steps.track(None)
-            packing.pack_dead(self.directory, self.storage)
-            self._upkeep.fit_index(self.directory, self.rows)
-
     def set_time(self, seconds: int) -> None:
         """See `HashEmbedding`."""
         with self._pending.lock, self._pending:
@@ -249,22 +245,17 @@ class Table(TableInspection):
                 kept = self._upkeep.kept(self.directory, self.rows)
                 self.directory.count_evicted(0 if kept is None else self._keep(kept))
                 self._upkeep.keep_limit(self.directory, self.rows)
-                if self._upkeep.packs(self.directory, self.storage):
-                    self.pack_dead()
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
-        """Keep the rows of the mask `[total_rows]`; the keys of the others count as dropped. Gives how many."""
+        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
         if kept.all():
             return 0
-        kept, kept_packed = np.split(kept, [self.directory.num_rows])
-        packed = self.directory.keep_packed(kept_packed)
-        self._steps.forget(packed)
         gone, rows = self.directory.keep(kept)
         self._steps.keep(kept, gone, rows)
         self.rows.compact(kept)
         self._upkeep.fit_index(self.directory, self.rows)
         self.storage.recount(self.directory.num_rows)
-        return len(gone) + len(packed)
+        return len(gone)
 
     # Content
 
@@ -300,6 +291,12 @@ class Table(TableInspection):
         if average is not self:
             self.adopt(average, None)
 
+    def memory(self) -> TableMemory:
+        """Bytes of index, rows, dropped keys and working memory."""
+        with self._pending.lock, self._pending:
+            scratch = self._lookup.nbytes + (0 if self.ranks is None else self.ranks.nbytes)
+            return memory_of(self.directory, self.rows, scratch)
+
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
         with self._pending.lock, self._pending:
@@ -314,7 +311,6 @@ class Table(TableInspection):
         with self._pending.lock, self._pending:
             self._pending.check_process("load a table")
             self._steps.track(None)
-            packing.bring_all_back(self.directory, self.storage)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
             self._upkeep.check_room(len(snapshot.keys), self.rows)
@@ -357,4 +353,4 @@ class Table(TableInspection):
         self.storage.lay_out(state["initial"], 0, state.get("state_dtype"))
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["claim"])
-        self.ranks = state.get("ranks")  # there were none of tables that were pickled before
+        self.ranks = state["ranks"]

@@ -17,6 +17,8 @@ from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPoli
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sighting_sketch import HIGHEST
 
+_SCRATCH = 64 << 20
+
 
 @dataclass(frozen=True)
 class TableConfig:
@@ -38,9 +40,13 @@ class TableConfig:
     eviction: EvictionPolicy
     max_bytes: int | None
     ranking: RankingPolicy
-    pack_dead: bool
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Working memory that is kept from one lookup to the next, at most: of lookups, and of exchanges of ranks."""
+        return _SCRATCH if self.max_bytes is None else min(_SCRATCH, self.max_bytes // 64)
 
     @property
     def unit(self) -> Unit | None:
@@ -63,7 +69,6 @@ def checked_config(
     eviction: EvictionPolicy | None,
     max_bytes: int | str | None,
     ranking: RankingPolicy | None,
-    pack_dead: bool,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> TableConfig:
@@ -98,8 +103,6 @@ def checked_config(
         raise ValueError(f"dim must be <= {runtime.WIDEST_ROW:,} on {place}, got {dim:,}")
     if dtype not in known:
         raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
-    if pack_dead:
-        _check_pack_dead(place, dtype, eviction, max_bytes)
     return TableConfig(
         dim=dim,
         std=float(std),
@@ -116,7 +119,6 @@ def checked_config(
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,
         device=place,
-        pack_dead=bool(pack_dead),
         on_device=on_device,
     )
 
@@ -135,27 +137,10 @@ def check_fields(config: TableConfig, fields: Iterable[int], where: str) -> None
             f"λ21 by field takes memory for each row that max_bytes={config.max_bytes:,} does not count ({where}): "
             "leave one of them out"
         )
-    if config.pack_dead:
-        raise ValueError(f"λ21 by field does not go together with pack_dead=True ({where}): leave one of them out")
     if unknown := [field for field in fields if field >> config.field_bits]:
         raise ValueError(
             f"a HashEmbedding with field_bits={config.field_bits} has the fields 0 to {(1 << config.field_bits) - 1}, "
             f"there is no field {unknown[0]} ({where})"
-        )
-
-
-def _check_pack_dead(
-    place: torch.device, dtype: torch.dtype, eviction: EvictionPolicy | None, max_bytes: int | str | None
-) -> None:
-    """Raise ValueError where dead rows cannot be packed."""
-    if place.type != "cpu" or runtime.serves(place) or dtype != torch.float32:
-        raise ValueError(f"pack_dead=True needs a table of float32 in the host's memory, got {dtype} on {place}")
-    if max_bytes is not None:
-        raise ValueError("pack_dead=True cannot be combined with max_bytes: give one of them")
-    if getattr(eviction, "unit", None) is not None:
-        raise ValueError(
-            f"pack_dead=True cannot be combined with {type(eviction).__name__}, which asks when rows were seen: that "
-            "is not kept of packed rows"
         )
 
 

@@ -5,8 +5,6 @@ the optimizer's state, in the order of `parts`. What policies know of keys and r
 `directory_notes`. Reading it (`table_reading`) drops the rows of the one and sets those of the other, so that all rows
 are nothing but the changes since the table was empty. Rows keep their order and with it their numbers. A table on
 several ranks is one such file of each.
-
-Packed rows come last where all rows are written, as any other; changes hold none, and what they hold is not packed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +54,6 @@ class TableFacts:
         skipped_rows: See `HashEmbedding`.
         buckets: How many the index has: they say when it grows.
         written: Rows in this file.
-        packed: How many of the table's rows are packed.
         rank: Whose part of the table it is, where it lies on several; all of it is told of that part. None: the whole.
         state: In which u and the optimizer's state lie in memory; None for the dtype of the arithmetic. In the file all
             parts are of one dtype.
@@ -74,7 +71,6 @@ class TableFacts:
     skipped_rows: Count
     buckets: Count
     written: Count
-    packed: Count = 0
     rank: Count | None = None
     state: Literal["bfloat16"] | None = None
 
@@ -89,7 +85,6 @@ class TableFacts:
             skipped_rows=table.skipped_rows,
             buckets=table.directory.index.buckets,
             written=written,
-            packed=table.directory.num_packed,
             rank=None if table.ranks is None else table.ranks.rank,
             state="bfloat16" if table.rows.state_dtype == torch.bfloat16 else None,
         )
@@ -103,10 +98,8 @@ class TableFacts:
         """Raise ValueError, whose message begins with the field, unless there can be a table of which this is said."""
         if self.rows > self.seen:
             raise ValueError(f"seen: {self.seen:,} keys cannot have {self.rows:,} rows")
-        if self.packed > self.rows:
-            raise ValueError(f"packed: {self.packed:,} of {self.rows:,} rows")
-        if not self.buckets or self.rows - self.packed > _KEYS_PER_BUCKET * self.buckets:
-            raise ValueError(f"buckets: {self.buckets:,} cannot hold {self.rows - self.packed:,} keys")
+        if not self.buckets or self.rows > _KEYS_PER_BUCKET * self.buckets:
+            raise ValueError(f"buckets: {self.buckets:,} cannot hold {self.rows:,} keys")
         for name, value in self.parts.items():
             if name == WEIGHT or abs(value) > _LARGEST:
                 raise ValueError(f"parts.{name}: cannot be a part of new rows, with the value {value:g}")
@@ -138,21 +131,15 @@ def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
     Raises:
         OSError: The disk is full, say.
     """
-    rows, directory, count, packed = table.rows, table.directory, table.directory.num_rows, table.directory.packed
+    rows, directory, count = table.rows, table.directory, table.directory.num_rows
     notes = directory.notes()
     with _writer(rows, path, table.num_rows, directory.dropped, notes) as file:
         at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
         for first in range(0, count, at_a_time):
             file.write(directory.index.keys_of_rows(first, min(first + at_a_time, count)))
-        if packed is not None:
-            for keys in packed.key_blocks(at_a_time):
-                file.write(keys)
         file.write(directory.dropped)
         for block in rows.blocks(count):
             file.write(block)
-        if packed is not None:
-            for values in packed.blocks():
-                file.write(values)
         _write_notes(file, notes)
     return file.facts, TableFacts.of(table, table.num_rows)
 

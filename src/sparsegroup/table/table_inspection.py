@@ -12,7 +12,7 @@ from sparsegroup.table.row_block import ROWS_AT_A_TIME
 from sparsegroup.table.row_locations import Int64s
 from sparsegroup.table.row_storage import Floats, RowMemory, RowStorage
 from sparsegroup.table.table_config import TableConfig
-from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
+from sparsegroup.table.table_report import FieldCount, count_fields
 
 
 class TableInspection:
@@ -37,9 +37,9 @@ class TableInspection:
 
     @property
     def num_rows(self) -> int:
-        """Rows, live or not, packed or not."""
+        """Rows, live or not."""
         with self._pending.lock, self._pending:
-            return self.directory.total_rows
+            return self.directory.num_rows
 
     @property
     def num_live(self) -> int:
@@ -84,9 +84,9 @@ class TableInspection:
         return self.storage.state_names
 
     def find(self, keys: Int64s) -> Int64s:
-        """Rows of `keys`, `ABSENT` where there is none; packed ones count on behind the others."""
+        """Rows of `keys`, `ABSENT` where there is none."""
         with self._pending.lock, self._pending:
-            return self.directory.find_anywhere(keys)
+            return self.directory.find(keys)
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time."""
@@ -106,8 +106,3 @@ class TableInspection:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
         with self._pending.lock, self._pending:
             return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
-
-    def memory(self) -> TableMemory:
-        """Bytes of index, rows and dropped keys."""
-        with self._pending.lock, self._pending:
-            return memory_of(self.directory, self.rows)

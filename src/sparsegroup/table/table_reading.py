@@ -71,8 +71,8 @@ def read_table(config: TableConfig, chain: Sequence[Sequence[TablePart]], wanted
     """
     parts = [[part for part in level if part.meets(wanted)] for level in chain]
     reader = _Reader(config, wanted, parts)
-    for number, level in enumerate(parts):
-        reader.take(level, begins=number == 0)
+    for level in parts:
+        reader.take(level)
     return reader.table(parts[-1])
 
 
@@ -87,15 +87,13 @@ class _Reader:
             buckets = Index.buckets_for(sum(part.likely_rows(wanted) for part in levels[-1]))
         self._directory, self._storage = new_directory(config, buckets), new_storage(config)
         self._rows: dict[int | None, int] = {}
-        self._packed: dict[int | None, int] = {}
 
     def table(self, last: Sequence[TablePart]) -> Table:
         """All that was read, as the facts of the last files have it."""
         directory, storage, is_whole = self._directory, self._storage, self._is_whole(last)
         least = Index.buckets_for(directory.num_rows)
         said = sum(part.facts.sensible_buckets for part in last) if is_whole else 0
-        needs_least = not is_whole or any(part.facts.packed for part in last)
-        directory.set_buckets(max(said, least if needs_least else 0))
+        directory.set_buckets(said if is_whole else least)
         directory.count_seen(sum(part.facts.seen for part in last) if is_whole else None)
         storage.recount(directory.num_rows)
         storage.count_skipped(sum(part.facts.skipped_rows for part in last if part.buckets.start in self._wanted))
@@ -104,8 +102,8 @@ class _Reader:
     def _is_whole(self, level: Sequence[TablePart]) -> bool:
         return all(part.is_within(self._wanted) for part in level)
 
-    def take(self, level: Sequence[TablePart], *, begins: bool) -> None:
-        """Take over what one checkpoint's files hold; `begins`: the first's."""
+    def take(self, level: Sequence[TablePart]) -> None:
+        """Take over what one checkpoint's files hold."""
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(part.path, "numpy")) for part in level]
             for part, file in zip(level, files, strict=True):
@@ -114,7 +112,7 @@ class _Reader:
             joined = joined_notes(notes)
             self._directory.set_notes(joined)
             for part, file, its in zip(level, files, notes, strict=True):
-                self._take(part, file, {**its, **joined}, begins=begins)
+                self._take(part, file, {**its, **joined})
 
     def _check(self, part: TablePart, file: Any) -> None:
         """Raise ValueError unless the file holds what could be rows of the table."""
@@ -128,42 +126,29 @@ class _Reader:
         if rows != [facts.written, 1 + len(facts.parts), config.dim]:
             raise ValueError(f"{path}: rows of shape {rows} do not fit the manifest")
 
-    def _take(self, part: TablePart, file: Any, notes: Mapping[str, npt.NDArray[Any]], *, begins: bool) -> None:
+    def _take(self, part: TablePart, file: Any, notes: Mapping[str, npt.NDArray[Any]]) -> None:
         facts, directory = part.facts, self._directory
         keys, rows = file.get_slice("keys"), file.get_slice("rows")
-        before = directory.total_rows, directory.num_packed
+        before = directory.num_rows
         self._drop(file.get_tensor("dropped"), part)
         self._storage.lay_out(facts.parts, directory.num_rows, facts.state_dtype)
-        aside = facts.packed if begins and directory.packed is not None else 0
-        if aside > facts.written:
-            raise ValueError(
-                f"{part.path}: {facts.written:,} rows, of which the manifest says that {aside:,} are packed"
-            )
         is_whole = part.is_within(self._wanted)  # else it cannot be told how many of its rows are wanted
-        known = self._rows.get(facts.rank, 0) + directory.total_rows - before[0]
+        known = self._rows.get(facts.rank, 0) + directory.num_rows - before
         if is_whole and facts.rows > known + facts.written:
             raise ValueError(f"{part.path}: {facts.written:,} rows cannot make {facts.rows:,} of {known:,}")
-        packed = self._packed.get(facts.rank, 0) + directory.num_packed - before[1]
-        room = facts.rows - known + packed - (0 if directory.packed is None else facts.packed)
+        room = facts.rows - known
         if is_whole:
             self._storage.rows.reserve(directory.num_rows + max(0, room))
-        self._take_rows(part, keys, rows, facts.written - aside, room if is_whole else facts.rows, notes)
-        if aside:
-            self._take_packed(part, keys, rows, slice(facts.written - aside, facts.written))
-        self._count(part, directory.total_rows - before[0], directory.num_packed - before[1])
+        self._take_rows(part, keys, rows, facts.written, room if is_whole else facts.rows, notes)
+        self._count(part, directory.num_rows - before)
 
-    def _count(self, part: TablePart, rows: int, packed: int) -> None:
-        """So many rows more are there of who wrote a part, and are packed. Raises ValueError if that cannot be."""
+    def _count(self, part: TablePart, rows: int) -> None:
+        """Add `rows` to those of the rank that wrote a part. Raises ValueError if they are not those of its facts."""
         facts, rank = part.facts, part.facts.rank
         self._rows[rank] = self._rows.get(rank, 0) + rows
-        self._packed[rank] = self._packed.get(rank, 0) + packed
-        said = facts.rows, 0 if self._directory.packed is None else facts.packed
-        found = self._rows[rank], self._packed[rank]
-        if (found != said) if part.is_within(self._wanted) else any(map(int.__gt__, found, said)):
-            raise ValueError(
-                f"{part.path}: {found[0]:,} rows, {found[1]:,} of them packed; the manifest says "
-                f"{said[0]:,} and {said[1]:,}"
-            )
+        found = self._rows[rank]
+        if (found != facts.rows) if part.is_within(self._wanted) else (found > facts.rows):
+            raise ValueError(f"{part.path}: {found:,} rows; the manifest says {facts.rows:,}")
 
     def _drop(self, dropped: Int64s, part: TablePart) -> None:
         if dropped.ndim != 1:
@@ -174,8 +159,6 @@ class _Reader:
         if not kept.all():
             directory.keep(kept)
             self._storage.rows.compact(kept)
-        if directory.packed is not None:
-            directory.packed.forget(np.unique(dropped))
         directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
 
     def _mask(self, keys: Int64s, part: TablePart) -> Bools:
@@ -210,16 +193,13 @@ class _Reader:
                 some = keys[piece]
                 mask = self._mask(some, part)
                 some = some[mask]
-                if directory.packed is not None:
-                    directory.packed.forget(some)
                 numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
                 new = numbers == ABSENT
                 came = int(new.sum())
                 came_all += came
                 if came_all > room:  # before anything is written where there is no memory
                     raise ValueError(
-                        f"{part.path}: {came_all:,} rows or more that are new; the manifest says {facts.rows:,}, "
-                        f"{facts.packed:,} of them packed"
+                        f"{part.path}: {came_all:,} rows or more that are new; the manifest says {facts.rows:,}"
                     )
                 memory.reserve(directory.num_rows + came)
                 numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
@@ -233,20 +213,3 @@ class _Reader:
                 directory.set_uses(its, numbers)
                 values = rows[piece]
                 write(memory.write_whole, numbers, values[mask].reshape(len(some), values.shape[1] * values.shape[2]))
-
-    def _take_packed(self, part: TablePart, keys: Any, rows: Any, where: slice) -> None:
-        directory, packed, memory = self._directory, self._directory.packed, self._storage.rows
-        assert packed is not None
-        packed.lay_out(part.facts.parts)
-        packed.reserve(packed.count + where.stop - where.start)
-        for piece in pieces(where.stop - where.start, memory):
-            piece = slice(where.start + piece.start, where.start + piece.stop)
-            some, values = keys[piece], rows[piece]
-            mask = self._mask(some, part)
-            some, values = some[mask], values[mask]
-            if values[:, 0].any() or (directory.find(some) != ABSENT).any():
-                raise ValueError(f"{part.path}: a packed row is not dead, or its key has another row")
-            try:
-                packed.add(some, values.reshape(len(some), rows.get_shape()[1] * rows.get_shape()[2]), directory.steps)
-            except ValueError as error:
-                raise ValueError(f"{part.path}: {error}") from error

@@ -23,20 +23,20 @@ class TableMemory:
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
             and of rows, when they were used, where a policy asks for that.
+        scratch: Working memory of lookups that is kept for the next one: 64 MiB at most, 1/32 of `max_bytes` at most.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × what such a part takes.
-        packed: What dead rows take that are packed, their index included; they are not in the others.
     """
 
     index: int
     rows: int
     dropped: int
     parts: Mapping[str, int]
-    packed: int = 0
+    scratch: int = 0
 
     @property
     def total(self) -> int:
         """All that is allocated."""
-        return self.index + self.rows + self.dropped + self.packed
+        return self.index + self.rows + self.dropped + self.scratch
 
     @classmethod
     def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":
@@ -44,13 +44,8 @@ class TableMemory:
         total, parts = cls(0, 0, 0, {}), Counter[str]()
         for one in memories:
             parts.update(one.parts)
-            total = cls(
-                total.index + one.index,
-                total.rows + one.rows,
-                total.dropped + one.dropped,
-                {},
-                total.packed + one.packed,
-            )
+            scratch = total.scratch + one.scratch
+            total = cls(total.index + one.index, total.rows + one.rows, total.dropped + one.dropped, {}, scratch)
         return replace(total, parts=dict(parts))
 
 
@@ -76,8 +71,6 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
         fields = fields_of(keys, bits)
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
-    if directory.packed is not None:
-        counts[:, 0] += np.bincount(fields_of(directory.packed.keys(), bits), minlength=len(counts))
     counts[:, 1] = counts[:, 0]
     if directory.estimate is None:
         counts[:, 0] += np.bincount(fields_of(directory.keys_without_row(), bits), minlength=len(counts))
@@ -86,10 +79,9 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
 
 
-def memory_of(directory: Directory, rows: RowMemory) -> TableMemory:
+def memory_of(directory: Directory, rows: RowMemory, scratch: int) -> TableMemory:
     """Bytes of a table."""
     count, index = directory.num_rows, directory.index
     parts = {part: count * rows.part_bytes(part) for part in rows.parts}
     fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
-    packed = 0 if directory.packed is None else directory.packed.bytes
-    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts, packed)
+    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts, scratch)

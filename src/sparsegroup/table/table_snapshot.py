@@ -47,14 +47,11 @@ class TableSnapshot:
     def taken(
         cls, directory: Directory, memory: RowMemory, parts: Sequence[str] | None, skipped_rows: int
     ) -> "TableSnapshot":
-        """A copy of what a table holds, with some parts of its rows, or all of them; packed ones come last."""
-        rows, packed = np.arange(directory.num_rows), directory.packed
+        """A copy of what a table holds, with some parts of its rows, or all of them."""
+        rows = np.arange(directory.num_rows)
         values = {part: memory.read(part, rows) for part in (memory.parts if parts is None else parts)}
-        if packed is not None and packed.count:
-            aside = np.arange(packed.count)
-            values = {part: np.concatenate([value, packed.read(part, aside)]) for part, value in values.items()}
         return cls(
-            keys=directory.all_keys(),
+            keys=directory.keys(),
             parts=values,
             dropped=directory.dropped.view(np.int64).copy(),
             notes=directory.notes(),

@@ -11,7 +11,7 @@ from sparsegroup.table.directory import Directory
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_block import RowBlock, blocks
-from sparsegroup.table.row_storage import RowMemory, RowStorage
+from sparsegroup.table.row_storage import RowMemory
 from sparsegroup.table.table_config import TableConfig
 
 _logger = logging.getLogger(__name__)
@@ -27,12 +27,6 @@ _SAMPLE = 1 << 16
 
 _ENOUGH = 1 << 12
 """Of these that are left; else all are looked at."""
-
-PACK_EVERY = 64
-"""Steps between two looks at how many dead rows there are to be packed: so long those stay that come all the time."""
-
-FEWEST_DEAD, _DEAD = 1000, 1 / 16
-"""How many dead rows are packed at a time, at least, and which share of all rows."""
 
 
 class Upkeep:
@@ -52,15 +46,14 @@ class Upkeep:
 
     def __init__(self, config: TableConfig, directory: Directory, memory: RowMemory) -> None:
         limit = config.max_bytes
-        self.budget = None if limit is None else ByteBudget(limit, directory, memory)
+        self.budget = None if limit is None else ByteBudget(limit, 2 * config.scratch_bytes, directory, memory)
         self._eviction, self._ranking = config.eviction, config.ranking
         self._every: int | None = getattr(config.eviction, "every", None)
-        self._packs = config.pack_dead
         self.is_due = self._is_wanted
 
     @property
     def _is_wanted(self) -> bool:
-        return self._every is not None or self.budget is not None or self._packs
+        return self._every is not None or self.budget is not None
 
     def note_step(self, directory: Directory) -> None:
         """A step has been taken."""
@@ -75,7 +68,7 @@ class Upkeep:
         return _without_lowest(self._ranking, too_many, None, memory, directory)
 
     def kept(self, directory: Directory, memory: RowMemory) -> Bools | None:
-        """Which rows stay, `[total_rows]`; None for all."""
+        """Which rows stay, `[num_rows]`; None for all."""
         self.is_due = False
         kept: Bools | None = None
         uses = directory.uses
@@ -93,13 +86,6 @@ class Upkeep:
             left = int(np.count_nonzero(kept))
             _logger.debug("%s of %s rows are evicted", f"{len(kept) - left:,}", f"{len(kept):,}")
         return kept
-
-    def packs(self, directory: Directory, storage: RowStorage) -> bool:
-        """Whether it is time to set dead rows aside: so many are there that it is worth a walk over all rows."""
-        if not self._packs or directory.steps % PACK_EVERY or "u" not in storage.state_names:
-            return False
-        dead = directory.num_rows - storage.num_live
-        return dead >= max(FEWEST_DEAD, _DEAD * directory.total_rows)
 
     def restart(self) -> None:
         """Rows have been read."""
@@ -130,8 +116,6 @@ class Upkeep:
         """Have an index that suits the rows: as small as they allow, or as the budget says."""
         if self.budget is None:
             directory.give_back()
-            if directory.packed is not None:
-                directory.packed.give_back()
         elif directory.num_rows <= self.budget.most_rows(memory):
             directory.set_buckets(self.budget.buckets(memory))
         elif directory.num_rows <= self.budget.most_rows(memory, known=True):
@@ -139,12 +123,12 @@ class Upkeep:
 
 
 def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> Bools:
-    """Which rows of a table stay, `[total_rows]`: a policy's answers, put together.
+    """Which rows of a table stay, `[num_rows]`: a policy's answers, put together.
 
     Raises:
         ValueError: An answer has another shape or dtype.
     """
-    kept = np.ones(directory.total_rows, np.bool_)
+    kept = np.ones(directory.num_rows, np.bool_)
     for first, block in blocks(memory, directory):
         kept[first : first + len(block)] = ~checked_answer(policy, "evicts", policy.evicts(block), len(block), np.bool_)
     return kept

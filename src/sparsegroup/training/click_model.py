@@ -82,13 +82,12 @@ def new_embedding(
     admit_sketch: int | str | None = None,
     evict_unseen: int | str = 0,
     max_bytes: int | str | None = None,
-    pack_dead: bool = False,
     process_group: dist.ProcessGroup | None = None,
 ) -> HashEmbedding | FieldTables:
     """An empty embedding for the keys of a click log, whose rows start small.
 
     Args:
-        dim, seed, fallback, max_bytes, pack_dead, process_group: See `HashEmbedding`.
+        dim, seed, fallback, max_bytes, process_group: See `HashEmbedding`.
         sizes: Field's number → size of its vectors, at most `dim`, see `FieldTables`; None, or where all are `dim`, is
             one table.
         admit_after: Sightings after which a feature gets a row.
@@ -107,7 +106,6 @@ def new_embedding(
         "admission": None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
         "eviction": _unseen_for(age_of(evict_unseen)),
         "max_bytes": max_bytes,
-        "pack_dead": pack_dead,
         "process_group": process_group,
     }
     if sizes is None or set(sizes.values()) <= {dim}:

@@ -358,7 +358,6 @@ class Config(StrictSettings):
                 admit_sketch=options.admit_sketch,
                 evict_unseen=options.evict_unseen,
                 max_bytes=options.max_table_bytes,
-                pack_dead=options.pack_dead,
                 process_group=process_group,
             )
             model = ClickModel(embedding, network)

@@ -47,7 +47,6 @@ class ModelConfig(StrictSettings):
         evict_unseen: When dead features that have not come lose their row, see `UnseenFor`: after so many steps, or as
             the log's own time has it, "7d", say; 0 for never.
         max_table_bytes: What the table never exceeds, such as "2GB", see `HashEmbedding`.
-        pack_dead: Whether dead features are kept in half the bytes, see `HashEmbedding`.
         number_buckets: How many quantile buckets a number has, each with an embedding that joins those of the
             categorical fields, see `NumberEncoder`; 0 for none.
         attention: Field of several values → field of one value, the candidate, whose attention to the values makes one
@@ -68,7 +67,6 @@ class ModelConfig(StrictSettings):
     admit_sketch: SizeSetting | None = None
     evict_unseen: AgeSetting = 0
     max_table_bytes: SizeSetting | None = None
-    pack_dead: bool = False
     number_buckets: int = Field(default=0, ge=0, le=4096)
     standardize: bool = False
     base_rate: bool = False
@@ -163,7 +161,7 @@ class ModelConfig(StrictSettings):
         return {name: value for name, value in options.items() if value is not None}
 
 
-WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes", "pack_dead")
+WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
 """Settings of a model that do not change what it computes from its rows."""
 
 SINCE_THE_FIRST: Mapping[str, Any] = {

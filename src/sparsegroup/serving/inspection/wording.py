@@ -53,14 +53,12 @@ def sizes(inspection: Inspection) -> dict[str, Pairs]:
     rows = [(part, size(used)) for part, used in table.parts.items()]
     pages = table.rows - sum(table.parts.values())
     dropped = [("dropped keys", size(table.dropped))] if table.dropped else []
-    packed = [("packed dead rows", size(table.packed))] if table.packed else []
     part = percent(share_of(network.live_vectors, network.dense_table))
     return {
         "Table in memory": [
             ("index", size(table.index)),
             *rows,
             ("rest of the last page", size(max(pages, 0))),
-            *packed,
             *dropped,
             ("table", size(table.total)),
         ],

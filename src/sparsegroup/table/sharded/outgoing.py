@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsegroup.kernels.cpu.jit import kernel
-from sparsegroup.table.batch import distinct_in_order
+from sparsegroup.table.batch import distinct_in_order, slots_for
 from sparsegroup.table.row_locations import Int32s, Int64s
 from sparsegroup.table.sharded.routing import BUCKETS, Routing, bucket_of
 
@@ -68,14 +68,15 @@ class Outgoing:
 
 
 class Sorter:
-    """Sorts keys by the ranks that they belong to; keeps its memory.
+    """Sorts keys by the ranks that they belong to.
 
     Args:
         routing: Says which.
+        scratch_bytes: Working memory that is kept for the next call, at most.
     """
 
-    def __init__(self, routing: Routing) -> None:
-        self.routing = routing
+    def __init__(self, routing: Routing, scratch_bytes: int) -> None:
+        self.routing, self._scratch_bytes = routing, scratch_bytes
         self._secret = np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64) | 1)
         self._scratch = np.empty((3, 0), np.int64)
         self._seen = np.empty(0, np.int32)
@@ -83,11 +84,18 @@ class Sorter:
     def sort(self, keys: Int64s) -> Outgoing:
         """What is to be asked of whom for `keys` `[n]`."""
         n = len(keys)
-        if self._scratch.shape[1] < n or len(self._seen) < 16:
-            self._scratch = np.empty((3, n), np.int64)
-            self._seen = np.empty(1 << max(4, (2 * n - 1).bit_length()), np.int32)
+        if self._scratch.shape[1] < n or not len(self._seen):
+            self._scratch, self._seen = np.empty((3, n), np.int64), np.empty(slots_for(n), np.int32)
         distinct, places, owners = self._scratch
         ends, inverse = np.empty(self.routing.ranks, np.int64), np.empty(n, np.int32)
         outgoing = np.empty(n, np.int64)
-        count = _sort(keys, self._seen, *self._secret, distinct, places, owners, ends, outgoing, inverse)
+        seen = self._seen[: slots_for(n)]
+        count = _sort(keys, seen, *self._secret, distinct, places, owners, ends, outgoing, inverse)
+        if self.nbytes > self._scratch_bytes:
+            self._scratch, self._seen = np.empty((3, 0), np.int64), np.empty(0, np.int32)
         return Outgoing(outgoing[:count].copy(), np.diff(ends, prepend=0), inverse)
+
+    @property
+    def nbytes(self) -> int:
+        """Working memory that is kept for the next call."""
+        return self._scratch.nbytes + self._seen.nbytes

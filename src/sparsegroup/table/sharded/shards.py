@@ -46,6 +46,7 @@ class Shards:
         group: The ranks.
         reduction: Whether gradients are averaged over them, or added up.
         wire_dtype: In which vectors and gradients travel; None: as they are.
+        scratch_bytes: Working memory that is kept from one exchange to the next, at most.
 
     Raises:
         TypeError: `group` is none, or one of others.
@@ -58,7 +59,9 @@ class Shards:
         traffic: What has been sent.
     """
 
-    def __init__(self, group: dist.ProcessGroup, reduction: Reduction, wire_dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, reduction: Reduction, wire_dtype: torch.dtype | None, scratch_bytes: int
+    ) -> None:
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(
                 f"process_group must be a torch.distributed.ProcessGroup that this rank is in, got {group!r}; "
@@ -74,7 +77,12 @@ class Shards:
         self.ranks, self.rank = self._together.ranks, self._together.rank
         self.routing = Routing(self.ranks)
         self.traffic = Traffic()
-        self._sorter = Sorter(self.routing)
+        self._sorter = Sorter(self.routing, scratch_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Working memory that is kept for the next exchange."""
+        return self._sorter.nbytes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # ranks are not copied
