@@ -21,8 +21,8 @@ from sparsegroup.training import Callback, Config, RunStoppedError, Session, Tra
 from sparsegroup.training.lookup_model import LookupModel
 
 BATCHES, BATCH = 7, 20
-UNLIKE = {"seconds": 0, "samples_per_s": 0, "table_bytes": 0}
-"""Times, and what has been reserved for keys without a row, which a table that is loaded does anew."""
+UNLIKE = {"seconds": 0, "samples_per_s": 0}
+"""Times."""
 
 
 def samples(epoch: int, begin: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -103,15 +103,19 @@ def open_log(
 
     Raises:
         ClickLogError: It cannot be read, or its files have not the same columns.
-        LogOptionError: Options that do not go together, options of raw logs for a prepared one, or no such schema.
+        LogOptionError: Options that do not go together, options of raw logs for a prepared one (`columns` may repeat
+            its columns), or no such schema.
         OSError: No such file.
     """
     wanted: Any = given(options)
     if is_prepared(log):
+        prepared = PreparedLog(*paths_of(log))
+        if wanted.get("columns") == prepared.columns:  # the settings of a run on it
+            del wanted["columns"]
         others = {"test": test, "format": format, "sort_files": None if sort_files == "name" else sort_files}
         for option in (*(name for name, value in others.items() if value is not None), *wanted):
             raise LogOptionError(f"`{option}` is for raw logs; {shown(log)} is a folder, prepared already", option)
-        return PreparedLog(*paths_of(log))
+        return prepared
     if like is not None and not {"schema", "dataset"} & set(wanted):
         inherited = {"columns": "categorical", **given(like)}
         if whole:  # then no rows are test rows

@@ -115,7 +115,7 @@ class HistoryPoint:
         feature_rate: Live features over features seen so far.
         live_rows: Live features.
         features_seen: Features seen so far.
-        table_bytes: Bytes of the table, index and optimizer's state included.
+        table_bytes: Bytes of the table's index and rows, the optimizer's state included.
         seconds: That training has taken so far, evaluation left out.
         samples_per_s: Since the last point.
         l21: λ21 of the embeddings, where a target sets it.
@@ -163,7 +163,7 @@ class Summary:
         feature_rate: Live features over features seen.
         live_rows: Live features.
         features_seen: Distinct features seen in training.
-        table_bytes: Bytes of the table, index and optimizer's state included.
+        table_bytes: Bytes of the table's index and rows, the optimizer's state included.
         fields: Field → its rows.
         started: Date and time, ISO 8601.
         versions: The versions of Python, this package and those it computes with.

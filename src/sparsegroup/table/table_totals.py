@@ -15,7 +15,8 @@ class TableTotals:
 
     Attributes:
         num_seen, num_live: See `HashEmbedding`.
-        bytes: That are allocated; see `TableMemory.total`.
+        bytes: Of index and rows, see `TableMemory`. What is known of keys without a row and the working memory of
+            lookups depend on what a process has done, so that a resumed run would differ.
         num_evicted, num_refused: See `HashEmbedding`.
     """
 
@@ -54,5 +55,6 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
 
 
 def _of_one(table: HashEmbedding) -> list[int]:
-    own = [table.num_seen, table.num_live, table.memory().total, table.num_evicted, table.num_refused]
+    memory = table.memory()
+    own = [table.num_seen, table.num_live, memory.index + memory.rows, table.num_evicted, table.num_refused]
     return own if table.across is None else table.across.shards.totals(own, "counts of rows")

@@ -1,0 +1,161 @@
+"""A run on any kind of log that is cut off is resumed, and ends with the same bits as an undisturbed run."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from cli_cases import click_log
+from command import Run
+from kill_runs import differences, outcome_of
+from run_folders import state_of
+from sparsegroup.reporting import plots, run_page
+from sparsegroup.training import Session
+
+TRAIN = ("--model", "lr", "--batch-size", 80, "--checkpoint-steps", 1, "--checkpoint-minutes", 0, "--target-rate", 0.5)
+SCHEMA = "label: label\ncategorical: [color]\nnumeric: [size]\n"
+
+
+class CutOffError(Exception):
+    """Stands for the process's end."""
+
+
+def frame() -> pl.DataFrame:
+    rows = range(240)
+    return pl.DataFrame(
+        {
+            "label": [int(i % 7 in (1, 3)) for i in rows],
+            "color": [f"c{i % 7}" for i in rows],
+            "size": [i * 37 % 97 / 2 for i in rows],
+        }
+    )
+
+
+def csv(folder: Path) -> list[str]:
+    click_log(folder / "log.csv", 240)
+    return ["log.csv"]
+
+
+def schema(folder: Path) -> list[str]:
+    (folder / "schema.yaml").write_text(SCHEMA)
+    return [*csv(folder), "--schema", "schema.yaml"]
+
+
+def told_columns(folder: Path) -> list[str]:
+    return [*csv(folder), "--columns", "categorical", "--label", "label", "--exclude", "id", "--test-fraction", "0.2"]
+
+
+def compressed(folder: Path) -> list[str]:
+    (folder / "log.csv.gz").write_bytes(gzip.compress(click_log(folder / "log.csv", 240).read_bytes()))
+    return ["log.csv.gz"]
+
+
+def several_files(folder: Path) -> list[str]:
+    for day in range(3):
+        (folder / "days" / f"day={day}").mkdir(parents=True)
+        frame()[day * 80 : day * 80 + 80].write_csv(folder / "days" / f"day={day}" / "part.csv")
+    return ["days"]
+
+
+def pattern(folder: Path) -> list[str]:
+    several_files(folder)
+    return ["days/*/part.csv"]
+
+
+def own_test_log(folder: Path) -> list[str]:
+    frame()[:40].write_csv(folder / "test.csv")
+    return [*csv(folder), "--exclude", "id", "--exclude", "ts", "--test", "test.csv"]
+
+
+def parquet(folder: Path) -> list[str]:
+    frame().write_parquet(folder / "log.parquet")
+    return ["log.parquet"]
+
+
+def arrow(folder: Path) -> list[str]:
+    frame().write_ipc(folder / "log.arrow")
+    return ["log.arrow"]
+
+
+def svm(folder: Path) -> list[str]:
+    lines = [f"{i % 7 // 5} {i % 5 + 1}:1 {i % 11 + 6}:1" for i in range(240)]
+    (folder / "log.svm").write_text("\n".join(lines) + "\n")
+    return ["log.svm"]
+
+
+def criteo(folder: Path) -> list[str]:
+    numbers, words = [f"{n}" for n in range(13)], [f"{n:08x}" for n in range(26)]
+    lines = ["\t".join([str(i % 7 // 5), *numbers[:12], str(i % 5), *words[:25], f"{i % 9:08x}"]) for i in range(240)]
+    (folder / "train.txt").write_text("\n".join(lines) + "\n")
+    return ["train.txt", "--criteo-numbers", "buckets"]
+
+
+def synthetic(folder: Path) -> list[str]:
+    return ["--rows", "400"]
+
+
+def settings_file(folder: Path) -> list[str]:
+    csv(folder)
+    (folder / "settings.yaml").write_text("data: {log: log.csv}\n")
+    return ["settings.yaml"]
+
+
+def prepared(raw: Callable[[Path], list[str]]) -> Callable[[Path], list[str]]:
+    """The same log, prepared first."""
+
+    def prepare(folder: Path) -> list[str]:
+        return ["prepare", *raw(folder)]
+
+    prepare.__name__ = f"prepared_{raw.__name__}"
+    return prepare
+
+
+KINDS = (
+    *(csv, schema, told_columns, compressed, several_files, pattern, own_test_log),
+    *(parquet, arrow, svm, criteo, synthetic, settings_file),
+    *map(prepared, (csv, schema, own_test_log, parquet, criteo)),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_run_on_any_kind_of_log_is_resumed_to_the_same_bits(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], list[str]]
+) -> None:
+    monkeypatch.setattr(run_page, "render_report", lambda *arguments: "the report")
+    monkeypatch.setattr(plots, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
+    command = kind(tmp_path)
+    if command[0] == "prepare":
+        raw, *options = command[1:]
+        assert run("prepare", raw, "folder", *options).returncode == 0
+        command = ["folder"]
+    whole = run("train", *command, "--out", "whole", *TRAIN)
+    assert whole.returncode == 0, whole.stderr
+    real, saved = Session.checkpoint, []
+
+    def last(self: Session, **keywords: Any) -> Any:
+        saved.append(real(self, **keywords))
+        if len(saved) == 2:
+            raise CutOffError
+        return saved[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "checkpoint", last)
+        with pytest.raises(CutOffError):
+            run("train", *command, "--out", "run", *TRAIN)
+    resumed = run("train", "--resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "run"))
+
+
+def test_the_settings_of_a_run_on_a_prepared_log_train_it_again(tmp_path: Path, run: Run) -> None:
+    csv(tmp_path)
+    assert run("prepare", "log.csv", "folder").returncode == 0
+    assert run("train", "folder", "--out", "run", *TRAIN).returncode == 0
+    again = run("train", "run/config.yaml", "--out", "again")
+    assert again.returncode == 0, again.stderr
+    assert state_of(tmp_path / "again") == state_of(tmp_path / "run")
+    other = run("train", "run/config.yaml", "--out", "other", "--columns", "categorical")
+    assert "--columns is for raw logs; folder is a folder, prepared already" in other.stderr
