@@ -15,7 +15,7 @@ test: check  ## Lint, types and the whole test suite
 	$(RUN)/pytest --numprocesses auto --maxprocesses 8
 
 test-slow: $(VENV)/.installed-dev  ## The long tests: many more kills, flipped bits and random sequences; an hour
-	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow -o faulthandler_timeout=3600
+	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow --hypothesis-profile nightly -o faulthandler_timeout=3600
 
 WHEEL = $(CURDIR)/.venv-wheel
 IN_WHEEL = cd $(WHEEL)/tests && env -u PYTHONPATH $(WHEEL)/bin/python -m pytest -q
@@ -55,7 +55,7 @@ $(CLIENTS)/.installed: pyproject.toml tests/clients/constraints.txt
 	rm -rf $(CLIENTS)
 	$(call new-venv,$(CLIENTS))
 	$(IN_CLIENTS) torch
-	$(IN_CLIENTS) --editable '.[clients]' pytest pytest-xdist
+	$(IN_CLIENTS) --editable '.[clients]' hypothesis pytest pytest-xdist
 	$(IN_CLIENTS) --no-deps torchrec # it asks for fbgemm-gpu, whose build for the CPU has a name of its own
 	touch $@
 

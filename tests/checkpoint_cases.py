@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def facts_of(table: HashEmbedding) -> dict[str, Any]:
         **table.table.snapshot().arrays(),
         "dropped": table.table.directory.dropped.copy(),
         "counts": (table.num_rows, table.num_seen, table.num_live, table.skipped_rows),
-        "memory": table.memory(),
+        "memory": replace(table.memory(), scratch=0),  # scratch is of the last lookups
         "parts": dict(table.table.rows.initial),
     }
 

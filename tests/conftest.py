@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():  # Triton's kernels are interpreted; it looks at this when it is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -13,6 +14,11 @@ from distributed_cases import Ranks
 
 collect_ignore = ["installed"]
 """Tests of the wheel, for `make test-wheel`."""
+
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("nightly", derandomize=False, deadline=None, database=None, print_blob=True)
+settings.load_profile("repeatable")  # before a test module is imported: its @settings start from this profile
 
 
 def pytest_configure() -> None:

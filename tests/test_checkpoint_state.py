@@ -256,7 +256,7 @@ OPERATIONS = (
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     operations=st.lists(st.tuples(st.sampled_from((*OPERATIONS, "resume")), st.integers(0, 1 << 20)), max_size=24),
     keep=st.integers(1, 3),
@@ -269,7 +269,7 @@ def test_any_course_of_events(
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     operations=st.lists(st.tuples(st.sampled_from((*OPERATIONS, "resume")), st.integers(0, 1 << 20)), max_size=60),
     keep=st.integers(1, 3),

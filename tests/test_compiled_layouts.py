@@ -231,7 +231,7 @@ def test_many_parameters_of_all_kinds_in_one_step() -> None:
     l21=st.sampled_from([0.0, 0.3]),
     order=st.randoms(use_true_random=False),
 )
-@settings(derandomize=True, deadline=None, max_examples=150, database=None)
+@settings(max_examples=150)
 def test_any_shape_in_any_order_of_memory(
     shape: list[int], seed: int, cls: type[GroupOptimizer], dtype: torch.dtype, l1: float, l21: float, order: Any
 ) -> None:

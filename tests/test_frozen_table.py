@@ -39,7 +39,7 @@ def check(keys: torch.Tensor, asked: torch.Tensor, dtype: str = "float32") -> Fr
     return lookup
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sets(any_key, max_size=200), st.lists(any_key, max_size=30))
 def test_any_set_of_keys_is_found_and_no_other(keys: set[int], others: list[int]) -> None:
     live = torch.tensor(sorted(keys), dtype=torch.int64)

@@ -239,7 +239,7 @@ def test_a_trained_models_export_is_loaded_as_what_serves_it(tmp_path: Path) -> 
     assert list(read_manifest(tmp_path / "out").tables) == ["embedding"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([0, 1, 3, 8, 12, 16]),
     st.lists(st.integers(-(1 << 63), (1 << 63) - 1).filter(lambda key: key % (1 << 48) < (1 << 48) - 1024)),

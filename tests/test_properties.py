@@ -17,7 +17,7 @@ from sparsegroup.penalties import MCP, Hard, Penalty
 
 ROWS, SIZE = 5, 3
 every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
-examples = settings(derandomize=True, deadline=None, max_examples=15, database=None)
+examples = settings(max_examples=15)
 
 
 def parameter_at(x: Array) -> torch.nn.Parameter:

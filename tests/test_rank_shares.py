@@ -49,7 +49,7 @@ def trained_on(log: Log, rows: int, buffer: int, counts: Sequence[tuple[int, flo
 
 
 @given(epochs())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_each_row_is_trained_on_once(epoch: tuple[int, int, Sequence[tuple[int, float]]]) -> None:
     rows, buffer, counts = epoch
     assert trained_on(counting_log(500), rows, buffer, counts) == Counter(range(rows))
@@ -89,7 +89,7 @@ class Chunked(LogView):
 
 
 @given(epochs(), st.integers(1, 300))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_same_of_a_log_that_is_read_in_chunks(
     epoch: tuple[int, int, Sequence[tuple[int, float]]], chunk: int
 ) -> None:

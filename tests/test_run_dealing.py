@@ -33,7 +33,7 @@ def numbers(some: list[Run]) -> list[int]:
 
 
 @given(runs(), cuts(), st.integers(1, 9))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @example([(0, 3)], np.array([0]), 7)
 def test_each_row_is_dealt_once_and_all_have_as_many(rows: list[Run], cuts: np.ndarray, readers: int) -> None:
     hands = dealt(rows, cuts, readers)
@@ -45,7 +45,7 @@ def test_each_row_is_dealt_once_and_all_have_as_many(rows: list[Run], cuts: np.n
 
 
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(500, 5_000))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_reader_goes_through_little_that_is_not_its_own(chunk: int, readers: int, rows: int) -> None:
     edges = np.arange(0, rows, chunk)
     hands = dealt([(0, rows)], edges, readers)
@@ -56,7 +56,7 @@ def test_a_reader_goes_through_little_that_is_not_its_own(chunk: int, readers: i
 
 
 @given(st.integers(1, 400), st.integers(2, 8))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_readers_that_have_read_as_much_are_at_about_the_same_place(chunk: int, readers: int) -> None:
     rows = 4_000
     hands = dealt([(0, rows)], np.arange(0, rows, chunk), readers)
@@ -71,7 +71,7 @@ def test_one_reader_has_all_in_one_run() -> None:
 
 
 @given(runs(), st.integers(0, 2_000), st.integers(0, 2_000))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_parts_of_runs_are_those_of_their_rows(some: list[Run], start: int, stop: int) -> None:
     assert numbers(overlap(some, start, stop)) == [row for row in numbers(some) if start <= row < stop]
     assert numbers(taken(some, start, stop)) == numbers(some)[start:stop]

@@ -39,7 +39,7 @@ def same(a: Embeddings, b: Embeddings) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.tensors().values(), b.tensors().values(), strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(tables, min_size=1, max_size=6), st.sampled_from(DTYPES))
 def test_any_sequence_of_changes_applied_is_the_last_state(
     states: list[dict[int, tuple[float, ...]]], dtype: str

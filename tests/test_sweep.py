@@ -273,7 +273,7 @@ class TestGroups:
         (after,) = optimizer.census(0)
         assert after.live == (census.critical > np.median(census.critical)).sum()
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(seed=st.integers(0, 2**32 - 1), sample=st.integers(1, 300))
     def test_a_sample_stands_for_all(self, seed: int, sample: int) -> None:
         x = torch.nn.Parameter(torch.randn(200, 2, generator=torch.Generator().manual_seed(0)))

@@ -161,7 +161,7 @@ any_key = st.integers(INT64.min, INT64.max) | st.sampled_from([0, -1, INT64.min,
 
 @every_member
 @given(batches=st.lists(st.lists(any_key, max_size=9), max_size=7), seed=st.integers(0, 99))
-@settings(derandomize=True, deadline=None, max_examples=12, database=None)
+@settings(max_examples=12)
 def test_whatever_keys_come(member: Member, batches: list[list[int]], seed: int) -> None:
     """Also batches of nothing, of one key many times, and steps after which no key is new."""
     if member.second_order:

@@ -39,7 +39,7 @@ def table_with_dead_rows(**options: Any) -> tuple[HashEmbedding, torch.Tensor, t
     return table, live, dead
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(field=st.integers(0, 255), value=st.integers(0, 2**56 - 1))
 def test_the_field_is_in_a_keys_top_bits(field: int, value: int) -> None:
     key = in_field(field, [value])

@@ -156,6 +156,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(
-    derandomize=True, deadline=None, max_examples=30, stateful_step_count=25, database=None, print_blob=False
-)
+TestTable.settings = settings(max_examples=30, stateful_step_count=25)

@@ -28,7 +28,7 @@ class TestBytes:
 class TestQuantile:
     """`l21_for` on its own: no more than the budget lives, and no group less than could."""
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(
         critical=st.lists(st.just(0.0) | st.floats(1e-20, 1e6), min_size=1, max_size=30),
         share=st.floats(0, 1),

@@ -134,7 +134,7 @@ class TestItLands:
         assert table.feature_rate == 1
         assert optimizer.param_groups[0]["l21"] == 0
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(
         rate=st.floats(0.05, 1),
         steps=st.integers(1, 40),
