@@ -1,6 +1,7 @@
 """What was found of a log's columns, as tables."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -50,7 +51,7 @@ def warn_of_columns(findings: Sequence[ColumnFinding]) -> None:
     """Log what the user should think about."""
     for one in findings:
         if one.warning:
-            _log.warning("%s", one.warning)
+            _log.warning("%s", re.sub(r"`(\w+)`", r"--\1", one.warning))
 
 
 def _plain(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import app, starting
-from sparsegroup.cli.options import RAW_LOG, Dataset, Exclude, Label
+from sparsegroup.cli.options import RAW_LOG, Dataset, Exclude, Label, Weight
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
@@ -22,6 +22,7 @@ def columns_command(
     ],
     label: Label = None,
     exclude: Exclude = None,
+    weight: Weight = None,
     dataset: Dataset = None,
     schema: Annotated[
         Path | None,
@@ -35,7 +36,7 @@ def columns_command(
     verbose: Verbose = False,
 ) -> None:
     """Show what the columns of a log are taken for, and why: categories, numbers, times, lists."""
-    options = {"label": label, "exclude": exclude or (), "dataset": dataset or "auto"}
+    options = {"label": label, "exclude": exclude or (), "weight": weight, "dataset": dataset or "auto"}
     with starting():
         from sparsegroup.cli.columns_run import columns_run
 

@@ -70,4 +70,6 @@ def _of_prepared(folder: LogPaths, options: Any) -> Sequence[ColumnFinding]:
         ColumnFinding(name, "list" if name in log.lists else "category", made, (), log.manifest.features[name][0])
         for name in log.fields
     ]
-    return [*rows, *(ColumnFinding(name, "number", made) for name in log.numbers)]
+    rows += [ColumnFinding(name, "number", made) for name in log.numbers]
+    weight = next((name for name, kind in log.columns.items() if kind == "weight"), "weight")
+    return [*rows, *([ColumnFinding(weight, "weight", made)] if log.weighted else [])]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
+from sparsegroup.cli.options import WEIGHT, log_option
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
@@ -31,6 +32,7 @@ def evaluate_command(
             show_default=False,
         ),
     ] = None,
+    weight: Annotated[str | None, log_option(WEIGHT, "the model's")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of values to list for each field.")] = 10,
     threads: Threads = THREADS,
     json: Json = False,
@@ -45,4 +47,4 @@ def evaluate_command(
         from sparsegroup.cli.evaluate_run import evaluate_run
 
     use_threads(threads)
-    evaluate_run(model, log, user, by or [], top, threads)
+    evaluate_run(model, log, user, by or [], top, weight, threads)

@@ -60,6 +60,9 @@ COLUMNS = (
 )
 LABEL = "Label column of a raw log with a header."
 EXCLUDE = "Column to ignore in a raw log with a header (repeatable)."
+WEIGHT = (
+    "Column of how much each row counts, in a raw log with a header; none for no such column, if one is named like it."
+)
 CRITEO_NUMBERS = "How to encode Criteo's integers."
 AVAZU_HOUR = "How to encode Avazu's hour."
 
@@ -75,6 +78,7 @@ Exclude = Annotated[
     list[str] | None,
     log_option(EXCLUDE),
 ]
+Weight = Annotated[str | None, log_option(WEIGHT, "weight, sample_weight or the like")]
 Numbers = Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")]
 Hour = Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")]
 BadRow = Annotated[OnBadRow | None, log_option("Stop at a bad row, or skip and count it.", "error")]

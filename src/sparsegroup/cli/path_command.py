@@ -32,6 +32,7 @@ from sparsegroup.cli.options import (
     TestLog,
     Validation,
     Warmup,
+    Weight,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import PenaltyName
@@ -57,6 +58,7 @@ def path_command(
     columns: ColumnsAs = None,
     label: Label = None,
     exclude: Exclude = None,
+    weight: Weight = None,
     rows: Rows = None,
     model: Network = None,
     optimizer: Optimizer = None,

@@ -14,9 +14,10 @@ from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import is_json, show
 from sparsegroup.cli.progress import progress, reading_bar
+from sparsegroup.cli.run_settings import check_weight
 from sparsegroup.cli.streams import to_stdout
 from sparsegroup.data import Log, open_log
-from sparsegroup.data.raw.file_listing import LogPaths, short_name
+from sparsegroup.data.raw.file_listing import LogPaths, short_name, shown
 from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.trained_model import open_trained
 from sparsegroup.training import Config, Metrics
@@ -31,7 +32,7 @@ from sparsegroup.training.scoring import (
 from sparsegroup.yaml_settings import checked
 
 _logger = logging.getLogger(__name__)
-_OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "criteo_numbers", "avazu_hour")
+_OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "weight", "criteo_numbers", "avazu_hour")
 
 
 def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[str, Any], threads: int) -> None:
@@ -57,6 +58,7 @@ def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[s
     check_rows(opened.path, opened.model.rows)
     given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
     data = _open(log, opened.config, given, threads)
+    check_weight(given.get("weight"), data)
     opened.columns.check(data)
     tally, begin = Tally(len(data)), perf_counter()
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
@@ -77,7 +79,7 @@ def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[s
     seconds = perf_counter() - begin
     _logger.info(_outcome(tally, seconds, out))
     metrics = asdict(tally.metrics() if tally.has_both_classes else Metrics(nan, nan, nan, nan))
-    show({"log": str(log), "out": str(out), "rows": tally.rows, "seconds": seconds, **metrics})
+    show({"log": shown(log), "out": str(out), "rows": tally.rows, "seconds": seconds, **metrics})
 
 
 def _suffix(path: Path) -> str | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsegroup.cli.app import THREADS, app, starting
-from sparsegroup.cli.options import COLUMNS, RAW_LOG, SORT_FILES
+from sparsegroup.cli.options import COLUMNS, RAW_LOG, SORT_FILES, WEIGHT
 from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
@@ -43,6 +43,7 @@ def prepare_command(
         list[str] | None,
         typer.Option(help="Column to ignore in a log with a header (repeatable).", show_default=False),
     ] = None,
+    weight: Annotated[str | None, typer.Option(help=WEIGHT, show_default="weight, sample_weight or the like")] = None,
     test_fraction: Annotated[
         float | None,
         typer.Option(
@@ -82,6 +83,7 @@ def prepare_command(
             "columns": columns,
             "label": label,
             "exclude": exclude or (),
+            "weight": weight,
             "test_fraction": test_fraction,
             "criteo_numbers": criteo_numbers,
             "avazu_hour": avazu_hour,

@@ -8,6 +8,7 @@ from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.column_table import print_columns
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
+from sparsegroup.data.formats.headed import NO_WEIGHT
 from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
@@ -63,6 +64,12 @@ def _field_rates(given: Sequence[str]) -> dict[str, float]:
 def log_name(config: Config) -> str:
     """The name of the log in a config, for folders."""
     return "synthetic" if config.data.log is None else short_name(config.data.log)
+
+
+def check_weight(weight: str | None, log: Log) -> None:
+    """Raise UsageError where `--weight` names a column that a log to be scored has not."""
+    if weight not in (None, NO_WEIGHT) and not log.weighted:
+        raise UsageError(f"--weight: {log.name} has no column {weight!r}")
 
 
 def open_config_log(config: Config, threads: int, *, as_before: bool = False) -> Log:

@@ -36,6 +36,7 @@ from sparsegroup.cli.options import (
     TestLog,
     Validation,
     Warmup,
+    Weight,
     log_option,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
@@ -73,6 +74,7 @@ def train_command(
     columns: ColumnsAs = None,
     label: Label = None,
     exclude: Exclude = None,
+    weight: Weight = None,
     test_fraction: Annotated[
         float | None,
         log_option(

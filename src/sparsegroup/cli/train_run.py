@@ -269,6 +269,8 @@ def _introduce(session: Session, folder: Path) -> None:
     ]
     if data.numbers:
         parts.append(f"{len(data.numbers)} numbers")
+    if data.weighted:
+        parts.append("weighted rows")
     if data.features is not None:
         parts.append(f"{data.features:,} features")
     if buffer := session.config.training.shuffle_buffer:

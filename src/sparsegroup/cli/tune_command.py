@@ -34,6 +34,7 @@ from sparsegroup.cli.options import (
     Sorting,
     TestLog,
     Warmup,
+    Weight,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
@@ -82,6 +83,7 @@ def tune_command(
     columns: ColumnsAs = None,
     label: Label = None,
     exclude: Exclude = None,
+    weight: Weight = None,
     criteo_numbers: Numbers = None,
     avazu_hour: Hour = None,
     on_bad_row: BadRow = None,

@@ -37,6 +37,7 @@ class FormatOptions(TypedDict, total=False):
             of them, or None to tell it from its first rows. Of no effect, if "categorical", on other formats.
         label: Label column, of a log with a header; by default `label`, `click`, `clicked` or the like.
         exclude: Columns that are no features, of a log with a header.
+        weight: Column of how much each row counts, of a log with a header, see `headed`; "none" for no such column.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
             without a column `split`; by default a tenth.
         criteo_numbers: What becomes of Criteo's integers; other than "log" for Criteo's log alone.
@@ -48,6 +49,7 @@ class FormatOptions(TypedDict, total=False):
     columns: Kinds | None
     label: str | None
     exclude: Collection[str]
+    weight: str | None
     test_fraction: float | None
     criteo_numbers: CriteoNumbers
     avazu_hour: AvazuHour
@@ -59,11 +61,12 @@ FORMAT_DEFAULTS: Mapping[str, Any] = {
     "columns": None,
     "label": None,
     "exclude": (),
+    "weight": None,
     "test_fraction": None,
     "criteo_numbers": "log",
     "avazu_hour": "hour",
 }
-_OF_A_HEADER = ("label", "exclude", "test_fraction", "columns")
+_OF_A_HEADER = ("label", "exclude", "weight", "test_fraction", "columns")
 
 
 def open_log(
@@ -189,8 +192,6 @@ def format_of(
         files: The log's first file, which tells its format if nothing else does; and that of a log of its own for the
             test set, if any.
         format: The format, if it is known.
-        sort_files: In which order several files of a log come: by their paths ("name"; `day9` before `day10`), by the
-            first "time" in each, or as their paths are "given".
         whole: Take all rows in the order of the file: there is no test set, no time and no order to check, and the log
             may lack its label column (libsvm and libffm may not).
         **options: See `FormatOptions`.
@@ -231,6 +232,8 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
         found = _recognised(log, of_a_header, needs_label)
     if not needs_label and not log.has_label(found):
         found = found.without_label()
+    if not needs_label and found.weight is not None and found.has_header and found.weight not in log.head.columns:
+        found = replace(found, weight=None)  # what is scored need not have it
     return found
 
 

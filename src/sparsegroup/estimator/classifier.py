@@ -322,6 +322,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = self.columns or {}
         if unknown := [name for name in given if name not in frame.columns]:
             raise ValueError(f"columns: X has no column {unknown[0]!r}; it has {', '.join(frame.columns)}")
+        if weight := next((name for name, kind in given.items() if kind == "weight"), None):
+            raise ValueError(f"columns: give the values of {weight!r} as sample_weight, and leave it out of X")
         return {**kinds_of(columns_of(frame, exclude=given)), **given}
 
     def _log(self, frame: pl.DataFrame, codes: npt.NDArray[Any], kinds: Mapping[str, str], weight: Any) -> FrameLog:

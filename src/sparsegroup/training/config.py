@@ -48,8 +48,9 @@ class DataConfig(StrictSettings):
         columns: What the columns of a raw log with a header are: column → its kind, see `ColumnKind`, or "categorical"
             for all of them. None tells it from the log; a run keeps what was told. Older runs have None, and all their
             columns were categories.
-        label, exclude, test_fraction: For a raw log with a header: its label column, columns that are no features, and
-            the share of the rows, the last ones, for the test set.
+        label, exclude, weight, test_fraction: For a raw log with a header: its label column, columns that are no
+            features, the column of the rows' weights ("none" for no such column), and the share of the rows, the last
+            ones, for the test set.
         criteo_numbers, avazu_hour: See `sparsegroup.data.formats.log_format`.
         on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
     """
@@ -63,7 +64,8 @@ class DataConfig(StrictSettings):
     columns: Literal["categorical"] | dict[str, Annotated[str, AfterValidator(_kind)]] | None = None
     label: str | None = None
     exclude: tuple[str, ...] = ()
-    test_fraction: float | None = Field(default=None, ge=0, lt=1)
+    weight: str | None = None
+    test_fraction: Share | None = None
     criteo_numbers: CriteoNumbers = "log"
     avazu_hour: AvazuHour = "hour"
     on_bad_row: OnBadRow = "error"
@@ -78,6 +80,7 @@ class DataConfig(StrictSettings):
             "columns": self.columns,
             "label": self.label,
             "exclude": self.exclude,
+            "weight": self.weight,
             "test_fraction": self.test_fraction,
             "criteo_numbers": self.criteo_numbers,
             "avazu_hour": self.avazu_hour,

@@ -15,7 +15,7 @@ class ColumnFinding:
         examples: A few of its values.
         distinct: Different values in the rows that were looked at, without missing ones.
         missing: Share of those rows, in [0, 1], that have no value.
-        warning: What the user should think about, or "".
+        warning: What the user should think about, or ""; parameters stand in backquotes.
     """
 
     name: str

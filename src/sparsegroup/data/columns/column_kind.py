@@ -6,8 +6,7 @@ from typing import Literal, Self, get_args
 from sparsegroup.data.log_errors import ClickLogError
 
 PlainRole = Literal["category", "category of numbers", "number", "category, number", "boolean", "ignore"]
-LogRole = Literal["label", "split"]
-Role = PlainRole | LogRole | Literal["timestamp", "time", "list"]
+LogRole = Literal["label", "split", "weight"]
 Unit = Literal["s", "ms", "us", "ns", "iso", "date"]
 
 UNITS: tuple[str, ...] = get_args(Unit)
@@ -37,7 +36,7 @@ class ColumnKind:
       and no fields.
     - `list SEPARATOR`: a field of several values; the separator is one or more characters, `space`, `comma`, `tab`, or
       `json` for arrays.
-    - `label`, `split`: the label, and what marks the test rows (2).
+    - `label`, `split`, `weight`: the label, what marks the test rows (2), and how much a row counts, a number >= 0.
     - `ignore`: nothing.
 
     Attributes:

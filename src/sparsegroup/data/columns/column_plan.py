@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from sparsegroup.data.batches import LABEL, TIME
+from sparsegroup.data.batches import LABEL, TIME, WEIGHT
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.columns.column_values import (
     as_boolean,
@@ -36,7 +36,7 @@ class ColumnPlan:
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
-        made = [one for name, kind in self._read() if name in frame.columns for one in _made(name, kind)]
+        made = [one for name, kind in self._read() if name in frame.columns for one in self._made(name, kind)]
         return frame.with_columns(**dict(made))
 
     def _read(self) -> Iterator[tuple[str, ColumnKind]]:
@@ -46,7 +46,7 @@ class ColumnPlan:
     @property
     def sources(self) -> dict[str, str]:
         """What is made → the raw column it is made of, under whose own name nothing else goes."""
-        pairs = [(made, name) for name, kind in self._read() for made, _ in _made(name, kind)]
+        pairs = [(made, name) for name, kind in self._read() for made, _ in self._made(name, kind)]
         return dict(sorted(pairs, key=lambda pair: pair[0] != pair[1]))
 
     @property
@@ -58,24 +58,61 @@ class ColumnPlan:
     @property
     def fields(self) -> tuple[str, ...]:
         """The categorical fields, in the order of the columns."""
-        return tuple(made for name, kind in self._read() for made in _fields(name, kind))
+        return tuple(made for name, kind in self._read() for made in self._fields(name, kind))
 
     @property
     def numbers(self) -> tuple[str, ...]:
         """The numbers, in the order of the columns."""
         found = {name: kind for name, kind in self._read() if "number" in kind.role.split(", ")}
-        return tuple(_name(name) if kind.role == "number" else number_name(name) for name, kind in found.items())
+        return tuple(self._name(name) if kind.role == "number" else number_name(name) for name, kind in found.items())
 
     @property
     def lists(self) -> dict[str, str]:
         """Fields of several values → what separates them once they are read."""
-        return {_name(name): kind.separator for name, kind in self._read() if kind.role == "list"}
+        return {self._name(name): kind.separator for name, kind in self._read() if kind.role == "list"}
 
     @property
     def time(self) -> str | None:
         """What is made of the column of the log's own time."""
         own = ((name, kind) for name, kind in self._read() if kind.is_own_time)
         return next((_time_name(name) if kind.detail else name for name, kind in own), None)
+
+    def _name(self, name: str) -> str:
+        """What is made of a column under its own name, unless encoded rows have another meaning for that."""
+        taken = (LABEL, TIME, *((WEIGHT,) if "weight" in dict(self.kinds).values() else ()))
+        return f"{name}.value" if name in taken else name
+
+    def _fields(self, name: str, kind: ColumnKind) -> list[str]:
+        if kind.role in _CATEGORIES:
+            return [self._name(name)]
+        if kind.role in ("time", "timestamp") and kind.detail:
+            return [*([] if kind.detail == "date" else [f"{name}.hour"]), f"{name}.weekday"]
+        return []
+
+    def _made(self, name: str, kind: ColumnKind) -> list[tuple[str, pl.Expr]]:
+        """What is made of a column → how."""
+        own = self._name(name)
+        match kind.role:
+            case "category":
+                return [(own, pl.col(name))]
+            case "category of numbers":
+                return [(own, as_numeral(name))]
+            case "number":
+                return [(own, as_number(name))]
+            case "category, number":
+                return [(own, as_numeral(name)), (number_name(name), as_number(name))]
+            case "boolean":
+                return [(own, as_boolean(name))]
+            case "list":
+                return [(own, as_list(name, kind.detail))]
+            case "time" | "timestamp" if kind.detail:
+                seconds, local = as_seconds(name, kind.detail)
+                gone = is_missing(stripped(name))
+                parts = {f"{name}.hour": hour_of(local), f"{name}.weekday": weekday_of(local)}
+                fields = self._fields(name, kind)
+                made = [(part, pl.when(gone).then(pl.lit("")).otherwise(parts[part])) for part in fields]
+                return made + ([(_time_name(name), seconds)] if kind.is_own_time else [])
+        return []
 
 
 def planned_format(kinds: Mapping[str, str], label: str, **others: object) -> LogFormat:
@@ -87,7 +124,7 @@ def planned_format(kinds: Mapping[str, str], label: str, **others: object) -> Lo
         **others: More of `LogFormat`.
 
     Raises:
-        ClickLogError: A kind that there is not, two times of the log, or columns that need the same name.
+        ClickLogError: A kind that there is not, two times or weights of the log, or columns that need the same name.
     """
     kinds = {name: str(ColumnKind.of(kind)) for name, kind in kinds.items()}
     plan = ColumnPlan(tuple((name, kind) for name, kind in kinds.items() if name != label))
@@ -97,6 +134,9 @@ def planned_format(kinds: Mapping[str, str], label: str, **others: object) -> Lo
     times = [name for name, kind in kinds.items() if ColumnKind.of(kind).is_own_time]
     if len(times) > 1:
         raise ClickLogError(f"columns {times[0]!r} and {times[1]!r} cannot both be the log's own time")
+    weights = [name for name, kind in plan.kinds if kind == "weight"]
+    if len(weights) > 1:
+        raise ClickLogError(f"columns {weights[0]!r} and {weights[1]!r} cannot both be the weight")
     return LogFormat(
         "log",
         label,
@@ -104,6 +144,7 @@ def planned_format(kinds: Mapping[str, str], label: str, **others: object) -> Lo
         numbers=plan.numbers,
         lists=plan.lists,
         time=plan.time,
+        weight=weights[0] if weights else None,
         derive=plan,
         checked=plan.checked,
         sources=plan.sources,
@@ -117,43 +158,5 @@ def number_name(name: str) -> str:
     return f"{name}.number"
 
 
-def _name(name: str) -> str:
-    """What is made of a column under its own name, unless encoded rows have another meaning for that."""
-    return f"{name}.value" if name in (LABEL, TIME) else name
-
-
 def _time_name(name: str) -> str:
     return f"{name}.seconds"
-
-
-def _fields(name: str, kind: ColumnKind) -> list[str]:
-    if kind.role in _CATEGORIES:
-        return [_name(name)]
-    if kind.role in ("time", "timestamp") and kind.detail:
-        return [*([] if kind.detail == "date" else [f"{name}.hour"]), f"{name}.weekday"]
-    return []
-
-
-def _made(name: str, kind: ColumnKind) -> list[tuple[str, pl.Expr]]:
-    """What is made of a column → how."""
-    own = _name(name)
-    match kind.role:
-        case "category":
-            return [(own, pl.col(name))]
-        case "category of numbers":
-            return [(own, as_numeral(name))]
-        case "number":
-            return [(own, as_number(name))]
-        case "category, number":
-            return [(own, as_numeral(name)), (number_name(name), as_number(name))]
-        case "boolean":
-            return [(own, as_boolean(name))]
-        case "list":
-            return [(own, as_list(name, kind.detail))]
-        case "time" | "timestamp" if kind.detail:
-            seconds, local = as_seconds(name, kind.detail)
-            gone = is_missing(stripped(name))
-            parts = {f"{name}.hour": hour_of(local), f"{name}.weekday": weekday_of(local)}
-            made = [(part, pl.when(gone).then(pl.lit("")).otherwise(parts[part])) for part in _fields(name, kind)]
-            return made + ([(_time_name(name), seconds)] if kind.is_own_time else [])
-    return []

@@ -25,4 +25,10 @@ TIMES = frozenset({
 
 CYCLES = frozenset({"hour", "hr", "minute", "weekday", "dow", "wday"})
 """They come again soon."""
+
+WEIGHTS = (
+    "sample_weight", "sample_weights", "row_weight", "example_weight", "instance_weight", "importance_weight",
+    "importance_weights", "weight", "weights", "importance",
+)
+"""Names of a column that is how much a row counts, whole and in any case; the first one that is there."""
 # fmt: on

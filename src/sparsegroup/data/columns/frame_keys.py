@@ -76,12 +76,12 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) 
 
 
 def feature_format(kinds: Mapping[str, str]) -> LogFormat:
-    """The format of rows without a label, whose columns have these kinds.
+    """The format of rows without a label or a weight, whose columns have these kinds.
 
     Raises:
         ClickLogError: As `planned_format`.
     """
-    return planned_format(_features(kinds), "").without_label()
+    return replace(planned_format(_features(kinds), "").without_label(), weight=None)
 
 
 def frame_batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
@@ -119,7 +119,8 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
     """
     data = polars_frame(frame)
     first = data.head(SAMPLE_ROWS)
-    findings = infer_columns(texts_of(first, first.columns), whole=len(data) <= SAMPLE_ROWS, exclude=exclude)
+    known = dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
+    findings = infer_columns(texts_of(first, first.columns), whole=len(data) <= SAMPLE_ROWS, known=known)
     typed = {name for name, dtype in data.schema.items() if isinstance(dtype, pl.Categorical | pl.Enum)} - {*exclude}
     return tuple(
         ColumnFinding(one.name, "category", "of a categorical type", one.examples, one.distinct, one.missing)

@@ -1,6 +1,6 @@
 """What the columns of a log are, told from their names and first values."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import polars as pl
 from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
 from sparsegroup.data.columns.column_profile import ColumnProfile
 from sparsegroup.data.columns.column_values import BOOLEANS
-from sparsegroup.data.columns.column_words import AMOUNTS, CYCLES, THINGS
+from sparsegroup.data.columns.column_words import AMOUNTS, CYCLES, THINGS, WEIGHTS
 from sparsegroup.data.columns.list_inference import list_kind
 from sparsegroup.data.columns.time_inference import own_time, time_kind
 
@@ -35,40 +35,51 @@ def infer_columns(
     frame: pl.DataFrame,
     *,
     whole: bool,
-    label: str | None = None,
-    split: str | None = None,
-    exclude: Collection[str] = (),
+    known: Mapping[str, tuple[str, str]] | None = None,
+    finds_weight: bool = False,
 ) -> tuple[ColumnFinding, ...]:
     """What the columns are, told from some rows.
 
     Args:
         frame: The first rows, as columns of texts; null where there is no value.
         whole: Whether these are all rows of the log.
-        label: The label column, if there is one.
-        split: The column that marks the test rows, if there is one.
-        exclude: Columns to leave out.
+        known: Column → its kind, and why it is that; these are not told from the rows.
+        finds_weight: Whether a column of numbers >= 0 with one of the names in `WEIGHTS` is the rows' weight.
 
     Returns:
         A finding for each column, in order.
     """
     profiles = [ColumnProfile(name, frame[name]) for name in frame.columns]
-    special = {label: "label", split: "split"}
+    known = known or {}
+    others = [profile for profile in profiles if profile.name not in known]
+    weight = _weight_among(others) if finds_weight else None
     findings = []
     for profile in profiles:
-        if profile.name in special:
-            role = special[profile.name]
-            kind, why, warning = role, _ROLES[role], ""
-        elif profile.name in exclude:
-            kind, why, warning = "ignore", "to be left out, as asked", ""
+        if profile.name in known:
+            kind, why, warning = *known[profile.name], ""
+        elif profile is weight:
+            kind, why, warning = "weight", "how much a row counts, because of its name", _WEIGHS.format(profile.name)
         else:
             kind, why, warning = _kind_of(profile, whole)
         findings.append(
             ColumnFinding(profile.name, kind, why, profile.examples, profile.distinct, profile.missing, warning)
         )
-    return tuple(_with_own_time(findings, [one for one in profiles if one.name not in exclude]))
+    return tuple(_with_own_time(findings, [one for one in others if one is not weight]))
 
 
-_ROLES = {"label": "the label, by its name", "split": "marks the test rows, by its name"}
+_WEIGHS = (
+    "column {0!r} is used as the rows' weight, because of its name: the loss and the metrics count each row by it; "
+    "if it is a feature, set `weight` to none"
+)
+
+
+def _weight_among(profiles: Sequence[ColumnProfile]) -> ColumnProfile | None:
+    named = [one for name in WEIGHTS for one in profiles if one.name.lower() == name]
+    return next((one for one in named if one.is_numeric and not one.missing and _can_weigh(one.numbers)), None)
+
+
+def _can_weigh(numbers: np.ndarray) -> bool:
+    return bool(np.isfinite(numbers).all() and numbers.min() >= 0 and numbers.max() > 0)
 
 
 def _with_own_time(findings: Sequence[ColumnFinding], profiles: Sequence[ColumnProfile]) -> list[ColumnFinding]:
@@ -160,7 +171,7 @@ def _unless_unique(profile: ColumnProfile, kind: str, why: str) -> tuple[str, st
     if profile.distinct >= _NEARLY_UNIQUE * profile.rows:
         warning = (
             f"{profile.name} is nearly unique, {profile.distinct:,} values in {profile.rows:,} rows: if it names single"
-            " rows, leave it out (exclude)"
+            " rows, leave it out (`exclude`)"
         )
         return kind, why, warning
     return kind, why, ""

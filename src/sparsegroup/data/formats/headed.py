@@ -17,6 +17,9 @@ TIMES = ("ts", "timestamp")
 SPLIT = "split"
 NOT_FEATURES = ("id", *TIMES, SPLIT)
 
+NO_WEIGHT = "none"
+"""Value of `weight` for a log whose rows all count the same."""
+
 Kinds = ColumnsName | Mapping[str, str]
 
 
@@ -28,6 +31,7 @@ def headed(
     test_fraction: float | None = None,
     needs_label: bool = True,
     columns: Kinds | None = None,
+    weight: str | None = None,
 ) -> LogFormat:
     """The format of a log whose columns have names.
 
@@ -41,10 +45,13 @@ def headed(
         needs_label: Whether a label column must be there.
         columns: Column → its kind, see `ColumnKind`; others are left out. "categorical" makes a field of every column
             but `id`, `ts` and `timestamp` (the time) and `split` (says where the test set begins, 2). None tells them.
+        weight: Column of how much each row counts, a number >= 0; "none" for no such column. None: what `columns` say,
+            or, where they are told from the rows, one of numbers >= 0 that is called `weight`, `sample_weight` or the
+            like.
 
     Raises:
-        ClickLogError: No label column, one that does not exist, an unknown column to exclude, or a column without a
-            name.
+        ClickLogError: No label column, one that does not exist, likewise of a weight, an unknown column to exclude, or
+            a column without a name.
         LogOptionError: `test_fraction` out of range, or for a log with a column `split`.
     """
     header = head.columns
@@ -59,19 +66,31 @@ def headed(
         )
     found = found or LABELS[0]
     others = _split_of(head, found, test_fraction)
+    weigher = None if weight == NO_WEIGHT else weight
+    if weigher is not None and needs_label and weigher not in header:
+        raise ClickLogError(f"{where}: no column {weigher!r} for `weight`. The columns are {names}", "weight")
+    if weigher is not None and weigher in (found, others["split_column"], *exclude):
+        raise LogOptionError(f"`weight`: {weigher!r} is the label or the split already, or excluded", "weight")
     if columns == "categorical":
-        return _categorical(head, found, exclude, others)
+        return _categorical(head, found, exclude, {**others, "weight": weigher})
     findings: tuple[ColumnFinding, ...] = ()
     if columns is None:
         _check_named(head, exclude, header[1:])  # pandas writes its index in a first column without a name
         first = sample()
-        findings = infer_columns(
-            first.frame, whole=first.whole, label=found, split=others["split_column"], exclude=exclude
-        )
-        known = {finding.name: finding for finding in findings}
-        findings = tuple(known.get(name) or _unseen(name) for name in header)
+        known = dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
+        known[found] = ("label", "the label, by its name" if label is None else "the label, as asked")
+        if others["split_column"] is not None:
+            known[others["split_column"]] = ("split", "marks the test rows, by its name")
+        if weigher is not None:
+            known[weigher] = ("weight", "how much a row counts, as asked")
+        findings = infer_columns(first.frame, whole=first.whole, known=known, finds_weight=weight is None)
+        seen = {finding.name: finding for finding in findings}
+        findings = tuple(seen.get(name) or _unseen(name) for name in header)
         columns = kinds_of(findings)
     kinds = {name: "ignore" if name in exclude and name != found else kind for name, kind in columns.items()}
+    if weight is not None:
+        kinds = {name: "ignore" if kind == "weight" else kind for name, kind in kinds.items()}
+        kinds |= {} if weigher is None else {weigher: "weight"}
     return replace(planned_format(kinds, found, separator=head.separator, **others), findings=findings)
 
 
@@ -118,7 +137,7 @@ def _check_named(head: Head, exclude: Collection[str], columns: Collection[str])
 
 def _categorical(head: Head, label: str, exclude: Collection[str], others: Mapping[str, Any]) -> LogFormat:
     header = head.columns
-    fields = tuple(name for name in header if name not in {label, *NOT_FEATURES, *exclude})
+    fields = tuple(name for name in header if name not in {label, others["weight"], *NOT_FEATURES, *exclude})
     _check_named(head, exclude, header)
     time = next((name for name in TIMES if name in header and name != label), None)
     return LogFormat("log", label, fields, time=time, separator=head.separator, **others)

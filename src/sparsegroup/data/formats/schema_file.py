@@ -85,14 +85,14 @@ def _format_of(schema: LogSchema, label: str, split: str | None) -> LogFormat:
         "split": "column" if split else "last-fraction",
         "split_column": split,
         "test_fraction": TEST_FRACTION if schema.test_fraction is None else schema.test_fraction,
-        "weight": schema.weight,
         "separator": schema.separator,
     }
     if isinstance(schema.columns, dict):
         if others := [name for name in _LISTS if getattr(schema, name)]:
             raise ValueError(f"{others[0]} and columns cannot both be given: say in columns what {others[0]} has")
-        kinds = {name: "ignore" if name in (schema.weight, split) else kind for name, kind in schema.columns.items()}
-        return planned_format({**kinds, **({split: "split"} if split in kinds else {})}, label, **rest)
+        weight = {} if schema.weight is None else {schema.weight: "weight"}
+        marks = {split: "split"} if split in schema.columns else {}
+        return planned_format({**schema.columns, **weight, **marks}, label, **rest)
     fields = (*schema.categorical, *schema.multi)
     named = [*fields, *schema.numeric, label, *([schema.weight] if schema.weight is not None else [])]
     if repeated := {name for name in named if named.count(name) > 1}:
@@ -105,6 +105,7 @@ def _format_of(schema: LogSchema, label: str, split: str | None) -> LogFormat:
         lists=schema.multi,
         time=schema.time,
         columns=tuple(schema.columns),
+        weight=schema.weight,
         **rest,  # type: ignore[arg-type]
     )
 
@@ -138,6 +139,7 @@ def findings_of(log: LogFormat) -> tuple[ColumnFinding, ...]:
         **{name: str(ColumnKind("list", separator)) for name, separator in log.lists.items()},
         **dict.fromkeys(log.numbers, "number"),
         **({log.sources.get(log.time, log.time): "time"} if log.time is not None else {}),
+        **({log.weight: "weight"} if log.weight is not None else {}),
     }
     return tuple(ColumnFinding(name, kind, reason) for name, kind in kinds.items())
 

@@ -191,7 +191,7 @@ def encode_frame(
         frame[LINE].cast(pl.Int64).to_numpy() if log.time is None else _seconds(frame[log.time]),
     ]
     if log.weight is not None:
-        columns.append(frame[log.weight].cast(pl.Float32).to_numpy())
+        columns.append(frame[log.weight].to_numpy())
     for number, name in enumerate(log.fields):
         if separator := log.lists.get(name):
             columns.append(_lists_of_keys(frame[name], separator, number))
@@ -224,14 +224,14 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
 def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
     if log.weight is None:
         return frame
-    weight = frame[log.weight].cast(pl.Float32, strict=False)
+    weight = frame[log.weight].str.strip_chars().cast(pl.Float32, strict=False)
     valid = ((weight >= 0) & weight.is_finite()).fill_null(False)
     if valid.all():
-        return frame
+        return frame.with_columns(weight)
     for row in frame.filter(~valid).iter_rows(named=True):
         text = f"{log.weight}={row[log.weight]}" if row[log.weight] is not None else f"no {log.weight}"
         bad.append((row[LINE], f"weight {log.weight!r} must be a number >= 0", text))
-    return frame.filter(valid)
+    return frame.with_columns(weight).filter(valid)
 
 
 def _derived(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
