@@ -149,7 +149,7 @@ def test_the_documentation_shows_what_memory_comes_to() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())
     page = (ROOT / "docs" / "tables.md").read_text()
     names = [key.removesuffix("_test_auc") for key in figures if key.endswith("_test_auc")]
-    assert len(names) == 11
+    assert len(names) == 10
     for name in names:
         auc, rate, speed = (figures[f"{name}_{key}"] for key in ("test_auc", "feature_rate", "samples_per_s"))
         parts = ("table_bytes_at_25%", "table_bytes_at_50%", "most_table_bytes", "peak_bytes")

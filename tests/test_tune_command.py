@@ -140,7 +140,7 @@ def test_without_optuna_the_error_says_what_to_install(
         {"model": "dcnv2", "hidden": (128, 64), "dropout": 0.25, "network_options": {"rank": 8}},
         {"target_rate": 0.05, "optimizer": "amsgrad", "lr": 0.00123, "network_lr": 1e-5, "l2": 1e-6},
         {"target_bytes": "1MB", "fallback": False, "penalty": {"name": "mcp", "gamma": 2.5}},
-        {"target_rate": 0.2, "field_rates": {"color": 1.0}, "exclude": ("noise", "a b")},
+        {"target_rate": 0.2, "exclude": ("noise", "a b")},
         {"target_rate": 0.1, "optimizer": "adagrad", "lr": 1e-5},
         {"optimizer": "adam", "l21": 1e-3},
         {"least_features": 0},

@@ -69,7 +69,6 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
         {"batch_size": 100},
         {"options": {"betas": [0.8, 0.9]}},
         {"l21": 0.0, "target_rate": 0.1},
-        *({"l21": 0.0, "target_rate": 0.1, "field_rates": {"f0": rate}} for rate in (0.2, 0.3)),
     ]
     methods: list[Method] = [
         Pruned(0.1),
@@ -89,7 +88,7 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
 def test_settings_that_came_later_are_not_in_the_keys_of_runs_without_them() -> None:
     optimizer = Run(BASE.replace(l21=0.0, target_rate=0.1)).as_dict()["optimizer"]
     assert isinstance(optimizer, dict)
-    assert "field_rates" not in optimizer
+    assert "least_features" not in optimizer
     assert optimizer["target_rate"] == 0.1
 
 

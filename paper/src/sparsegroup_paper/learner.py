@@ -64,7 +64,7 @@ class Learner:
             self.model.embedding,
             self.optimizer,
             scheduler=self.config.optimizer.scheduler(self.optimizer, steps),
-            target=self.config.optimizer.target(self.optimizer, steps, self.log),
+            target=self.config.optimizer.target(self.optimizer, steps),
             window=max(1, stop - start),
         )
         trainer.fit(self.log.batches(start, stop, size), on_batch=on_batch)

@@ -106,10 +106,8 @@ class Run:
                 del optimizer[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
-        targets = {
-            name: optimizer.pop(name) for name in ("target_rate", "target_bytes", "field_rates", "least_features")
-        }
-        targets = {name: value for name, value in targets.items() if value not in (None, {}, 0)}
+        targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes", "least_features")}
+        targets = {name: value for name, value in targets.items() if value not in (None, 0)}
         optimizer |= targets  # the keys of runs without one are those from before there were any
         if not optimizer["l21"] and not targets:  # then these do nothing
             optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}

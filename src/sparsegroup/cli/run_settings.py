@@ -38,27 +38,9 @@ def setting_values(log: Sequence[str] | None, options: Mapping[str, Any], assign
         for name, value in options.items()
         if name in SHORT and name != "log"
     }
-    if given := options.get("field_rate"):
-        values["optimizer.field_rates"] = _field_rates(given)
     if log and settings_file(log) is None:
         values["data.log"] = log[0] if len(log) == 1 else list(log)
     return values | dict(map(assignment, assignments))
-
-
-def _field_rates(given: Sequence[str]) -> dict[str, float]:
-    rates: dict[str, float] = {}
-    for text in given:
-        name, _, rate = text.rpartition("=")
-        try:
-            value = float(rate)
-        except ValueError:
-            name = ""
-        if not name:
-            raise UsageError(f"--field-rate wants FIELD=RATE, such as C3=.5: got {text!r}")
-        if name in rates:
-            raise UsageError(f"--field-rate names {name} twice: {rates[name]:g} and {value:g}; give one")
-        rates[name] = value
-    return rates
 
 
 def log_name(config: Config) -> str:

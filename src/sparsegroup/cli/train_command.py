@@ -149,16 +149,6 @@ def train_command(
             show_default=False,
         ),
     ] = None,
-    field_rate: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel="Size",
-            metavar="FIELD=RATE",
-            help="Share of a field's own features to keep, such as C3=.5; --target-rate applies to all other fields "
-            "(repeatable).",
-            show_default=False,
-        ),
-    ] = None,
     fallback: Fallback = None,
     admit_after: AdmitAfter = None,
     admit_sketch: Annotated[

@@ -52,7 +52,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fallback, admit_after, admit_sketch, evict_unseen, max_table_bytes: Its table, see `ModelConfig`.
         optimizer, lr, network_lr, schedule, warmup, state_dtype, options: See `OptimizerConfig`.
         l1, l21, l2, norm, penalty: The regularizer, see `OptimizerConfig`.
-        target_rate, target_bytes, field_rates, least_features: The size, see `OptimizerConfig`.
+        target_rate, target_bytes, least_features: The size, see `OptimizerConfig`.
         batch_size, epochs, validation, patience, shuffle_buffer, after_first_epoch, compile: See `TrainingConfig`.
 
     Attributes:
@@ -106,7 +106,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state_dtype: StateDtype | None = None,
         target_rate: float | None = None,
         target_bytes: int | str | None = None,
-        field_rates: Mapping[str, float] | None = None,
         least_features: int | None = None,
         options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
@@ -147,7 +146,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.state_dtype = state_dtype
         self.target_rate = target_rate
         self.target_bytes = target_bytes
-        self.field_rates = field_rates
         self.least_features = least_features
         self.options = options
         self.batch_size = batch_size

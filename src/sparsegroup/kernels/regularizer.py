@@ -1,7 +1,7 @@
 """What the groups of a step share, whatever carries it out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparsegroup.penalties import Lasso, Norm, Penalty, PracticalNorm
@@ -17,7 +17,6 @@ class Regularizer:
         l2: λ2.
         norm: What the threshold compares.
         penalty: The threshold's shape.
-        field_l21: λ21 of some fields of a table's keys in place of `l21`: (field, λ21) pairs, by field.
     """
 
     l1: float = 0.0
@@ -25,14 +24,11 @@ class Regularizer:
     l2: float = 0.0
     norm: Norm = field(default_factory=PracticalNorm)
     penalty: Penalty = field(default_factory=Lasso)
-    field_l21: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Regularizer":
         """The regularizer of a param group, whose norm and penalty may be names."""
-        norm, penalty = Norm.of(group["norm"]), Penalty.of(group["penalty"])
-        by_field = tuple(sorted((group.get("field_l21") or {}).items()))
-        return cls(group["l1"], group["l21"], group["l2"], norm, penalty, by_field)
+        return cls(group["l1"], group["l21"], group["l2"], Norm.of(group["norm"]), Penalty.of(group["penalty"]))
 
     @property
     def active(self) -> bool:
@@ -41,12 +37,8 @@ class Regularizer:
 
     @property
     def has_threshold(self) -> bool:
-        """Whether λ21 is positive, of all groups or of a field's."""
-        return self.l21 > 0 or any(l21 > 0 for _, l21 in self.field_l21)
-
-    def with_l21(self, l21: float) -> "Regularizer":
-        """The same with one λ21 for all groups."""
-        return replace(self, l21=l21, field_l21=())
+        """Whether λ21 is positive."""
+        return self.l21 > 0
 
     @property
     def tau(self) -> float:

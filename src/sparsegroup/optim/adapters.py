@@ -1,6 +1,6 @@
 """How an optimizer reaches its parameters: as tensors, as parts of DTensors, or as rows in a store of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Protocol
 
@@ -47,7 +47,6 @@ class ParameterAdapter(Protocol):
         entry: Entry,
         sample: int,
         draw: np.random.Generator,
-        fields: Sequence[int] = (),
     ) -> list[GroupCensus]:
         """Which λ21 the parameter's groups outlive; see `sparsegroup.kernels.eager.eager_sweep`.
 
@@ -57,7 +56,6 @@ class ParameterAdapter(Protocol):
             entry: Its state.
             sample: How many groups to look at, at most; 0 for all.
             draw: Draws them.
-            fields: Those of a table's keys that are to be looked at one by one, and all others together.
         """
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, drop_untrained: bool) -> None:

@@ -89,20 +89,8 @@ def check_hyperparameters(rule: Rule, group: Mapping[str, Any], where: str) -> N
     rule.check({**group, "lr": _number(group["lr"], group["capturable"], where)}, where)
     for weight in LAMBDAS:
         weight.check(group[weight.name], where)
-    _check_field_l21(group.get("field_l21"), where)
     check_threshold(group, where)
     _check_execution(group, where)
-
-
-def _check_field_l21(by_field: Any, where: str) -> None:
-    if by_field is None:
-        return
-    if not isinstance(by_field, dict):
-        raise TypeError(f"field_l21 must be a dict, field → λ21, got {type(by_field).__name__} ({where})")
-    for field, l21 in by_field.items():
-        if not isinstance(field, int) or isinstance(field, bool) or field < 0:
-            raise TypeError(f"field_l21 must have numbers of fields, ints >= 0, for keys, got {field!r} ({where})")
-        Hyperparameter(f"field_l21[{field}]", 0.0, at_least(0)).check(l21, where)
 
 
 def _number(lr: Any, capturable: bool, where: str) -> Any:

@@ -52,8 +52,6 @@ class GroupOptimizer(Optimizer):
         weight_decay: Added to the gradient as `weight_decay * x` (default 0); not with sparse gradients.
         l1: λ1 ≥ 0 (default 0), the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
         l21: λ21 ≥ 0 (default 0), the weight of √d ‖x‖₂ of each group.
-            A param group with a `HashEmbedding` may have a `field_l21` beside it, {field: λ21}, for some fields of its
-            keys (by their top `field_bits` bits).
         l2: λ2 ≥ 0 (default 0), the weight of ‖x‖₂² (not of half of it).
         groups: "rows" (default; dimension 0: an embedding vector; the elements of a 1-d parameter), "columns"
             (dimension 1: the outgoing weights of an input unit of `nn.Linear`), "channels" (dimension 0: a filter;
@@ -123,7 +121,7 @@ class GroupOptimizer(Optimizer):
         if not isinstance(group["params"], Tensor | set):
             group["params"] = list(group["params"])
         # Unlike torch, so that a misspelt l21 does not pass; the last two are what others keep there.
-        known = {*self.defaults, "field_l21", "params", "param_names", "initial_lr", "name", "lr_scale"}
+        known = {*self.defaults, "params", "param_names", "initial_lr", "name", "lr_scale"}
         group = known_options(group, known, type(self).__name__, f" ({where})")
         self._check_group({**self.defaults, **group}, where)
         plain(super().add_param_group)(group)
@@ -131,7 +129,7 @@ class GroupOptimizer(Optimizer):
     def _check_group(self, group: ParamGroup, where: str) -> None:
         """Raise unless the hyperparameters are in range and fit the parameters."""
         check_hyperparameters(self.rule, group, where)
-        params, has_store = group["params"], False
+        params = group["params"]
         for index, item in enumerate([params] if isinstance(params, Tensor) else params):
             name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)
             here = f"{where}, {name}"
@@ -139,9 +137,6 @@ class GroupOptimizer(Optimizer):
             if not isinstance(parameter, Tensor):
                 raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
             adapter_of(parameter).check(parameter, group, here)
-            has_store |= store_of(parameter) is not None
-        if group.get("field_l21") and not has_store:
-            raise ValueError(f"field_l21 is for the fields of a HashEmbedding's keys; there is none in {where}")
 
     def state_dict(self) -> StateDict:
         """The state, as any torch optimizer gives it.
@@ -273,9 +268,7 @@ class GroupOptimizer(Optimizer):
                         )
 
     @torch.no_grad()
-    def census(
-        self, number: int, sample: int = 0, seed: Sequence[int] = (0,), fields: Sequence[int] = ()
-    ) -> list[GroupCensus]:
+    def census(self, number: int, sample: int = 0, seed: Sequence[int] = (0,)) -> list[GroupCensus]:
         """Which λ21 the groups of a param group outlive, at the other hyperparameters of this moment.
 
         Gives the rows of a table a dual residual u, if they carry none yet.
@@ -284,7 +277,6 @@ class GroupOptimizer(Optimizer):
             number: The param group, by its place.
             sample: How many groups of a parameter to look at, at most; 0 for all.
             seed: For drawing the sample.
-            fields: Fields of a table's keys, each of which gets an entry of its own after that of all others.
 
         Returns:
             One entry for each of its parameters that has been stepped; where some of them are tables, of these alone.
@@ -297,7 +289,7 @@ class GroupOptimizer(Optimizer):
             one
             for parameter in stored or group["params"]
             if self.state.get(parameter)
-            for one in adapter_of(parameter).census(parameter, step, self.state[parameter], sample, draw, fields)
+            for one in adapter_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
         ]
 
     def _check_ready(self) -> None:

@@ -23,7 +23,6 @@ class GroupCensus:
         live: Groups that are not zero at present; an estimate where it is a sample.
         seen: Groups ever seen, of which a rate is a share; likewise.
         live_bytes: What a live group takes in a compact model: its weights, and 8 bytes for the key of a table's row.
-        field: The field of a table's keys that they belong to; None for all, or for those of all other fields.
     """
 
     critical: npt.NDArray[np.float64]
@@ -31,7 +30,6 @@ class GroupCensus:
     live: float
     seen: float
     live_bytes: int
-    field: int | None = None
 
 
 def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: float) -> float:

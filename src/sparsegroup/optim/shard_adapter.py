@@ -1,6 +1,6 @@
 """A parameter that is a DTensor: each rank steps its part; u and the state are DTensors. See `ParameterAdapter`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,10 @@ class ShardAdapter:
         entry: dict[str, Any],
         sample: int,
         draw: np.random.Generator,
-        fields: Sequence[int] = (),
     ) -> list[GroupCensus]:
         """See `ParameterAdapter.census`: one entry for each part, the same on all ranks, which all have to ask."""
         spread = as_spread(parameter)
-        found = _TENSOR.census(local_part(parameter), step, local_entry(entry), sample, draw, fields)
+        found = _TENSOR.census(local_part(parameter), step, local_entry(entry), sample, draw)
         for number in split_mesh_dims(spread):
             group = spread.device_mesh.get_group(number)
             parts: list[list[GroupCensus]] = [[]] * spread.device_mesh.size(number)

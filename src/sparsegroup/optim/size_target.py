@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.group_census import SMALLEST, GroupCensus
+from sparsegroup.optim.group_census import SMALLEST, GroupCensus, l21_for
 from sparsegroup.optim.stored import store_of
-from sparsegroup.optim.target_part import TargetPart, rate_of
 
 SAMPLE, LEAST_SAMPLE = 65_536, 8_192
 """Groups of a parameter that λ21 is set by, of long and short trainings: so that they cost a hundredth of any."""
@@ -21,6 +20,9 @@ CONTROLS = 50
 """How often λ21 is set in a training whose steps are known."""
 
 _INTERVAL = 200
+
+_SLACK = 0.05
+"""How far the rate may be from what the schedule asks for before all groups are looked at."""
 
 _NEARLY = 0.98
 """Of what was asked for: who ends below has to be told."""
@@ -37,9 +39,7 @@ class SizeTarget(ABC):
         ramp: Steps after which the target is reached.
         interval: Steps between two settings of λ21.
         count: Steps so far.
-        fields: Fields of a table's keys that have targets of their own.
-        l21: λ21 as it was set last; of all other fields where some have their own.
-        field_l21: Theirs: field → λ21.
+        l21: λ21 as it was set last.
         rate: Live groups over groups seen, as of the last setting; None before the first.
         scheduled_rate: What the schedule asked for then.
     """
@@ -54,7 +54,6 @@ class SizeTarget(ABC):
         param_groups: Sequence[int] | None,
         sample: int | None,
         seed: int,
-        fields: Sequence[int] = (),
     ) -> None:
         given = (("steps", steps, 1), ("ramp", ramp, 0), ("interval", interval, 1), ("sample", sample, 1))
         for name, value, least in given:
@@ -64,8 +63,6 @@ class SizeTarget(ABC):
             raise TypeError(f"a target needs an optimizer of sparsegroup, got {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.param_groups = _chosen(optimizer, param_groups)
-        self.fields = tuple(fields)
-        _check_fields(optimizer, self.param_groups, self.fields)
         self.steps = steps
         self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
         self.interval = interval or (_INTERVAL if steps is None else max(1, steps // CONTROLS))
@@ -74,8 +71,9 @@ class SizeTarget(ABC):
         self.count = 0
         self.rate: float | None = None
         self.scheduled_rate: float | None = None
-        sampled = bool(self.fields)
-        self._parts = [TargetPart(field, is_sampled=sampled) for field in (None, *self.fields)]
+        self.l21 = 0.0
+        self._final = 1.0
+        self._has_warned = False
         self._begin()
         self._hand_over()
         self.set_l21(self.sample)
@@ -85,15 +83,10 @@ class SizeTarget(ABC):
     # What a subclass says
 
     @abstractmethod
-    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
-        """The share of the groups seen that is to live at the end, by what there is now.
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
+        """The share of the groups seen that must live at the end, by the groups that there are now."""
 
-        Args:
-            field: The field of a table's keys that they are of; None for all, or those of all fields without a target.
-            censuses: The groups.
-        """
-
-    def _asked_rate(self, field: int | None) -> float:
+    def _asked_rate(self) -> float:
         """The share that whoever asked expects at least: less than `_final_rate` where more is kept than was asked."""
         return 1.0
 
@@ -118,7 +111,7 @@ class SizeTarget(ABC):
             self.settle()
         elif due:
             self.set_l21(self.sample)
-            if any(part.is_away for part in self._parts):
+            if self._is_away:
                 self.settle()
 
     @property
@@ -149,54 +142,47 @@ class SizeTarget(ABC):
         if not total:
             return None
         ahead = 0.0 if self.count >= self.ramp else (1 - self.count / self.ramp) ** 3
-        left = 0.0
-        for part in self._parts:
-            own = [(one, cost) for one, cost in zip(censuses, costs, strict=True) if one.field == part.field]
-            its_censuses, its_costs = [one for one, _ in own], [cost for _, cost in own]
-            final = self._final_rate(part.field, its_censuses)
-            live = part.set_l21(its_censuses, its_costs, final, ahead)
-            left += live
-            self._warn(part, its_costs, live)
-        self.rate = rate_of(censuses, costs)
-        self.scheduled_rate = self._parts[0].scheduled_rate
-        if self.fields:
-            self.scheduled_rate = sum((part.scheduled_rate or 0.0) * part.cost for part in self._parts) / total
+        self._final = min(1.0, self._final_rate(censuses))
+        self.rate, self.scheduled_rate = rate_of(censuses, costs), self._final
+        if ahead > 0:
+            self.scheduled_rate += (max(self._begun_at, self._final) - self._final) * ahead
+        self.l21 = l21_for(censuses, costs, self.scheduled_rate * total)
+        parts = zip(costs, censuses, strict=True)
+        live = sum(cost * one.weight * float((one.critical > self.l21).sum()) for cost, one in parts)
+        self._warn(costs, total, live)
         self._hand_over()
-        return left / total
+        return live / total
 
-    def _warn(self, part: TargetPart, costs: Sequence[float], live: float) -> None:
-        """Say so, once, where a part is asked for less than a group of it, or for more than have any gradient."""
+    @property
+    def _is_away(self) -> bool:
+        """Whether the schedule has ended, and rows that no batch has touched since are away from it."""
+        if self.rate is None or self.scheduled_rate is None or self.scheduled_rate > self._final * (1 + _SLACK):
+            return False
+        return abs(self.rate - self.scheduled_rate) > _SLACK * self.scheduled_rate
+
+    def _warn(self, costs: Sequence[float], total: float, live: float) -> None:
+        """Warn, once, about a target of less than one group, or of more groups than have any gradient."""
         over = self.steps is None or self.count == self.steps
-        if part.warned or not over or not part.cost:
+        if self._has_warned or not over:
             return
-        wanted = part.final * part.cost
+        wanted = self._final * total
         if wanted < min(costs):
             why = "less than one group: nothing will be left"
-        elif part.l21 == SMALLEST and live < _NEARLY * min(wanted, self._asked_rate(part.field) * part.cost):
-            why = f"more than the groups that have had a gradient: {live / part.cost:.2g} of all will be left"
+        elif self.l21 == SMALLEST and live < _NEARLY * min(wanted, self._asked_rate() * total):
+            why = f"more than the groups that have had a gradient: {live / total:.2g} of all will be left"
         else:
             return
-        part.warned = True
-        asked = str(self) if part.field is None else f"{self.describe(part.field)} in field {part.field}"
-        warnings.warn(f"{asked} is {why}", RuntimeWarning, stacklevel=4)
-
-    def describe(self, field: int) -> str:
-        """What is asked for of a field, in words."""
-        return str(self)
+        self._has_warned = True
+        warnings.warn(f"{self} is {why}", RuntimeWarning, stacklevel=4)
 
     def _censuses(self, sample: int) -> list[GroupCensus]:
         seed = (self.seed, self.count)
-        if self.fields and sample:
-            sample = max(sample // len(self._parts), min(sample, LEAST_SAMPLE))
-        groups = self.param_groups
-        return [one for number in groups for one in self.optimizer.census(number, sample, seed, self.fields)]
+        return [one for number in self.param_groups for one in self.optimizer.census(number, sample, seed)]
 
     def _begin(self) -> None:
         """Begin the schedule at the share that lives at present."""
         censuses = self._censuses(self.sample)
-        for part in self._parts:
-            own = [one for one in censuses if one.field == part.field]
-            part.begin = rate_of(own, [1.0] * len(own)) or 1.0
+        self._begun_at = rate_of(censuses, [1.0] * len(censuses)) or 1.0
 
     def restart(self) -> None:
         """Begin the schedule anew, at the share that lives now: for groups that start again in another epoch.
@@ -205,63 +191,40 @@ class SizeTarget(ABC):
         """
         self.count = 0
         self.rate = self.scheduled_rate = None
-        for part in self._parts:
-            part.l21, part.rate, part.scheduled_rate = 0.0, None, None
+        self.l21 = 0.0
         self._begin()
         self._hand_over()
         self.set_l21(self.sample)
 
-    @property
-    def l21(self) -> float:
-        """See above."""
-        return self._parts[0].l21
-
-    @property
-    def field_l21(self) -> dict[int, float]:
-        """See above."""
-        return {part.field: part.l21 for part in self._parts if part.field is not None}
-
     def _hand_over(self) -> None:
         # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
         if not self.optimizer.rule.state:
-            for part in self._parts:
-                part.l21 = max(part.l21, SMALLEST)
+            self.l21 = max(self.l21, SMALLEST)
         for number in self.param_groups:
-            group = self.optimizer.param_groups[number]
-            group["l21"] = self.l21
-            group.pop("field_l21", None)
-            if self.fields:
-                group["field_l21"] = self.field_l21
+            self.optimizer.param_groups[number]["l21"] = self.l21
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers from which `load_state_dict` goes on; λ21 is in the optimizer's state."""
-        state: dict[str, Any] = {
+        return {
             "count": self.count,
-            "begin": self._parts[0].begin,
+            "begin": self._begun_at,
             "l21": self.l21,
             "rate": self.rate,
             "scheduled_rate": self.scheduled_rate,
         }
-        if self.fields:
-            state["fields"] = {part.field: {"begin": part.begin, "l21": part.l21} for part in self._parts[1:]}
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` found another target with the same arguments.
-
-        Raises:
-            ValueError: That one had targets for other fields; nothing has changed.
-        """
-        theirs = state.get("fields", {})
-        if set(theirs) != set(self.fields):
-            given, own = sorted(theirs), sorted(self.fields)
-            raise ValueError(f"the state is of a target with the fields {given}, this one has {own}: give it the same")
+        """Go on from where `state_dict` found another target with the same arguments."""
         self.count = int(state["count"])
         self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
-        for part in self._parts:
-            saved = state if part.field is None else theirs[part.field]
-            part.begin, part.l21 = float(saved["begin"]), float(saved["l21"])
+        self._begun_at, self.l21 = float(state["begin"]), float(state["l21"])
         self._hand_over()
+
+
+def rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:
+    """The share of the groups seen that is live, each counted by its cost; None where none was seen."""
+    seen = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
+    return sum(cost * census.live for cost, census in zip(costs, censuses, strict=True)) / seen if seen else None
 
 
 def _chosen(optimizer: GroupOptimizer, numbers: Sequence[int] | None) -> tuple[int, ...]:
@@ -290,14 +253,3 @@ def _checked(optimizer: GroupOptimizer, numbers: Sequence[int]) -> tuple[int, ..
                 f"param group {number} has capturable=True: a captured step keeps the λ21 it was captured with"
             )
     return tuple(numbers)
-
-
-def _check_fields(optimizer: GroupOptimizer, numbers: Sequence[int], fields: Sequence[int]) -> None:
-    for number in numbers if fields else ():
-        where = f"param group {number}"
-        stores = [store_of(parameter) for parameter in optimizer.param_groups[number]["params"]]
-        if all(store is None for store in stores):
-            raise ValueError(f"fields are of a HashEmbedding's keys: {where} has no HashEmbedding; leave it out")
-        for store in stores:
-            if store is not None:
-                store.check_fields(fields, where)

@@ -1,10 +1,9 @@
 """A parameter whose rows, and the optimizer's state in them, lie in a store: see `ParameterAdapter`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,8 +31,6 @@ class StoreAdapter:
                 "it a param group of its own"
             )
         check_device(parameter, group, where)
-        if by_field := group.get("field_l21"):
-            _store(parameter).check_fields(by_field, where)
 
     def plan(
         self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, dict[str, Any]], number: int
@@ -65,22 +62,16 @@ class StoreAdapter:
         entry: dict[str, Any],
         sample: int,
         draw: np.random.Generator,
-        fields: Sequence[int] = (),
     ) -> list[GroupCensus]:
         """See `ParameterAdapter.census`. Rows that never had a gradient insist on nothing."""
         store = _store(parameter)
         live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
-        if fields:
-            found = store.critical_by_field(_row_step(step, entry), fields, sample, draw)
-            here = [
-                _census(one.critical, one.rows, one.live, one.seen, live_bytes, field)
-                for field, one in zip((None, *fields), found, strict=False)
-            ]
-            return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
         critical = store.critical_l21(_row_step(step, entry), rows)
-        here = [_census(critical, count, store.num_live, store.num_seen, live_bytes)]
+        critical[np.isinf(critical)] = 0.0
+        weight = count / len(critical) if len(critical) else 0.0
+        here = [GroupCensus(critical, weight, store.num_live, store.num_seen, live_bytes)]
         return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
@@ -126,13 +117,6 @@ class StoreAdapter:
         state = {name: value.tensor.detach().cpu().numpy() for name, value in shielded.items()}
         claim = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
         entry.update(dict.fromkeys(shielded, claim))
-
-
-def _census(
-    critical: npt.NDArray[np.float64], count: int, live: float, seen: int, live_bytes: int, field: int | None = None
-) -> GroupCensus:
-    critical[np.isinf(critical)] = 0.0
-    return GroupCensus(critical, count / len(critical) if len(critical) else 0.0, live, seen, live_bytes, field)
 
 
 def _row_step(step: GroupStep, entry: Mapping[str, Any]) -> RowStep:

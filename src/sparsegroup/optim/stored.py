@@ -1,7 +1,7 @@
 """Parameters whose rows lie in a store of their own, such as a table that grows: what an optimizer needs of them."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self
 
@@ -57,23 +57,6 @@ class RowStep:
     wants_u: bool
     numbers: Numbers
     settings: LaunchSettings
-
-
-@dataclass(frozen=True)
-class FieldSample:
-    """The rows of some fields of a store's keys, or a sample of them.
-
-    Attributes:
-        critical: `[n]` float64, the largest λ21 at which each is zero; infinite where it never had a non-zero gradient.
-        rows: How many there are in all.
-        live: How many of all are not zero; an estimate where it is a sample.
-        seen: Distinct keys of these fields that training has ever seen.
-    """
-
-    critical: npt.NDArray[np.float64]
-    rows: int
-    live: float
-    seen: int
 
 
 class RowPlan(Protocol):
@@ -181,24 +164,6 @@ class RowStore(Protocol):
 
         Returns:
             `[n]` float64, infinite where a row never had a non-zero gradient; empty if the rows hold another's state.
-        """
-
-    def check_fields(self, fields: Iterable[int], where: str) -> None:
-        """Raise ValueError, which names `where`, unless λ21 can be set for each of some fields of the keys."""
-
-    def critical_by_field(
-        self, request: RowStep, named: Sequence[int], sample: int, draw: np.random.Generator
-    ) -> list[FieldSample]:
-        """As `critical_l21`, field by field.
-
-        Args:
-            request: The step that has no gradient.
-            named: Fields that `check_fields` has passed.
-            sample: Rows to look at, at most, of each field; 0 for all.
-            draw: Draws them.
-
-        Returns:
-            All other fields together, then each of the named ones; nothing if the rows hold another's state.
         """
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:

@@ -1,7 +1,7 @@
 """Asking for a size: a share of the groups, or a number of bytes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.group_census import GroupCensus
@@ -26,15 +26,12 @@ class TargetRate(SizeTarget):
         param_groups: Numbers of the optimizer's param groups whose λ21 is set, together; by default those that hold a
             `HashEmbedding`, or, without one, those whose l21 is positive. For targets that differ, make several
             `TargetRate`s.
-        fields: Field → rate, for fields of a `HashEmbedding`'s keys (by the number in their top `field_bits` bits) that
-            are to be held at rates of their own. `rate` is then that of all other fields together.
         least: Groups that are kept even where `rate` is less; all, where there are fewer.
         sample: Groups of each parameter to look at; by default 65,536, and down to 8,192 in short trainings.
         seed: For drawing the sample.
 
     Raises:
-        ValueError: A number out of range, no param group to be chosen, or `fields` that a table has not, or of a table
-            on a GPU or under `max_bytes`.
+        ValueError: A number out of range, or no param group to be chosen.
         TypeError: Not an optimizer of this library.
 
     Examples:
@@ -63,7 +60,6 @@ class TargetRate(SizeTarget):
         param_groups: Sequence[int] | None = None,
         sample: int | None = None,
         seed: int = 0,
-        fields: Mapping[int, float] | None = None,
         least: int = 0,
     ) -> None:
         if not 0 < rate <= 1:
@@ -71,7 +67,6 @@ class TargetRate(SizeTarget):
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise ValueError(f"least must be an int >= 0, got {least!r}")
         self.target, self.least = float(rate), least
-        self.field_targets = _field_targets(fields)
         super().__init__(
             optimizer,
             steps=steps,
@@ -80,39 +75,20 @@ class TargetRate(SizeTarget):
             param_groups=param_groups,
             sample=sample,
             seed=seed,
-            fields=tuple(self.field_targets),
         )
 
     def __str__(self) -> str:
         return f"a feature rate of {self.target:g}"
 
-    def describe(self, field: int) -> str:
-        """See `SizeTarget`."""
-        return f"a feature rate of {self.field_targets[field]:g}"
+    def _asked_rate(self) -> float:
+        return self.target
 
-    def _asked_rate(self, field: int | None) -> float:
-        return self.target if field is None else self.field_targets[field]
-
-    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
         seen = sum(census.seen for census in censuses)
-        least = self.least / seen if seen and field is None else 0.0
-        return max(self._asked_rate(field), least)
+        return max(self.target, self.least / seen if seen else 0.0)
 
     def _costs(self, censuses: Sequence[GroupCensus]) -> list[float]:
         return [1.0] * len(censuses)
-
-
-def _field_targets(fields: Mapping[int, float] | None) -> dict[int, float]:
-    if fields is None:
-        return {}
-    if not isinstance(fields, Mapping):
-        raise TypeError(f"fields must map numbers of fields to rates, as in {{3: 0.5}}, got {type(fields).__name__}")
-    for field, rate in fields.items():
-        if not isinstance(field, int) or isinstance(field, bool) or field < 0:
-            raise TypeError(f"fields must have numbers of fields, ints >= 0, for keys, got {field!r}")
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
-            raise ValueError(f"fields: the rate of field {field} must be in (0, 1], got {rate!r}")
-    return {field: float(rate) for field, rate in sorted(fields.items())}
 
 
 class TargetBytes(SizeTarget):
@@ -165,7 +141,7 @@ class TargetBytes(SizeTarget):
     def __str__(self) -> str:
         return f"a size of {self.target:,} bytes"
 
-    def _final_rate(self, field: int | None, censuses: Sequence[GroupCensus]) -> float:
+    def _final_rate(self, censuses: Sequence[GroupCensus]) -> float:
         total = sum(census.live_bytes * census.seen for census in censuses)
         return self.target / total if total else 1.0
 

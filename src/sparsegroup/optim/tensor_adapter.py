@@ -1,6 +1,6 @@
 """A parameter that is a tensor, with its state in tensors of the same shape: see `ParameterAdapter`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,8 @@ class TensorAdapter:
         entry: dict[str, Any],
         sample: int,
         draw: np.random.Generator,
-        fields: Sequence[int] = (),
     ) -> list[GroupCensus]:
-        """See `ParameterAdapter.census`. Groups that never had a gradient do not count; a tensor has no fields."""
+        """See `ParameterAdapter.census`. Groups that never had a gradient do not count."""
         return [tensor_sweep.census(parameter, step, entry, sample, draw)]
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:

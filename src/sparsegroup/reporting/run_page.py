@@ -52,7 +52,6 @@ _FORMATS: Mapping[Unit, Callable[[float], str]] = {
 }
 
 
-_FEW = 4
 _TARGETS = (("rate", "target_rate"), ("size", "target_bytes"))
 
 
@@ -69,24 +68,12 @@ def _headline(config: Mapping[str, Any]) -> str:
     if isinstance(penalty, Mapping):
         penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
     strength = next(
-        (
-            f"{name} {_setting(optimizer[key])} asked for{_of_fields(optimizer)}"
-            for name, key in _TARGETS
-            if optimizer.get(key) is not None
-        ),
+        (f"{name} {_setting(optimizer[key])} asked for" for name, key in _TARGETS if optimizer.get(key) is not None),
         None if optimizer.get("l21") is None else f"λ21 = {_setting(optimizer['l21'])}",
     )
     if strength is not None:
         parts.append(strength + (f" ({penalty})" if penalty else ""))
     return ", ".join(parts) or "Training run"
-
-
-def _of_fields(optimizer: Mapping[str, Any]) -> str:
-    """Such as ", C3 0.5, site_id 0.1"; of many, how many there are."""
-    rates = optimizer.get("field_rates") or {}
-    if len(rates) > _FEW:
-        return f", {len(rates)} fields at rates of their own"
-    return "".join(f", {name} {_setting(rate)}" for name, rate in rates.items())
 
 
 def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:

@@ -21,7 +21,6 @@ from sparsegroup.table.batch import Scratch
 from sparsegroup.table.device_rows import DeviceRows
 from sparsegroup.table.index import Index
 from sparsegroup.table.key_search import NOWHERE, KeySearch, RowSpace, run_search
-from sparsegroup.table.row_fields import RowLambdas
 from sparsegroup.table.row_locations import Generation, GradientLines, Int32s, Int64s, RowLocations
 from sparsegroup.table.row_storage import Floats, RowGradient
 from sparsegroup.table.table_config import TableConfig
@@ -160,11 +159,8 @@ class DeviceStorage:
         """See `RowStorage`: the kernel leaves out what is not finite."""
         return None
 
-    def step(
-        self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int], lambdas: RowLambdas | None = None
-    ) -> None:
+    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
         """See `RowStorage`."""
-        assert lambdas is None
         memory = self.rows
         settings = request.settings
         initial = tuple(as_stored(value, memory.state_dtype) for value in settings.initial)
@@ -189,9 +185,8 @@ class DeviceStorage:
         found = np.arange(count) if rows is None else rows
         return eager_sweep_rows.critical_l21(self.rows, found, request)
 
-    def sweep(self, count: int, request: RowStep, *, drops: bool, lambdas: RowLambdas | None = None) -> Int64s:
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
         """See `RowStorage`; on the host."""
-        assert lambdas is None
         memory = self.rows
         changed = eager_sweep_rows.sweep(memory, np.arange(count), request, drops=drops)
         self.recount(count)

@@ -13,7 +13,6 @@ from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.index import Index
 from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.policy_answer import checked_answer
-from sparsegroup.table.row_fields import RowFields, fields_of
 from sparsegroup.table.row_locations import Generation, Int64s
 from sparsegroup.table.row_uses import RowUses
 from sparsegroup.table.sighting_sketch import SightingSketch
@@ -67,7 +66,6 @@ class Directory:
         asked: The moment at which the eviction policy was asked last.
         lookups: In how many a policy was asked, where sightings are counted in a sketch; one that draws is told that.
         generation: The numbering of the rows.
-        row_fields: The fields of rows, once they have been asked for.
     """
 
     def __init__(
@@ -90,7 +88,6 @@ class Directory:
         self.evicted = self.refused = self.steps = self.asked = self.lookups = 0
         self._is_watched = is_watched
         self.generation = Generation(is_watched)
-        self.row_fields: RowFields | None = None
         self._num_seen = 0
 
     @property
@@ -130,21 +127,6 @@ class Directory:
         keys = self.keys()[rows[:5]].tolist()
         more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
         return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
-
-    def fields(self, bits: int) -> RowFields:
-        """The fields of all rows, in the top `bits` bits of their keys; noted from now on as rows come and go."""
-        known = self.row_fields
-        if known is None or known.bits != bits or known.num_rows != self.num_rows:
-            known = self.row_fields = RowFields.of_index(self.index, bits)
-        return known
-
-    def seen_by_field(self, bits: int) -> Int64s:
-        """`[2**bits]`: how many distinct keys of each field training has ever seen."""
-        rows = self.fields(bits).counts
-        if self.estimate is not None:
-            return np.maximum(rows, np.rint(self.estimate.by_field()).astype(np.int64))
-        keys = self.keys_without_row() if len(self.dropped) else self.waiting.keys()
-        return rows + np.bincount(fields_of(keys, bits), minlength=1 << bits)
 
     def set_buckets(self, buckets: int) -> None:
         """Have an index of so many buckets, which must suffice."""
@@ -261,8 +243,6 @@ class Directory:
         gone, rows = keep_rows(self.index, kept)
         if self.uses is not None:
             self.uses.keep(kept)
-        if self.row_fields is not None:
-            self.row_fields.keep(kept)
         self.renumber()
         self._drop(gone)
         return gone, rows

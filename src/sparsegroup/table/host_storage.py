@@ -1,7 +1,7 @@
 """A table's rows in the host's memory."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,7 +22,6 @@ from sparsegroup.table.batch import Scratch
 from sparsegroup.table.host_rows import HostRows
 from sparsegroup.table.index import Index
 from sparsegroup.table.key_search import KeySearch, Reach, RowSpace, run_search
-from sparsegroup.table.row_fields import RowLambdas
 from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
 from sparsegroup.table.row_parts import kinds_of
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient
@@ -154,11 +153,8 @@ class HostStorage:
         """See `RowStorage`."""
         return None if finite.are_finite(values) else torch.isfinite(values).all(dim=1)
 
-    def step(
-        self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int], lambdas: RowLambdas | None = None
-    ) -> None:
+    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
         """See `RowStorage`."""
-        gradient, runs = (gradient, ()) if lambdas is None else _in_runs(gradient, lambdas)
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
         memory, rule, settings = self.rows, request.rule, request.settings
@@ -179,7 +175,6 @@ class HostStorage:
             memory.dim,
             np.array([request.numbers.scalars], memory.dtype),
             settings,
-            runs,
         )
 
     # Sweep
@@ -193,36 +188,18 @@ class HostStorage:
         norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
         return norms / (math.sqrt(memory.dim) * request.settings.regularizer.norm.tau_scale)
 
-    def sweep(self, count: int, request: RowStep, *, drops: bool, lambdas: RowLambdas | None = None) -> Int64s:
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
         """See `RowStorage`."""
-        if lambdas is None:
-            changed = self._sweep(None, count, request, drops=drops)
-        else:
-            changed = np.concatenate([np.empty(0, np.int64), *self._sweep_by_field(count, request, lambdas, drops)])
         if self._sweeps_eagerly:
+            changed = eager_sweep_rows.sweep(self.rows, np.arange(count), request, drops=drops)
             self.recount(count)
-        return changed
+            return changed
+        _, mask = self._swept(None, count, request, applies=True, drops=drops)
+        return np.flatnonzero(mask)
 
     @property
     def _sweeps_eagerly(self) -> bool:
         return not self.rows.is_plain or self.rows.dim > compiled_sweep.WIDEST
-
-    def _sweep_by_field(self, count: int, request: RowStep, lambdas: RowLambdas, drops: bool) -> Iterator[Int64s]:
-        for first in range(0, count, _COUNT_AT_A_TIME):
-            numbers = lambdas.numbers(slice(first, first + _COUNT_AT_A_TIME))
-            for number in np.flatnonzero(np.bincount(numbers)).tolist():
-                l21 = lambdas.values[number]
-                settings = replace(request.settings, regularizer=request.settings.regularizer.with_l21(l21))
-                rows = first + np.flatnonzero(numbers == number)
-                yield self._sweep(rows, count, replace(request, settings=settings), drops=drops and l21 > 0)
-
-    def _sweep(self, rows: Int64s | None, count: int, request: RowStep, *, drops: bool) -> Int64s:
-        memory = self.rows
-        if self._sweeps_eagerly:
-            some = np.arange(count) if rows is None else rows
-            return eager_sweep_rows.sweep(memory, some, request, drops=drops)
-        _, mask = self._swept(rows, count if rows is None else len(rows), request, applies=True, drops=drops)
-        return np.flatnonzero(mask) if rows is None else rows[mask]
 
     def _swept(
         self, rows: Int64s | None, count: int, request: RowStep, *, applies: bool, drops: bool = False
@@ -248,16 +225,3 @@ class HostStorage:
 def _parts(rule: Rule, carries_u: bool) -> tuple[str, ...]:
     """What a step of the rule reads of a row, in the order in which it does."""
     return (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
-
-
-def _in_runs(gradient: RowGradient, lambdas: RowLambdas) -> tuple[RowGradient, list[tuple[int, float]]]:
-    """A gradient whose lines are sorted by λ21, and how many have which."""
-    numbers = lambdas.numbers(array_of(gradient.rows.contiguous()))
-    counts = np.bincount(numbers)
-    present = np.flatnonzero(counts).tolist()
-    runs = [(int(counts[number]), lambdas.values[number]) for number in present]
-    if len(runs) == 1:
-        return gradient, runs
-    order = torch.from_numpy(np.argsort(numbers, kind="stable"))
-    hessian = None if gradient.hessian is None else gradient.hessian[order]
-    return RowGradient(gradient.rows[order], gradient.values[order], hessian, None, None), runs

@@ -209,9 +209,6 @@ class RowLookup:
                 index.extend()
         index.settle(count)
         self._directory.came(count)
-        if (fields := self._directory.row_fields) is not None:
-            new = some >= before
-            fields.add(scratch.distinct[places][new], some[new])
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
         search.count_given(count)

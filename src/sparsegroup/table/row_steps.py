@@ -1,23 +1,21 @@
 """What an optimizer does with a table's rows: its claim to the state in them, its steps, and what they change."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.stored import Claim, FieldSample, RowStep
+from sparsegroup.optim.stored import Claim, RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.changes import Changes
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.pending import Pending
-from sparsegroup.table.row_fields import FieldClasses, RowFields, RowLambdas
 from sparsegroup.table.row_locations import Int64s, attached
-from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient, RowStorage
+from sparsegroup.table.row_storage import Floats, RowGradient, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
 
@@ -91,7 +89,6 @@ class RowSteps:
         self._on_step = on_step
         self.changes: Changes | None = None
         self._config, self._directory, self._storage, self._pending = config, directory, storage, pending
-        self._known_lambdas: RowLambdas | None = None
 
     def plan(
         self,
@@ -145,7 +142,7 @@ class RowSteps:
             if len(read.rows):
                 if self.changes is not None:
                     self.changes.mark(read.rows_on_host())
-                storage.step(read, request, self._num_rows, self._lambdas(request))
+                storage.step(read, request, self._num_rows)
             self._on_step()
 
     def lay_out(
@@ -186,54 +183,7 @@ class RowSteps:
             if self.claim is request.claim:
                 self._pending.check_process("sweep the table")
                 self.lay_out(request.claim, request.initial, True, request.state_dtype)
-                count, lambdas = self._directory.num_rows, self._lambdas(request)
-                self.mark(self._storage.sweep(count, request, drops=drops, lambdas=lambdas))
-
-    # By field
-
-    def _lambdas(self, request: RowStep) -> RowLambdas | None:
-        """The rows' λ21 where it differs by field."""
-        regularizer = request.settings.regularizer
-        if not regularizer.field_l21:
-            return None
-        fields, known = self._fields, self._known_lambdas
-        if known is None or known.regularizer is not regularizer or known.fields is not fields:
-            known = self._known_lambdas = RowLambdas(fields, regularizer)
-        return known
-
-    @property
-    def _fields(self) -> RowFields:
-        with self._pending:
-            return self._directory.fields(self._config.field_bits)
-
-    def critical_by_field(
-        self, request: RowStep, named: Sequence[int], sample: int, draw: np.random.Generator
-    ) -> list[FieldSample]:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        with self._pending.lock, self._pending:
-            if self.claim is not request.claim:
-                return []
-            self.lay_out(request.claim, request.initial, True, request.state_dtype)
-            storage, fields, count = self._storage, self._fields, self._directory.num_rows
-            classes = FieldClasses(named, fields.bits)
-            rows: Int64s | None = None
-            which: npt.NDArray[Any]
-            if 0 < sample < count:
-                drawn = fields.draw(classes, sample, draw)
-                rows = np.concatenate(drawn)
-                which = np.repeat(np.arange(len(drawn)), [len(some) for some in drawn])
-                alive = (storage.rows.read(WEIGHT, rows) != 0).any(axis=1)
-            else:
-                which, alive = fields.classified(classes), storage.rows.live(0, count)
-            critical = storage.critical_l21(rows, count, request)
-            totals = classes.sums(fields.counts)
-            seen = classes.sums(self._directory.seen_by_field(fields.bits))
-            found = []
-            split = zip(classes.split(critical, which), classes.split(alive, which), strict=True)
-            for number, (its, lives) in enumerate(split):
-                live = int(totals[number]) * float(lives.mean()) if len(lives) else 0.0
-                found.append(FieldSample(its, int(totals[number]), live, int(seen[number])))
-            return found
+                self.mark(self._storage.sweep(self._directory.num_rows, request, drops=drops))
 
     # What has changed
 

@@ -15,7 +15,6 @@ from sparsegroup.rules import Rule
 from sparsegroup.table.batch import Scratch
 from sparsegroup.table.index import Index
 from sparsegroup.table.key_search import KeySearch, RowSpace
-from sparsegroup.table.row_fields import RowLambdas
 from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
 
 Floats = npt.NDArray[Any]
@@ -227,16 +226,13 @@ class RowStorage(Protocol):
     def finite(self, values: Tensor) -> Tensor | None:
         """Which lines of `values` to step with, `[n]` bool; None for all, or where the step itself leaves lines out."""
 
-    def step(
-        self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int], lambdas: RowLambdas | None = None
-    ) -> None:
+    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
         """The optimizer's step over rows whose parts have been laid out for it.
 
         Args:
             gradient: What `read_gradient` gave.
             request: The step.
             num_rows: Counts the rows.
-            lambdas: λ21 of each row where it differs by field, which a table on a device has not.
         """
 
     def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
@@ -248,14 +244,13 @@ class RowStorage(Protocol):
             request: The step; it has no gradient.
         """
 
-    def sweep(self, count: int, request: RowStep, *, drops: bool, lambdas: RowLambdas | None = None) -> Int64s:
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
         """Apply the closed form once more to the `count` rows that there are, without a gradient.
 
         Args:
             count: The rows that there are.
             request: The step.
             drops: Whether rows that never had a non-zero gradient become zero where λ21 > 0; else they stay.
-            lambdas: See `step`.
 
         Returns:
             The rows that have changed.

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.optim.stored import Claim, FieldSample, RowStep
+from sparsegroup.optim.stored import Claim, RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table import key_search, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
@@ -28,7 +28,7 @@ from sparsegroup.table.row_storage import WEIGHT, Floats, RowStorage
 from sparsegroup.table.sharded.rank_parts import RankPart
 from sparsegroup.table.sharded.shards import Shards
 from sparsegroup.table.storage_kinds import new_directory, new_storage
-from sparsegroup.table.table_config import TableConfig, check_fields
+from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_inspection import TableInspection
 from sparsegroup.table.table_report import TableMemory, memory_of
 from sparsegroup.table.table_snapshot import TableSnapshot
@@ -160,16 +160,6 @@ class Table(TableInspection):
     def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
         """See `RowStore`."""
         return self._steps.critical_l21(request, rows)
-
-    def check_fields(self, fields: Iterable[int], where: str) -> None:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        check_fields(self.config, fields, where)
-
-    def critical_by_field(
-        self, request: RowStep, named: Sequence[int], sample: int, draw: np.random.Generator
-    ) -> list[FieldSample]:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        return self._steps.critical_by_field(request, named, sample, draw)
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""

@@ -1,6 +1,5 @@
 """The settings of a table."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -121,27 +120,6 @@ def checked_config(
         device=place,
         on_device=on_device,
     )
-
-
-def check_fields(config: TableConfig, fields: Iterable[int], where: str) -> None:
-    """Raise ValueError, which names `where`, unless the table can have a λ21 for each of some fields."""
-    if not config.field_bits:
-        raise ValueError(f"λ21 by field needs keys that carry their field: give HashEmbedding field_bits > 0 ({where})")
-    if config.on_device:
-        raise ValueError(
-            f"λ21 by field needs a HashEmbedding on the CPU, this one is on {config.device} ({where}); or give each "
-            "field a table of its own, and its weight a param group"
-        )
-    if config.max_bytes is not None:
-        raise ValueError(
-            f"λ21 by field takes memory for each row that max_bytes={config.max_bytes:,} does not count ({where}): "
-            "leave one of them out"
-        )
-    if unknown := [field for field in fields if field >> config.field_bits]:
-        raise ValueError(
-            f"a HashEmbedding with field_bits={config.field_bits} has the fields 0 to {(1 << config.field_bits) - 1}, "
-            f"there is no field {unknown[0]} ({where})"
-        )
 
 
 def _device(device: torch.device | str | None) -> torch.device:

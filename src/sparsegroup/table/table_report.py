@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.row_fields import fields_of
 from sparsegroup.table.row_storage import RowMemory
 
 Int64s = npt.NDArray[np.int64]
@@ -19,7 +18,7 @@ class TableMemory:
     """Bytes of a table.
 
     Attributes:
-        index: What the index's slots take, and the fields of the rows where λ21 differs by field.
+        index: What the index's slots take.
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
             and of rows, when they were used, where a policy asks for that.
@@ -58,6 +57,11 @@ class FieldCount:
     live: int
 
 
+def _fields_of(keys: Int64s, bits: int) -> npt.NDArray[np.uint16]:
+    """The field, in the top `bits` bits, of each key."""
+    return (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.uint16)
+
+
 def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) -> dict[int, FieldCount]:
     """Counts by the field that a key's top `bits` bits hold, of the fields ever seen.
 
@@ -68,12 +72,12 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
     """
     counts = np.zeros((1 << bits, 3), np.int64)
     for keys, rows in directory.index.scan():
-        fields = fields_of(keys, bits)
+        fields = _fields_of(keys, bits)
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
     counts[:, 1] = counts[:, 0]
     if directory.estimate is None:
-        counts[:, 0] += np.bincount(fields_of(directory.keys_without_row(), bits), minlength=len(counts))
+        counts[:, 0] += np.bincount(_fields_of(directory.keys_without_row(), bits), minlength=len(counts))
     else:
         counts[:, 0] = np.maximum(counts[:, 0], np.rint(directory.estimate.by_field()))
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
@@ -83,5 +87,4 @@ def memory_of(directory: Directory, rows: RowMemory, scratch: int) -> TableMemor
     """Bytes of a table."""
     count, index = directory.num_rows, directory.index
     parts = {part: count * rows.part_bytes(part) for part in rows.parts}
-    fields = 0 if directory.row_fields is None else directory.row_fields.nbytes
-    return TableMemory(index.bytes + fields, rows.bytes(count), directory.noted_bytes, parts, scratch)
+    return TableMemory(index.bytes, rows.bytes(count), directory.noted_bytes, parts, scratch)

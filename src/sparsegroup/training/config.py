@@ -216,11 +216,6 @@ class Config(StrictSettings):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if self.optimizer.field_rates and self.model.max_table_bytes is not None:
-            raise ValueError(
-                "optimizer.field_rates take memory for each row that model.max_table_bytes does not count: leave one "
-                "of them out"
-            )
         if self.training.patience and not self.training.validation and self._is_given("training.validation"):
             raise ValueError("training.patience needs rows that are held out: give training.validation, such as 0.05")
         return self
@@ -328,7 +323,6 @@ class Config(StrictSettings):
 
     def check_log(self, log: Log) -> None:
         """Raise SettingsError where the settings ask for what a log has not: a field of that name, or times."""
-        self.optimizer.rates_by_number(log)
         self.model.check_fields(log)
         if age_of(self.model.evict_unseen).seconds is not None and not log.timed:
             raise SettingsError(

@@ -127,7 +127,7 @@ def trainer_for(
         model.embedding,
         optimizer,
         scheduler=config.optimizer.scheduler(optimizer, plan.steps),
-        target=config.optimizer.target(optimizer, log=log, **plan.target_steps),
+        target=config.optimizer.target(optimizer, **plan.target_steps),
         window=window_of(plan.samples, plan.batch_size, config.training.windows),
         compile=config.training.compiles(plan.samples),
         baseline=baseline,

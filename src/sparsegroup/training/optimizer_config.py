@@ -16,10 +16,8 @@ from pydantic import (
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from sparsegroup.data.log import Log
 from sparsegroup.groups import is_rows
 from sparsegroup.names import NormName, OptimizerName, ScheduleName, StateDtype, unknown_optimizer
-from sparsegroup.near_match import did_you_mean
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -40,7 +38,7 @@ from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
 from sparsegroup.training.further_options import check_further_options, check_magnitude
 from sparsegroup.training.rate_schedule import RateSchedule
-from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings
+from sparsegroup.yaml_settings import Share, StrictSettings
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,
@@ -80,7 +78,7 @@ DEFAULT_L21 = 1e-3
 RECOMMENDED_WITH_A_SIZE: Mapping[str, Any] = {"name": "adagrad", "lr": 0.1, "network_lr": 0.03}
 """What trains towards a size where none is chosen; see "How big should it be?" in the documentation."""
 
-NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "field_rates": {}, "least_features": 0}
+NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "least_features": 0}
 """The settings of a constant λ21 that have to do with size."""
 
 
@@ -104,8 +102,6 @@ class OptimizerConfig(StrictSettings):
         target_bytes: The same for a size, such as "200MB", see `TargetBytes`. With either, l21 is not to be given, the
             penalty is "hard" unless another is, and where no name is given, it is "adagrad", with a learning rate of
             0.1 and 0.03 for the network where none is given either.
-        field_rates: Field's name → the share of its own features that is to be left; `target_rate` is then that of all
-            other fields together.
         least_features: Features that `target_rate` keeps in any case; all, where there are fewer.
         options: Further arguments of the optimizer, such as `betas`, as its rule declares them; none that has a setting
             of its own.
@@ -124,7 +120,6 @@ class OptimizerConfig(StrictSettings):
     state_dtype: StateDtype = "float32"
     target_rate: float | None = Field(default=None, gt=0, le=1)
     target_bytes: SizeSetting | None = None
-    field_rates: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
     least_features: int = Field(default=0, ge=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -134,10 +129,6 @@ class OptimizerConfig(StrictSettings):
         """A target sets λ21, and the recommended recipe fills in what is not given. `model_fields_set` is what is."""
         if not isinstance(content, Mapping):
             return check(content)
-        if content.get("field_rates") and content.get("target_rate") is None:
-            raise ValueError(
-                "field_rates need target_rate beside them: the share of all other fields' features to keep"
-            )
         if content.get("least_features") and content.get("target_rate") is None:
             raise ValueError("least_features need target_rate beside them: the share of the features to keep")
         targets = targets_in(content)
@@ -208,47 +199,23 @@ class OptimizerConfig(StrictSettings):
         self,
         optimizer: GroupOptimizer,
         steps: int,
-        log: Log,
         *,
         ramp: int | None = None,
         interval: int | None = None,
     ) -> SizeTarget | None:
-        """What sets λ21 over so many steps on a log; None where it is constant.
+        """What sets λ21 over so many steps; None where it is constant.
 
         Args:
             optimizer: The optimizer.
             steps, ramp, interval: See `TargetRate`.
-            log: Names the fields.
-
-        Raises:
-            SettingsError: The log has not such fields.
         """
         if self.target_rate is not None:
-            rates = self.rates_by_number(log) or None
             return TargetRate(
-                optimizer,
-                self.target_rate,
-                steps=steps,
-                ramp=ramp,
-                interval=interval,
-                fields=rates,
-                least=self.least_features,
+                optimizer, self.target_rate, steps=steps, ramp=ramp, interval=interval, least=self.least_features
             )
         if self.target_bytes is None:
             return None
         return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
-
-    def rates_by_number(self, log: Log) -> dict[int, float]:
-        """`field_rates` by the numbers that the log's keys have for the fields.
-
-        Raises:
-            SettingsError: The log has not such fields.
-        """
-        for name in self.field_rates:
-            if name not in log.fields:
-                there = f"{did_you_mean(name, log.fields)} its fields are {', '.join(log.fields) or 'none'}".lstrip()
-                raise SettingsError(f"optimizer.field_rates: {log.name} has no field {name!r}; {there}")
-        return {log.fields.index(name): rate for name, rate in self.field_rates.items()}
 
     @property
     def rule(self) -> Rule:

@@ -207,7 +207,6 @@ def advance_rows(
     width: int,
     scalars: npt.NDArray[Any],
     settings: LaunchSettings,
-    runs: Sequence[tuple[int, float]] = (),
 ) -> int:
     """The step over some rows.
 
@@ -222,29 +221,16 @@ def advance_rows(
         width: Elements of a row.
         scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
         settings: λ, and what else the groups share.
-        runs: Where λ21 is not the same for all: how many of the rows have which, one run after the other.
 
     Returns:
         How many more of the rows are non-zero than before.
     """
     where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows)
     alone, kind = len(rows) * width < GRAIN, (width > block.BLOCK, layout.kinds)
-    if not runs:
-        work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
-        arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
-        taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
-        return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone, *kind)
-    # For the kernel each run is a tensor of its own that lies where the others do and begins where the one before ends.
-    counts = np.array([count for count, _ in runs])
-    ends = np.cumsum(counts)
-    work = pieces(np.full(len(runs), width), counts)
-    work[:, 1:] += (ends - counts)[work[:, 0], None]
-    of_each = [np.repeat(one, len(runs), axis=0) for one in (layout.offsets, gradients, np.array([width]), scalars)]
-    offsets, addresses, widths, numbers = of_each
-    l21s = np.array([l21 for _, l21 in runs])
-    taus = (math.sqrt(width) * (l21s * settings.regularizer.norm.tau_scale)).astype(dtype)
-    arguments = (work, ends, offsets, addresses, widths, *where)
-    return _launch(rule, carries_u, dtype, arguments, taus, numbers, settings, alone, *kind)
+    work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
+    arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
+    taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
+    return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone, *kind)
 
 
 def pieces(widths: Int64s, counts: Int64s) -> Int64s:
