@@ -39,7 +39,7 @@ def measured(log: Log, config: Config) -> dict[str, float]:
         model, optimizer, log, target=lambda steps: config.optimizer.target(optimizer, steps, log), windows=1
     )
     quantize(model.embedding)
-    after = Trainer(model.network, model.embedding, optimizer).evaluate(log.batches(log.train_rows, len(log), 4096))
+    after = Trainer(model.embedding, model.network, optimizer).evaluate(log.batches(log.train_rows, len(log), 4096))
     return {"live": result.live_rows, "float32": result.test.auc, "int8": after.auc}
 
 

@@ -127,7 +127,7 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
         return network, table, GroupMomentum([*network.parameters(), *table.parameters()], lr=0.1, momentum=0)
 
     network, table, optimizer = parts()
-    Trainer(network, table, optimizer).fit(stream())
+    Trainer(table, network, optimizer).fit(stream())
     plain, plain_table, plain_optimizer = parts()
     for batch in stream():
         plain_optimizer.zero_grad()

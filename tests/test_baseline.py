@@ -142,7 +142,7 @@ def log() -> MemoryLog:
 
 def trainer_on(log: MemoryLog, baseline: LogisticBaseline | None) -> Trainer:
     model, optimizer = Config.of(dim=4, lr=1e-2, l21=1e-3).build(log)
-    return Trainer(model.network, model.embedding, optimizer, window=2_000, baseline=baseline)
+    return Trainer(model.embedding, model.network, optimizer, window=2_000, baseline=baseline)
 
 
 def test_a_trainer_records_it_beside_the_model_and_trains_to_the_same(log: MemoryLog) -> None:
@@ -178,7 +178,7 @@ def test_a_trainer_goes_on_with_it_in_the_middle_of_a_window(log: MemoryLog, cut
             states.append(first.state_dict())
 
     first.fit(log.batches(0, 6_000, 500), after_batch=keep)
-    second.model.load_state_dict(first.model.state_dict())
+    second.network.load_state_dict(first.network.state_dict())
     second.load_state_dict(states[0])
     second.fit(log.batches(500 * cut, 6_000, 500))
     assert [point.baseline_auc for point in second.history] == [point.baseline_auc for point in whole.history]

@@ -56,7 +56,7 @@ def trainer_with(*callbacks: Callback) -> Trainer:
     torch.manual_seed(0)
     model, table = MLP(fields=2, dim=4), HashEmbedding(4)
     optimizer = GroupAdam([*table.parameters(), *model.parameters()])
-    return Trainer(model, table, optimizer, window=20, callbacks=callbacks)
+    return Trainer(table, model, optimizer, window=20, callbacks=callbacks)
 
 
 def test_callbacks_are_told_in_order_and_change_nothing() -> None:

@@ -313,7 +313,7 @@ def test_the_trainer_sends_batches_there():
             table = HashEmbedding(4, device=device, std=0.1)
             model = DCN(3, 4, 2, hidden=(8,)).to(device)
             groups = [{"params": table.parameters(), "l21": 0.1}, {"params": model.parameters()}]
-            trainer = Trainer(model, table, GroupAdam(groups, lr=0.01), window=32)
+            trainer = Trainer(table, model, GroupAdam(groups, lr=0.01), window=32)
             trainer.fit(batches())
             scores = trainer.predict(batches())
             histories.append([(p.auc, p.log_loss, p.live_rows, *scores) for p in trainer.history])

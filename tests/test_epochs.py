@@ -33,7 +33,7 @@ def made(**settings: object) -> tuple[ClickModel, Trainer]:
         new_embedding(4, fallback=bool(settings.pop("fallback", False))), MLP(fields=3, dim=4, hidden=(8,))
     )
     optimizer = GroupAdam(param_groups(model, **settings), lr=1e-2)
-    return model, Trainer(model.network, model.embedding, optimizer)
+    return model, Trainer(model.embedding, model.network, optimizer)
 
 
 def bits(model: ClickModel) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ class TestLaterEmbeddings:
             torch.manual_seed(1)
             table, network = new_embedding(4), MLP(fields=3, dim=4, hidden=(8,))
             optimizers = [GroupAdam(table.parameters(), lr=1e-2, l21=3e-3), torch.optim.SGD(network.parameters(), 0.1)]
-            return table, network, Trainer(network, table, optimizers)
+            return table, network, Trainer(table, network, optimizers)
 
         (table, network, trainer), (fresh, other, alone) = parts(), parts()
 

@@ -87,7 +87,7 @@ def test_training_names_the_column(gap: int, run: Run, tmp_path: Path) -> None:
 def test_a_trainer_tells_numbers_from_divergence() -> None:
     torch.manual_seed(0)
     model, table = MLP(fields=1, dim=2, numbers=2, hidden=(4,)), HashEmbedding(2)
-    trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+    trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
     keys, labels, numbers = torch.zeros(3, 1, dtype=torch.int64), torch.tensor([0, 1, 0]), torch.ones(3, 2)
     numbers[1, 1] = float("inf")
     with pytest.raises(ValueError, match=r"column 1 of the numbers \(from 0\) has missing or infinite numbers"):

@@ -235,7 +235,7 @@ def test_the_hessian_goes_through() -> None:
     optimizer = GroupAdaHessian(param_groups(model), lr=0.1)
     before = network.encoder.embedding.detach().clone()
     stream = [(torch.randint(9, (16, 1)), torch.randn(16, 2), torch.randint(2, (16,))) for _ in range(4)]
-    Trainer(network, table, optimizer).fit(stream)
+    Trainer(table, network, optimizer).fit(stream)
     assert not torch.equal(network.encoder.embedding, before)
     assert network.encoder.count.tolist() == [64, 64]
 
@@ -255,7 +255,7 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
             keys = torch.randint(9, (size, 1), generator=generator)
             numbers = torch.randn(size, 2, generator=generator)
             stream.append((keys, numbers, torch.randint(2, (size,), generator=generator)))
-        Trainer(network, table, optimizer, compile=compile).fit(stream)
+        Trainer(table, network, optimizer, compile=compile).fit(stream)
         return network
 
     eager, compiled = (trained(compile).state_dict() for compile in (False, True))

@@ -328,7 +328,7 @@ def test_keys_that_come_later_are_as_after_no_sweep() -> None:
 def test_evaluation_and_checkpoints_sweep_if_asked(tmp_path: Path) -> None:
     table, model = HashEmbedding(4, std=0.1, field_bits=8), MLP(fields=2, dim=4, hidden=(8,))
     optimizer = GroupAdam([{"params": table.parameters()}, {"params": model.parameters()}], lr=1e-2, penalty="hard")
-    trainer = Trainer(model, table, optimizer)
+    trainer = Trainer(table, model, optimizer)
     generator = torch.Generator().manual_seed(0)
     batches = [
         (torch.randint(50, (32, 2), generator=generator), torch.randint(2, (32,), generator=generator))

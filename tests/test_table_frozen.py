@@ -131,7 +131,7 @@ def test_a_trainer_trains_the_network_over_it(after_first_epoch: str) -> None:
     freeze_module(table)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     stream = [(torch.stack([OLD, NEW], 1), torch.arange(8) % 2)] * 3
-    trainer = Trainer(model, table, GroupAdagrad([*model.parameters(), *table.parameters()], lr=0.1))
+    trainer = Trainer(table, model, GroupAdagrad([*model.parameters(), *table.parameters()], lr=0.1))
     trainer.fit(stream, epochs=2, after_first_epoch=after_first_epoch)  # type: ignore[arg-type]
     assert any(not torch.equal(now, was) for now, was in zip(model.parameters(), before, strict=True))
     assert torch.equal(table.lookup(OLD), torch.ones(8, 3))

@@ -51,7 +51,7 @@ def test_fit_is_the_loop_that_one_would_write() -> None:
         return model, GroupAdam(param_groups(model, l21=1e-3), lr=1e-2)
 
     model, optimizer = parts()
-    Trainer(model.network, model.embedding, optimizer).fit(batches_with_everything())
+    Trainer(model.embedding, model.network, optimizer).fit(batches_with_everything())
     plain, plain_optimizer = parts()
     for batch in batches_with_everything():
         plain_optimizer.zero_grad()
@@ -94,7 +94,7 @@ def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:
     results = []
     for stream in (DataLoader(TensorDataset(keys, labels), batch_size=100), log.batches(0, 1000, 100)):
         model, optimizer = Config.of(model="mlp", dim=4).build(log)
-        trainer = Trainer(model.network, model.embedding, optimizer)
+        trainer = Trainer(model.embedding, model.network, optimizer)
         trainer.fit(stream)
         results.append(trainer.predict([(keys, labels)]))
     np.testing.assert_array_equal(*results)
@@ -107,10 +107,10 @@ def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:
 def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
     def trained(*ends: int) -> tuple[Trainer, ClickModel]:
         model, optimizer = Config.of(lr=1e-2, l21=1e-3).build(log)
-        trainer = Trainer(model.network, model.embedding, optimizer, window=2_000)
+        trainer = Trainer(model.embedding, model.network, optimizer, window=2_000)
         begin = 0
         for end in ends:
-            trainer = Trainer(model.network, model.embedding, optimizer, window=2_000, history=trainer.history)
+            trainer = Trainer(model.embedding, model.network, optimizer, window=2_000, history=trainer.history)
             trainer.fit(log.batches(begin, end, 500))
             begin = end
         return trainer, model
@@ -125,7 +125,7 @@ def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
 def test_points_count_the_features_of_their_samples_alone(log: MemoryLog) -> None:
     model, optimizer = Config.of(l21=0.0, dim=4).build(log)
     # Batches so large that the next one's keys are looked up ahead.
-    history = Trainer(model.network, model.embedding, optimizer, window=3_000).fit(log.batches(0, 10_500, 1_500))
+    history = Trainer(model.embedding, model.network, optimizer, window=3_000).fit(log.batches(0, 10_500, 1_500))
     assert [point.samples for point in history] == [3_000, 6_000, 9_000, 10_500]
     for point in history:
         assert point.features_seen == len(np.unique(log.keys[: point.samples]))
@@ -139,19 +139,19 @@ def test_several_optimizers_and_a_scheduler_are_stepped(log: MemoryLog) -> None:
     first = GroupAdagrad(table.parameters(), lr=0.1, l21=1e-3)
     second = torch.optim.SGD(network.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(second, step_size=2, gamma=0.5)
-    Trainer(network, table, [first, second], scheduler=scheduler).fit(log.batches(0, 2_000, 500))
+    Trainer(table, network, [first, second], scheduler=scheduler).fit(log.batches(0, 2_000, 500))
     assert second.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
     assert all(not torch.equal(parameter, before[name]) for name, parameter in network.named_parameters())
     assert not torch.equal(table.lookup(torch.from_numpy(log.keys[0])), table.initial(torch.from_numpy(log.keys[0])))
 
 
 def test_an_empty_stream_trains_nothing_and_evaluates_to_nothing() -> None:
-    trainer = Trainer(MLP(1, 2), HashEmbedding(2), ())
+    trainer = Trainer(HashEmbedding(2), MLP(1, 2), ())
     assert trainer.fit([]) == []
     assert trainer.predict([]).shape == (0,)
     assert np.isnan(trainer.evaluate([]).auc)
     with pytest.raises(ValueError, match="window must be >= 1, got 0"):
-        Trainer(DCN(1, 2), HashEmbedding(2), (), window=0)
+        Trainer(HashEmbedding(2), DCN(1, 2), (), window=0)
 
 
 def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
@@ -162,7 +162,7 @@ def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
         labels[5] = label
         weights = torch.ones(64)
         weights[5] = 0
-        Trainer(model.network, model.embedding, optimizer).fit([replace(batch, labels=labels, weights=weights)])
+        Trainer(model.embedding, model.network, optimizer).fit([replace(batch, labels=labels, weights=weights)])
         return model.embedding.lookup(batch.keys)
 
     assert torch.equal(trained(0.0), trained(1.0))
@@ -170,7 +170,7 @@ def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
 
 def trained_and_compiled(log: MemoryLog, compile: bool) -> list[float]:
     model, optimizer = Config.of(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
-    trainer = Trainer(model.network, model.embedding, optimizer, compile=compile)
+    trainer = Trainer(model.embedding, model.network, optimizer, compile=compile)
     trainer.fit(log.batches(0, 1_100, 250))  # the last batch has another size
     return trainer.predict(log.batches(10_000, 11_000, 100)).tolist()
 

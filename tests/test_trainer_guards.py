@@ -22,31 +22,36 @@ def parts() -> tuple[MLP, HashEmbedding]:
 
 
 class TestOptimizers:
+    def test_a_network_in_the_tables_place_is_an_error_that_gives_the_order(self) -> None:
+        model, table = parts()
+        with pytest.raises(TypeError, match=r"got MLP: the order is Trainer\(table, network, optimizer\)"):
+            Trainer(model, table, GroupAdam(model.parameters()))  # type: ignore[arg-type]
+
     def test_rows_that_no_optimizer_has_are_an_error_that_says_what_to_give(self) -> None:
         model, table = parts()
         with pytest.raises(ValueError, match=r"no optimizer has table\.weight, so that it would never be trained"):
-            Trainer(model, table, GroupAdam(model.parameters()))
+            Trainer(table, model, GroupAdam(model.parameters()))
         with pytest.raises(ValueError, match=r"give its module's parameters\(\) to one"):
-            Trainer(model, table, torch.optim.Adam(model.parameters()))
+            Trainer(table, model, torch.optim.Adam(model.parameters()))
         tables = FieldTables(2, {0: 2, 1: 1})
         with pytest.raises(ValueError, match=r"no optimizer has table\.dim_1\.weight, so"):
-            Trainer(model, tables, GroupAdam([*model.parameters(), *tables.tables["dim_2"].parameters()]))
+            Trainer(tables, model, GroupAdam([*model.parameters(), *tables.tables["dim_2"].parameters()]))
 
     def test_a_network_that_no_optimizer_has_is_warned_of(self) -> None:
         model, table = parts()
-        with pytest.warns(UserWarning, match=r"no optimizer has model\.\S+, .* these stay as they are") as told:
-            Trainer(model, table, GroupAdam(table.parameters()))
+        with pytest.warns(UserWarning, match=r"no optimizer has network\.\S+, .* these stay as they are") as told:
+            Trainer(table, model, GroupAdam(table.parameters()))
         assert told[0].filename == __file__
         table = HashEmbedding(2, fallback=True)
         with pytest.warns(UserWarning, match=r"no optimizer has table\.fallback: these stay as they are"):
-            Trainer(model, table, GroupAdam([table.weight, *model.parameters()]))
+            Trainer(table, model, GroupAdam([table.weight, *model.parameters()]))
 
     def test_nothing_is_said_of_frozen_ones_or_of_several_optimizers_that_have_all(self) -> None:
         model, table = parts()
-        Trainer(model, table, [GroupAdam(table.parameters()), torch.optim.Adam(model.parameters())])
-        Trainer(model, table.requires_grad_(False), GroupAdam(model.parameters()))
+        Trainer(table, model, [GroupAdam(table.parameters()), torch.optim.Adam(model.parameters())])
+        Trainer(table.requires_grad_(False), model, GroupAdam(model.parameters()))
         model, table = parts()
-        Trainer(model.requires_grad_(False), table, GroupAdam(table.parameters()))
+        Trainer(table, model.requires_grad_(False), GroupAdam(table.parameters()))
 
 
 WRONG = {
@@ -73,7 +78,7 @@ class TestLabels:
         self, value: str, use: Callable[[Trainer, list[tuple[Tensor, Tensor]]], None]
     ) -> None:
         model, table = parts()
-        trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+        trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
         before = copy.deepcopy(model.state_dict())
         message = rf"labels must be 0 or 1, got {value} in row 2 of batch 1 of the stream"
         with pytest.raises(ValueError, match=message):
@@ -85,11 +90,11 @@ class TestLabels:
     @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64])
     def test_0_and_1_may_have_any_dtype(self, dtype: torch.dtype) -> None:
         model, table = parts()
-        trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+        trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
         assert trainer.fit([(KEYS, LABELS.to(dtype))])[-1].samples == 4
 
     def test_a_prediction_asks_for_no_labels(self) -> None:
         model, table = parts()
-        trainer = Trainer(model, table, GroupAdam([*table.parameters(), *model.parameters()]))
+        trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
         unknown = torch.full((4,), float("nan"))
         assert np.isfinite(trainer.predict([(KEYS, unknown)])).all()

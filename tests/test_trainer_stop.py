@@ -65,7 +65,7 @@ class Training:
         self.optimizer = GroupAdagrad(param_groups(self.model, l21=1e-3), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
         self.trainer = Trainer(
-            self.network, self.table, self.optimizer, scheduler=self.scheduler, window=60, callbacks=callbacks
+            self.table, self.network, self.optimizer, scheduler=self.scheduler, window=60, callbacks=callbacks
         )
 
     def fit(self, **more: Any) -> None:

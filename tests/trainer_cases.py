@@ -96,7 +96,7 @@ def new_trainer(case: TrainerCase) -> Trainer:
     groups = [*param_groups(embedding, l21=1e-3, named=False), {"params": model.parameters()}]
     optimizer = GroupAdam(groups, lr=0.01)
     target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=case.steps, interval=2)
-    return Trainer(model, embedding, optimizer, window=3 * ROWS, target=target, baseline=LogisticBaseline())
+    return Trainer(embedding, model, optimizer, window=3 * ROWS, target=target, baseline=LogisticBaseline())
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     rows: dict[tuple[str, int], Tensor] = {}
     for name, table in tables_in(trainer.table).items():
         rows |= {(name, key): row for key, row in rows_of(table).items()}
-    network = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    network = torch.cat([parameter.detach().flatten() for parameter in trainer.network.parameters()])
     return {"network": network, "rows": rows, "history": history, "samples": trainer.samples, "own": trainer.trained}
 
 
@@ -129,7 +129,7 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
 
     first.fit(own_batches(case, (99,) * 4), after_batch=stop)
     second = Trainer(
-        first.model, first.table, first.optimizers, window=3 * ROWS, target=first.target, baseline=LogisticBaseline()
+        first.table, first.network, first.optimizers, window=3 * ROWS, target=first.target, baseline=LogisticBaseline()
     )
     second.load_state_dict(first.ranks.of_first(first.state_dict(), "the state"))
     left = list(own_batches(case, (99,) * 4))[first.progress.steps :]
@@ -143,7 +143,7 @@ def refused(case: TrainerCase) -> str:
     model = MLP(fields=FIELDS, dim=DIM, hidden=(8,))
     table = torch.nn.ModuleList([HashEmbedding(4, process_group=dist.group.WORLD), HashEmbedding(4)])
     try:
-        Trainer(model, table, [])  # type: ignore[arg-type]
+        Trainer(table, model, [])  # type: ignore[arg-type]
     except ValueError as error:
         return str(error)
     return ""

@@ -18,7 +18,7 @@ def main(tracking_uri: str) -> str:
     config = Config.of(model="dcn", dim=4, optimizer="adagrad", lr=0.05, l21=1e-3)
     model, optimizer = config.build(log)
     callback = MLflowCallback("clicks", tracking_uri=tracking_uri, run_name="synthetic")
-    trainer = Trainer(model.network, model.embedding, optimizer, window=1_024, callbacks=[callback])
+    trainer = Trainer(model.embedding, model.network, optimizer, window=1_024, callbacks=[callback])
     trainer.fit(log.batches(0, log.train_rows, 256))
 
     # What a run of `sparsegroup train --mlflow` adds by itself.

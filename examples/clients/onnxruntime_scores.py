@@ -36,7 +36,7 @@ def scores(path: Path, keys: np.ndarray) -> np.ndarray:
 def main(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     log = synthetic_log(SyntheticConfig(rows=12_000), seed=0)
     model, optimizer = Config.of(model="mlp", dim=8, optimizer="adagrad", lr=0.05, l21=1e-4).build(log)
-    trainer = Trainer(model.network, model.embedding, optimizer)
+    trainer = Trainer(model.embedding, model.network, optimizer)
     trainer.fit(log.batches(0, log.train_rows, 256))
     test = next(log.batches(log.train_rows, len(log), 4096))
     export(Probability(model), folder, (test.keys,), formats=["onnx"], outputs=["probability"])

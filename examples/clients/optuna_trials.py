@@ -23,7 +23,7 @@ def objective(trial: optuna.Trial) -> float:
     )
     model, optimizer = config.build(LOG)
     pruning = OptunaPruningCallback(trial, "validation_log_loss")
-    trainer = Trainer(model.network, model.embedding, optimizer, callbacks=[pruning])
+    trainer = Trainer(model.embedding, model.network, optimizer, callbacks=[pruning])
     trainer.fit(
         lambda epoch: ShuffledLog(LOG, 2_000, rows=TRAINED, epoch=epoch).batches(0, TRAINED, 256),
         epochs=EPOCHS,

@@ -13,7 +13,7 @@ def main(folder: str) -> Trainer:
     log = synthetic_log(SyntheticConfig(rows=8_000), seed=0)
     model, optimizer = Config.of(model="dcn", dim=4, optimizer="adagrad", lr=0.05, l21=1e-3).build(log)
     callback = TensorBoardCallback(folder)
-    trainer = Trainer(model.network, model.embedding, optimizer, window=1_024, callbacks=[callback])
+    trainer = Trainer(model.embedding, model.network, optimizer, window=1_024, callbacks=[callback])
     trainer.fit(log.batches(0, log.train_rows, 256))
     print(trainer.evaluate(log.batches(log.train_rows, len(log), 4096)))
     return trainer

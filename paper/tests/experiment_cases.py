@@ -102,7 +102,7 @@ def pruned_by_hand(
     first = stop if share == 0 else round((1 - share) * stop / size) * size
     for begin, until in ((0, first), (first, stop)):
         if begin < until:
-            Trainer(model.network, model.embedding, optimizer, window=100 * size).fit(log.batches(begin, until, size))
+            Trainer(model.embedding, model.network, optimizer, window=100 * size).fit(log.batches(begin, until, size))
             keep_largest(model, round(keep * model.embedding.num_seen))
     return score(model, log, stop, end).auc, model.embedding.num_live, model
 

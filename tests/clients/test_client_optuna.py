@@ -39,7 +39,7 @@ def trained(trial: optuna.Trial, monitor: str, *callbacks: Callback) -> Trainer:
     model, table = MLP(fields=2, dim=4), HashEmbedding(4)
     optimizer = GroupAdam([*table.parameters(), *model.parameters()])
     pruning = OptunaPruningCallback(trial, monitor)
-    trainer = Trainer(model, table, optimizer, window=20, callbacks=[pruning, *callbacks])
+    trainer = Trainer(table, model, optimizer, window=20, callbacks=[pruning, *callbacks])
     trainer.fit(stream(6), epochs=3, validation=stream(2))
     return trainer
 

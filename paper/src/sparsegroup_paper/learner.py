@@ -60,8 +60,8 @@ class Learner:
         size = self.config.training.batch_size
         steps = -(-(stop - start) // size)
         trainer = Trainer(
-            self.model.network,
             self.model.embedding,
+            self.model.network,
             self.optimizer,
             scheduler=self.config.optimizer.scheduler(self.optimizer, steps),
             target=self.config.optimizer.target(self.optimizer, steps),

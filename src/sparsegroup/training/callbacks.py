@@ -28,10 +28,10 @@ class Callback:
         >>> class Show(Callback):
         ...     def on_point(self, trainer, point):
         ...         print(point.samples)
-        >>> model, table = MLP(fields=3, dim=4), HashEmbedding(4)
-        >>> optimizer = GroupAdam([*table.parameters(), *model.parameters()])
+        >>> table, network = HashEmbedding(4), MLP(fields=3, dim=4)
+        >>> optimizer = GroupAdam([*table.parameters(), *network.parameters()])
         >>> stream = [(torch.randint(100, (32, 3)), torch.randint(2, (32,))) for _ in range(10)]
-        >>> trainer = Trainer(model, table, optimizer, window=160, callbacks=[Show()])
+        >>> trainer = Trainer(table, network, optimizer, window=160, callbacks=[Show()])
         >>> points = trainer.fit(stream)
         160
         320

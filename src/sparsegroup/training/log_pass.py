@@ -79,7 +79,7 @@ def train(
     window = window_of(stop, batch_size, windows)
     plan = EpochPlan(stop, batch_size)
     trainer = Trainer(
-        model.network, model.embedding, optimizer, target=target(plan.steps), window=window, compile=compile
+        model.embedding, model.network, optimizer, target=target(plan.steps), window=window, compile=compile
     )
     return _fitted(trainer, plan, log, (stop, end), on_batch, on_progress)
 
@@ -123,8 +123,8 @@ def trainer_for(
         SettingsError: Fields that the log has not.
     """
     return Trainer(
-        model.network,
         model.embedding,
+        model.network,
         optimizer,
         scheduler=config.optimizer.scheduler(optimizer, plan.steps),
         target=config.optimizer.target(optimizer, **plan.target_steps),

@@ -48,7 +48,7 @@ class MLflowCallback(Callback):
     Examples:
         >>> from sparsegroup.training import MLflowCallback
         >>> callback = MLflowCallback("clicks", tracking_uri="http://localhost:5000")  # doctest: +SKIP
-        >>> trainer = Trainer(model, table, optimizer, callbacks=[callback])  # doctest: +SKIP
+        >>> trainer = Trainer(table, network, optimizer, callbacks=[callback])  # doctest: +SKIP
     """
 
     def __init__(

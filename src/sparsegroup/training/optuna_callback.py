@@ -35,7 +35,7 @@ class OptunaPruningCallback(Callback):
         >>> from sparsegroup.training import OptunaPruningCallback
         >>> def objective(trial):
         ...     callback = OptunaPruningCallback(trial, "validation_log_loss")
-        ...     trainer = Trainer(model, table, optimizer, callbacks=[callback])  # doctest: +SKIP
+        ...     trainer = Trainer(table, network, optimizer, callbacks=[callback])  # doctest: +SKIP
     """
 
     def __init__(self, trial: "Trial", monitor: str = "validation_log_loss") -> None:

@@ -30,7 +30,7 @@ class TensorBoardCallback(Callback):
     Examples:
         >>> from sparsegroup.training import TensorBoardCallback
         >>> callback = TensorBoardCallback("runs/mine/tensorboard")  # doctest: +SKIP
-        >>> trainer = Trainer(model, table, optimizer, callbacks=[callback])  # doctest: +SKIP
+        >>> trainer = Trainer(table, network, optimizer, callbacks=[callback])  # doctest: +SKIP
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -47,20 +47,22 @@ class Trainer:
     on several ranks, each trains on its part of the batch; see "On several ranks".
 
     Args:
-        model: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
-            `[n]`: a network of `sparsegroup.models`, or another.
-        table: Gives the keys' vectors. With a table on a GPU, `model` belongs there too; batches are sent there.
+        table: Looks up the keys' vectors.
+        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
+            `[n]`: a network of `sparsegroup.models`, or another. With a table on a GPU it belongs there too; batches
+            are sent there.
         optimizer: Steps the parameters of both, but for frozen ones; or several, which are stepped one after the other.
         scheduler: Sets the learning rate; stepped after each batch.
         target: Sets λ21, so that a chosen size is left; stepped after each batch, before the scheduler.
         window: Samples between two points of the history, at least a batch.
         history: Points of earlier passes, to go on from.
-        compile: Compile the model by torch.compile, which takes a C++ compiler and some ten seconds when it is done
+        compile: Compile the network by torch.compile, which takes a C++ compiler and some ten seconds when it is done
             first; it warns and goes on without where that cannot be done.
         callbacks: Are told what happens, in this order, see `Callback`.
         baseline: Learns from the batches of the first epoch; its AUC and log loss stand beside the model's.
 
     Raises:
+        TypeError: `table` is something else.
         ValueError: A window < 1, or no optimizer has a table's rows; where one lacks others, it warns. Tables on other
             ranks than others, or, on several, `GroupAdaHessian`.
 
@@ -76,18 +78,18 @@ class Trainer:
         >>> from sparsegroup import GroupAdam, HashEmbedding
         >>> from sparsegroup.models import MLP
         >>> from sparsegroup.training import Trainer
-        >>> model, table = MLP(fields=3, dim=4), HashEmbedding(4)
-        >>> optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": model.parameters()}])
+        >>> table, network = HashEmbedding(4), MLP(fields=3, dim=4)
+        >>> optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": network.parameters()}])
         >>> stream = [(torch.randint(100, (32, 3)), torch.randint(2, (32,))) for _ in range(10)]  # keys, labels
-        >>> trainer = Trainer(model, table, optimizer)
+        >>> trainer = Trainer(table, network, optimizer)
         >>> trainer.fit(stream)[-1].samples
         320
     """
 
     def __init__(
         self,
-        model: nn.Module,
         table: HashEmbedding | FieldTables,
+        network: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
@@ -100,7 +102,12 @@ class Trainer:
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
-        self.model, self.table, self.window = model, table, window
+        if not tables_in(table):
+            raise TypeError(
+                f"table must be a HashEmbedding or FieldTables, got {type(table).__name__}: the order is "
+                "Trainer(table, network, optimizer)"
+            )
+        self.table, self.network, self.window = table, network, window
         self.ranks = RankGroup.of(table)
         self.record = RecordedWindows(window, self.ranks)
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
@@ -114,11 +121,11 @@ class Trainer:
         self._begun: float | None = None
         self.lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
-        self._model, self._tables = LookupModel(table, model), list(tables_in(table).values())
+        self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
         # What is compiled, or in pieces, has no second derivatives.
-        self.dense = PiecewiseNetwork(model, compile and not self._second_order, whole=self._second_order)
+        self.dense = PiecewiseNetwork(network, compile and not self._second_order, whole=self._second_order)
         if self.optimizers:  # without, it is there to evaluate
-            check_stepped({"table": table, "model": model}, self.optimizers)
+            check_stepped({"table": table, "network": network}, self.optimizers)
         self.ranks.check_order(second=self._second_order)
         self._parameters = list(self._model.parameters())
         self.ranks.same_start(self._parameters)
@@ -290,7 +297,7 @@ class Trainer:
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
                 is_sighted = looks_ahead and counts
-                with divergence_told(self.samples), missing_numbers_told(self.model, batch.own):
+                with divergence_told(self.samples), missing_numbers_told(self.network, batch.own):
                     logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
                 self.samples += batch.samples
                 self.trained += len(batch.own)
