@@ -75,6 +75,31 @@ def test_every_public_name_is_there_and_needs_no_extra() -> None:
     assert not {*MODULES["cli"], *MODULES["onnx"]} & done - {"yaml"}  # Numba looks for that one
 
 
+def test_trainer_classifier_and_export_are_imported_from_the_top_when_they_are_used() -> None:
+    done = imported("import sparsegroup\nassert {'Trainer', 'Classifier', 'export'} <= {*dir(sparsegroup)}")
+    assert SLOW.isdisjoint(done)
+    code = """
+from sparsegroup import Classifier, Trainer, export
+from sparsegroup import estimator, serving, training
+assert Classifier is estimator.Classifier and Trainer is training.Trainer and export is serving.export
+"""
+    assert "torch" in imported(code)
+
+
+@pytest.mark.parametrize("name", ["Trainer", "Classifier", "export"])
+def test_a_name_at_the_top_without_its_extra_says_what_to_install(name: str) -> None:
+    code = f"""
+import sparsegroup
+assert "{name}" not in dir(sparsegroup)
+try:
+    from sparsegroup import {name}
+except ImportError as error:
+    print(error)
+"""
+    line = without("cli", code).stdout.strip()
+    assert line.endswith(", not installed here: pip install 'sparsegroup[cli]'"), line
+
+
 def test_help_imports_nothing_that_takes_time() -> None:
     assert SLOW.isdisjoint(imported(HELP))
 

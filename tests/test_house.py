@@ -15,7 +15,7 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    ("names", "near_match", "tensor_words", "extras", "user_error", "bags", "untraced", "garbage"),
+    ("names", "near_match", "tensor_words", "extras", "user_error", "bags", "untraced", "garbage", "constructor_help"),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),

@@ -88,7 +88,10 @@ def test_several_open_sizes_of_an_input_have_names_of_their_own(tmp_path: Path) 
 
 def test_int8_is_off_by_half_a_scale_at_most(tmp_path: Path) -> None:
     model = Mixed()
-    export(model, tmp_path / "out", *call_of(8), formats=[], dtype="int8")
+    manifest = export(model, tmp_path / "out", *call_of(8), formats=[], dtype="int8")
+    assert f"{manifest.live_rows:,} of {manifest.features_seen:,} features" in repr(manifest)
+    assert manifest.id in repr(manifest)
+    assert len(repr(manifest)) < 200
     served = load_export(tmp_path / "out", Mixed(seed=1))
     for name in ("towers.user", "towers.item"):
         keys, vectors = next(model.get_submodule(name).items())

@@ -7,9 +7,11 @@ kernels, and torch itself, come with the optimizers and tables that need them.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sparsegroup.extras import missing
 from sparsegroup.garbage import uncollected
 
 if TYPE_CHECKING:
+    from sparsegroup.estimator import Classifier as Classifier
     from sparsegroup.optim import (
         GroupAdagrad,
         GroupAdaHessian,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sparsegroup.optim.target_rate import TargetBytes, TargetRate
     from sparsegroup.penalties import MCP, Penalty
     from sparsegroup.rules import Rule
+    from sparsegroup.serving import export as export
     from sparsegroup.sparsity import ParameterSparsity, SparsityReport, feature_rate, sparsity_report
     from sparsegroup.table import (
         AfterSightings,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         convert,
         to_embeddings,
     )
+    from sparsegroup.training import Trainer as Trainer
 
     __version__: str
 
@@ -89,6 +93,9 @@ __all__ = [
 _ROOMS = ("rules", "penalties", "optim", "sparsity", "table")
 """Where the names are, in the order in which one needs the other."""
 
+_WITH_CLI = {"Classifier": "estimator", "Trainer": "training", "export": "serving"}
+"""Names that need the extra `cli`, so that `import *` leaves them out, and their rooms, which raise without it."""
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
@@ -101,6 +108,8 @@ def __getattr__(name: str) -> Any:
         modules = (import_module(f"{__name__}.{room}") for room in _ROOMS)
         with uncollected():
             value = next(vars(module)[name] for module in modules if name in vars(module))
+    elif name in _WITH_CLI:
+        value = getattr(import_module(f"{__name__}.{_WITH_CLI[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -108,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *(() if missing("cli") else _WITH_CLI), "__version__"})

@@ -1,5 +1,6 @@
 """Click logs: opening them, preparing them, and making one up."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.extras import require
 
 require("cli", __name__)
@@ -48,3 +49,5 @@ __all__ = [
     "prepare",
     "synthetic_log",
 ]
+
+document_constructors(globals())

@@ -1,5 +1,6 @@
 """The click model as an estimator in scikit-learn's conventions."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.extras import require
 
 require("cli", __name__)
@@ -8,3 +9,5 @@ from sparsegroup.estimator.classifier import Classifier
 from sparsegroup.estimator.expected_failures import EXPECTED_FAILED_CHECKS
 
 __all__ = ["EXPECTED_FAILED_CHECKS", "Classifier"]
+
+document_constructors(globals())

@@ -1,5 +1,6 @@
 """Drop-in `torch.optim` optimizers with sparse group lasso."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.optim.averaging import keep_zeros
 from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
@@ -35,3 +36,5 @@ __all__ = [
     "keep_zeros",
     "param_groups",
 ]
+
+document_constructors(globals())

@@ -1,5 +1,6 @@
 """The group threshold: shapes of the penalty, one file each, and the norms that it compares with λ21."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.names import NormName, PenaltyName
 from sparsegroup.penalties.hard import Hard
 from sparsegroup.penalties.lasso import Lasso
@@ -21,3 +22,5 @@ __all__ = [
     "PrintedNorm",
     "parameter",
 ]
+
+document_constructors(globals())

@@ -1,5 +1,6 @@
 """The base optimizers (the paper's Table 1), one file each: their moments and σ_t = √V_t / α_t, nothing else."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.rules.adagrad import ADAGRAD
 from sparsegroup.rules.adahessian import ADAHESSIAN
 from sparsegroup.rules.adam import ADAM
@@ -37,3 +38,5 @@ __all__ = [
     "pair",
     "xp",
 ]
+
+document_constructors(globals())

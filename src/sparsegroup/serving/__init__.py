@@ -1,5 +1,6 @@
 """From a trained model to a server: compact exports, ONNX, deltas, and a look inside."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.extras import require
 
 require("cli", __name__)
@@ -35,3 +36,5 @@ __all__ = [
     "read_export",
     "read_manifest",
 ]
+
+document_constructors(globals())

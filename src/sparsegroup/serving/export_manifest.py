@@ -144,7 +144,7 @@ class DeltaCounts(StrictSettings):
     tombstones: Count
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ExportManifest(Manifest):
     """What an export or a delta holds.
 
@@ -182,6 +182,10 @@ class ExportManifest(Manifest):
     signature: ModelSignature | None = None
     test: TestResult | None = None
     changes: DeltaCounts | None = None
+
+    def __repr__(self) -> str:
+        rows = f"{self.live_rows:,} of {self.features_seen:,} features in {', '.join(self.tables)}"
+        return f"<{self.kind} {self.id} of {self.source}: {rows}, {self.dtype}>"
 
     @property
     def live_rows(self) -> int:

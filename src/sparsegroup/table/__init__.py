@@ -1,5 +1,6 @@
 """The hash-keyed embedding table: rows appear when a key is first seen, and go when they are exactly zero."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.table.admission import AdmissionPolicy, AfterSightings, EveryKey, WithProbability
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.conversion import convert, to_embeddings
@@ -39,3 +40,5 @@ __all__ = [
     "convert",
     "to_embeddings",
 ]
+
+document_constructors(globals())

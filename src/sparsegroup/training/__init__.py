@@ -1,5 +1,6 @@
 """Training a click model on a click log: the pass, its metrics, magnitude pruning, and what a run leaves behind."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.extras import require
 
 require("cli", __name__)
@@ -49,3 +50,5 @@ __all__ = [
     "summarize",
     "train",
 ]
+
+document_constructors(globals())

@@ -1,5 +1,6 @@
 """The search for settings: what is searched, a study in its folder, and what it has come to."""
 
+from sparsegroup.constructor_help import document_constructors
 from sparsegroup.extras import require
 
 require("tune", __name__)
@@ -10,3 +11,5 @@ from sparsegroup.tuning.study_manifest import TuningError
 from sparsegroup.tuning.trial_record import RungScore, TrialRecord
 
 __all__ = ["RungScore", "SearchSpace", "Study", "TrialRecord", "TuningError"]
+
+document_constructors(globals())
