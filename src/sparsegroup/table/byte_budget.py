@@ -21,7 +21,7 @@ class ByteBudget:
 
     Args:
         max_bytes: That are never exceeded.
-        scratch_bytes: Of these, for the working memory of lookups.
+        scratch_bytes: The part of `max_bytes` for the working memory of lookups.
         directory: What it takes beside its index does not change.
         memory: Rows, whose parts may become more once.
 

@@ -33,8 +33,8 @@ def begin_dead(found: Found, live: int, known: int) -> None:
     if not len(places) or not known or live >= known:
         return
     drawn = mixed(found.search.keys[places] ^ _SALT)
-    begins_dead = places[drawn < np.uint64(min(1 - live / known, _MOST) * 2.0**64)]
-    found.vectors.index_fill_(0, torch.from_numpy(begins_dead).to(found.vectors.device), 0)
+    found.search.zeroed = places[drawn < np.uint64(min(1 - live / known, _MOST) * 2.0**64)]
+    found.zero()
 
 
 def live_and_known(table: Table) -> tuple[int, int]:

@@ -36,6 +36,11 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_recomputation() -> bool:
+    """Whether this is inside a backward pass, where activation checkpointing computes a forward again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def wants_operator() -> bool:
     """Whether a lookup has to be one operator.
 

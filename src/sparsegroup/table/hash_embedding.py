@@ -15,7 +15,7 @@ from sparsegroup.table.differentiable_lookup import for_autograd
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, live_and_known, load_fallback, stand_in
-from sparsegroup.table.graph_lookup import register, vectors_by_operator, wants_operator
+from sparsegroup.table.graph_lookup import is_recomputation, register, vectors_by_operator, wants_operator
 from sparsegroup.table.key_array import Int64s, check_keys, key_array
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_lookup import Found
@@ -142,6 +142,7 @@ class HashEmbedding(TableCounts, nn.Module):
             eviction=eviction,
             max_bytes=max_bytes,
             ranking=ranking,
+            fallback=fallback,
             device=device,
             dtype=dtype,
         )
@@ -198,10 +199,11 @@ class HashEmbedding(TableCounts, nn.Module):
     @untraced
     def _of_ranks(self, across: ShardedLookup, keys: Tensor) -> Tensor:
         array, trains = self._as_array(keys), self.is_trained
-        if trains:
-            self.table.keep_up()
-        if self.weight.grad is None:
-            self.weight.rowless = ()
+        if not is_recomputation():
+            if trains:
+                self.table.keep_up()
+            if self.weight.grad is None:
+                self.weight.rowless = ()
         return across.vectors(self.weight, array, trains).view(*keys.shape, self.dim)
 
     def own_vectors(self, keys: Tensor) -> Tensor:
@@ -212,6 +214,8 @@ class HashEmbedding(TableCounts, nn.Module):
     def find(self, keys: Tensor) -> Found:
         """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
         array, ahead, trains = self._as_array(keys), self._ahead, self.is_trained
+        if trains and is_recomputation():
+            return self.table.look_up_again(array)
         if trains:
             check_world(self.per_rank or self.across is not None)
             self.table.keep_up()

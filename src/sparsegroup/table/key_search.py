@@ -37,10 +37,12 @@ class KeySearch:
         has_new: Whether keys were given rows after `out` was filled.
         first_new: Rows with this number and beyond belong to keys that have come for the first time.
         earlier: The same search, made before its time, if what it found is no longer so.
+        zeroed: The places of keys whose vectors fallback vectors replaced because the keys were new.
     """
 
     first_new: int = NO_ROW
     earlier: "KeySearch | None" = None
+    zeroed: Int64s = np.empty(0, np.int64)
 
     def __init__(self, keys: Int64s) -> None:
         self.keys = keys
@@ -80,6 +82,11 @@ class KeySearch:
         is_new = array_of(self.distinct_rows) >= self.first_new
         new = np.flatnonzero(is_new[self.inverse]) if is_new.any() else np.empty(0, np.int64)
         return new if self.earlier is None else np.union1d(new, self.earlier.new_places)
+
+    def is_like(self, other: "KeySearch") -> bool:
+        """Whether a search of the same keys gave each the same vector."""
+        same_rows = np.array_equal(array_of(self.distinct_rows), array_of(other.distinct_rows))
+        return same_rows and np.array_equal(self.zeroed, other.zeroed)
 
     @property
     def distinct_rows(self) -> Tensor:

@@ -1,6 +1,8 @@
 """Where the keys of one lookup are among a table's rows, and what of that travels with the lookup's gradient."""
 
+from collections import deque
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -9,8 +11,14 @@ from torch import Tensor
 
 from sparsegroup.optim.stored_gradient import lines_of
 
+if TYPE_CHECKING:
+    from sparsegroup.table.key_search import KeySearch
+
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+_MOST_REMEMBERED = 1 << 22
+"""Keys of the lookups that are remembered between two steps, in 20 bytes each; the last lookup is remembered anyway."""
 
 
 class Generation:
@@ -29,6 +37,8 @@ class Generation:
         self.is_current = True
         self._awaited: WeakSet[RowLocations | GradientLines] = WeakSet()
         self._has_gradient = False
+        self._searches: deque[KeySearch] = deque()
+        self._keys_remembered = 0
 
     @property
     def is_awaited(self) -> bool:
@@ -48,9 +58,39 @@ class Generation:
             if lines is not None:
                 self._awaited.add(lines)
 
+    def remember(self, search: "KeySearch") -> None:
+        """Remember what a training lookup has found, until the next step."""
+        self._searches.append(search)
+        self._keys_remembered += len(search.keys)
+        while self._keys_remembered > _MOST_REMEMBERED and len(self._searches) > 1:
+            self._keys_remembered -= len(self._searches.popleft().keys)
+
+    def recall(self, keys: Int64s) -> "KeySearch":
+        """What a training lookup of `keys` since the last step has found.
+
+        Raises:
+            RuntimeError: There was none, or several found different rows.
+        """
+        found = [search for search in self._searches if np.array_equal(search.keys, keys)]
+        if not found:
+            raise RuntimeError(
+                "backward computes a lookup again (activation checkpointing) that is not known any more: call "
+                "backward() before the table's next step() and before its rows are dropped or loaded. A lookup of "
+                f"keys before it is remembered until then, up to {_MOST_REMEMBERED:,} keys in all"
+            )
+        if not all(found[0].is_like(other) for other in found[1:]):
+            raise RuntimeError(
+                "backward computes a lookup again (activation checkpointing), and the same keys were looked up "
+                "several times since the last step with different results, because some were new or not admitted yet: "
+                "look them up once, and pass the vectors on"
+            )
+        return found[-1]
+
     def note_step(self, lines: "GradientLines | None") -> None:
         """A step has been taken with what had come; its own lines are done with, too."""
         self._has_gradient = False
+        self._searches.clear()
+        self._keys_remembered = 0
         if lines is not None:
             self._awaited.discard(lines)
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sparsegroup.kernels.views import array_of
@@ -36,6 +37,10 @@ class Found:
     locations: RowLocations
     vectors: Tensor
     search: KeySearch
+
+    def zero(self) -> None:
+        """Set the vectors of the keys at `search.zeroed` to zero."""
+        self.vectors.index_fill_(0, torch.from_numpy(self.search.zeroed).to(self.vectors.device), 0)
 
 
 class RowLookup:
@@ -113,6 +118,13 @@ class RowLookup:
             return found
         return self._vectors(ahead.search)
 
+    def fetch_again(self, search: KeySearch) -> Found:
+        """What a lookup gave, from its search; the rows still have their numbers."""
+        found = self._vectors(search)
+        if len(search.zeroed):
+            found.zero()
+        return found
+
     def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
         return None if self._budget is None or isinstance(admission, SetKeys) else self._room
 
@@ -123,7 +135,9 @@ class RowLookup:
 
     def _vectors(self, search: KeySearch) -> Found:
         directory = self._directory
-        return Found(*self._storage.vectors(search, directory.index, self._scratch, directory.generation), search)
+        found = Found(*self._storage.vectors(search, directory.index, self._scratch, directory.generation), search)
+        search.fetch_into(None)  # so that who remembers the search does not hold the vectors
+        return found
 
     def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, again: bool) -> None:
         if self._directory.uses is not None and not (admission is None or again or isinstance(admission, SetKeys)):

@@ -39,5 +39,5 @@ def new_directory(config: TableConfig, buckets: int | None = None) -> Directory:
         sketch_bytes=sketch_bytes,
         estimate=DistinctCount(config.field_bits) if estimates else None,
         uses=None if config.unit is None else RowUses(config.unit == "steps"),
-        is_watched=config.max_bytes is not None or hasattr(config.eviction, "every"),
+        is_watched=config.drops_rows,
     )

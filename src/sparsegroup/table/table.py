@@ -80,10 +80,24 @@ class Table(TableInspection):
             MemoryError: The system has no more; nothing has changed.
         """
         with self._pending.lock, self._pending:
-            return self._awaited(self._lookup.look_up(keys, self._admission(insert)))
+            return self._awaited(self._lookup.look_up(keys, self._admission(insert)), insert)
 
-    def _awaited(self, found: Found) -> Found:
-        self.directory.generation.await_gradient(found.locations)
+    def look_up_again(self, keys: Int64s) -> Found:
+        """What a training lookup of `keys` since the last step gave: backward recomputes it. Nothing is counted.
+
+        Raises:
+            RuntimeError: See `Generation.recall`.
+        """
+        with self._pending.lock, self._pending:
+            if self.config.is_repeatable:
+                return self._awaited(self._lookup.look_up(keys, self._admission(True), again=True), False)
+            return self._awaited(self._lookup.fetch_again(self.directory.generation.recall(keys)), False)
+
+    def _awaited(self, found: Found, insert: bool) -> Found:
+        generation = self.directory.generation
+        generation.await_gradient(found.locations)
+        if insert and not self.config.is_repeatable:
+            generation.remember(found.search)
         return found
 
     def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
@@ -127,7 +141,7 @@ class Table(TableInspection):
     def fetch(self, ahead: LookAhead) -> Found:
         """What `look_up` gives, and raises, of keys that have been looked up ahead."""
         with self._pending.lock, self._pending:
-            return self._awaited(self._lookup.fetch(ahead, self._admission(ahead.insert)))
+            return self._awaited(self._lookup.fetch(ahead, self._admission(ahead.insert)), ahead.insert)
 
     def _admission(self, insert: bool) -> AdmissionPolicy | None:
         if not insert:

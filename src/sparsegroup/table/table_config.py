@@ -39,6 +39,7 @@ class TableConfig:
     eviction: EvictionPolicy
     max_bytes: int | None
     ranking: RankingPolicy
+    has_fallback: bool
     on_device: bool
     """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
 
@@ -46,6 +47,16 @@ class TableConfig:
     def scratch_bytes(self) -> int:
         """Working memory that is kept from one lookup to the next, at most: of lookups, and of exchanges of ranks."""
         return _SCRATCH if self.max_bytes is None else min(_SCRATCH, self.max_bytes // 64)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a second training lookup of the same keys, before a step, finds what the first has found."""
+        return self.admission is EVERY_KEY and not self.drops_rows and not self.has_fallback
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether the table drops rows without being called to."""
+        return self.max_bytes is not None or hasattr(self.eviction, "every")
 
     @property
     def unit(self) -> Unit | None:
@@ -68,6 +79,7 @@ def checked_config(
     eviction: EvictionPolicy | None,
     max_bytes: int | str | None,
     ranking: RankingPolicy | None,
+    fallback: bool,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> TableConfig:
@@ -115,6 +127,7 @@ def checked_config(
         eviction=ZERO_ROWS if eviction is None else eviction,
         max_bytes=None if max_bytes is None else bytes_of(max_bytes),
         ranking=LEAST_OFTEN_USED if ranking is None else ranking,
+        has_fallback=bool(fallback),
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,
         device=place,

@@ -13,6 +13,7 @@ from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.differentiable_lookup import for_autograd, spread_out
 from sparsegroup.table.fallback import begin_dead, live_and_known
+from sparsegroup.table.graph_lookup import is_recomputation
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_locations import Int64s
 from sparsegroup.table.row_lookup import Found
@@ -56,6 +57,12 @@ class ShardedLookup:
             ExchangeError: The ranks do not come together.
         """
         shards = self.shards
+        if insert and is_recomputation():
+            with shards.waiting():
+                asked = shards.ask(keys).result()
+            found = self.table.look_up_again(asked.keys)
+            mine = shards.answered(for_autograd(weight, found.locations, found.vectors), asked)
+            return spread_out(mine, asked.own.inverse)
         asked, found = self._taken(keys, insert) or self._asked(keys, insert)
         if self._begins_dead and insert:
             begin_dead(found, *shards.totals(live_and_known(self.table), "its live rows"))
