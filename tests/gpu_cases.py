@@ -27,6 +27,8 @@ from sparsegroup.kernels.update_mark import was_updated  # noqa: E402
 from sparsegroup.rules import Rule  # noqa: E402
 
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)
+KINDS = (rules.SGD, rules.ADAM, rules.FTRL, rules.ADAHESSIAN)
+"""Rules without state, with two moments, with a σ at the start, and with a second input: one of each kind."""
 LR = 0.05
 HYPERPARAMETERS = {
     "betas": (0.9, 0.99),
@@ -299,15 +301,17 @@ def by_table(case: Case, alignment: int = 16) -> launch.Parts:
 
 WAYS = (by_tensor, by_together, by_passes, by_rows, by_runs, by_table)
 every_way = pytest.mark.parametrize("way", WAYS)
-every_rule_and_way = pytest.mark.parametrize(
-    ("rule", "way"),
-    [
+
+
+def rules_and_ways(rules: Sequence[Rule], without: Callable[..., launch.Parts] | None = None) -> pytest.MarkDecorator:
+    """Each of the rules by each way, except `without` and where a rule's second input is not for runs."""
+    pairs = [
         pytest.param(rule, way, id=f"{rule.name}-{way.__name__}")
-        for rule in RULES
+        for rule in rules
         for way in WAYS
-        if not (rule.has_second_input and way is by_runs)
-    ],
-)
+        if way is not without and not (rule.has_second_input and way is by_runs)
+    ]
+    return pytest.mark.parametrize(("rule", "way"), pairs)
 
 
 def assert_same_bits(a: Any, b: Any, name: str = "") -> None:
