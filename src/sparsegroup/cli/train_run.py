@@ -35,7 +35,15 @@ from sparsegroup.training.run_dir import (
     replace_run,
 )
 from sparsegroup.training.run_manifest import RUN, SUMMARY
-from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run, new_run_folder, point_latest
+from sparsegroup.training.run_naming import (
+    CONFIG,
+    FINISHED,
+    UNFINISHED,
+    find_run,
+    new_run_folder,
+    point_latest,
+    without_latest,
+)
 from sparsegroup.training.tracking import check_tracking
 from sparsegroup.yaml_settings import checked, with_values
 
@@ -164,12 +172,12 @@ def _start(
     else:
         config = _going_on(config_of(before), values)
     check_tracking(config.tracking)
-    parent = Path("runs") / log_name(config)
+    parent, out = Path("runs") / log_name(config), None if out is None else without_latest(out)
     if launch.is_restarted and (begun := _begun_by(launch.job, parent if out is None else out)) is not None:
         return _resumption(begun, threads)
     if out is not None:
         return _start_in(out, config, before, overwrite, threads)
-    data = open_config_log(config, threads)
+    data = open_config_log(config, threads, as_before=before is not None)
     folder = unless_begun.enter_context(new_run_folder(parent))
     return _Start(folder, folder, data, config, before, is_named=True)
 
@@ -206,9 +214,9 @@ def _resumption(folder: Path, threads: int) -> _Start:
 
 
 def _begun_by(job: str | None, place: Path) -> Path | None:
-    """The run that a job began before torchrun started it anew, in a folder or in one of runs; None if it had not."""
-    folders = [place, *sorted(place.glob("*/"), reverse=True)] if place.is_dir() else []
-    for folder in folders:
+    """The run that a job began before torchrun restarted it, in a folder or in a folder of runs; None if it had not."""
+    inside = [folder for folder in place.glob("*/") if not folder.is_symlink()]  # `latest` leads to other runs later
+    for folder in [place, *inside]:
         with suppress(RunError):
             if run_beginning(_place_of(folder))[1].job == job:
                 return folder

@@ -15,8 +15,8 @@ class TableTotals:
 
     Attributes:
         num_seen, num_live: See `HashEmbedding`.
-        bytes: Of index and rows, see `TableMemory`. What is known of keys without a row and the working memory of
-            lookups depend on what a process has done, so that a resumed run would differ.
+        bytes: Memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has
+            done, so that a resumed run would differ.
         num_evicted, num_refused: See `HashEmbedding`.
     """
 

@@ -20,7 +20,7 @@ class Provenance:
         source: Sizes of the log's files and a hash of its format, where it has any.
         continued_from: The run that it goes on with, or None.
         continued_id: The id of the checkpoint that it goes on from.
-        job: What torchrun called the processes that began it; None without it.
+        job: The id of the torchrun job that began it; None without torchrun.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -56,5 +56,6 @@ class Provenance:
         """
         if (len(log), log.train_rows, log.identity) != (self.rows, self.train_rows, self.source):
             raise RunError(
-                f"{log.name}: has changed since the run began (begun.json), so it cannot be told which rows are left"
+                f"{log.name}: has changed since the run began (begun.json), so the remaining rows are unknown; begin a "
+                "new run"
             )

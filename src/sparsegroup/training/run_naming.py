@@ -62,18 +62,21 @@ def point_latest(folder: Path) -> None:
             temporary.unlink()
 
 
+def without_latest(path: Path) -> Path:
+    """The run that a path leads to now, if it is the link `latest`, which leads to another one when a run begins."""
+    return path.parent / os.readlink(path) if path.name == LATEST and path.is_symlink() else path
+
+
 def find_run(path: str | Path) -> Path:
     """The run that a path means: itself; or, of a folder of runs that is no run, the latest.
 
     The link `latest` is followed, so that what is returned stays the same run.
     """
-    path = Path(path)
-    if path.name == LATEST and path.is_symlink():
-        return path.parent / os.readlink(path)
+    path = without_latest(Path(path))
     if any((path / name).exists() for name in (CONFIG, SUMMARY, UNFINISHED, FINISHED)):
         return path
     if (path / LATEST).is_symlink() and (path / LATEST).is_dir():
-        return path / os.readlink(path / LATEST)
+        return without_latest(path / LATEST)
     names = [folder.name for folder in path.iterdir()] if path.is_dir() else []
     runs = [match for match in map(_NAME.fullmatch, names) if match is not None]
     return path / max(runs, key=lambda run: (run[1], int(run[2] or 1)))[0] if runs else path

@@ -44,6 +44,7 @@ from sparsegroup.training.run_dir import (
 )
 from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.run_extra import RunExtra
+from sparsegroup.training.run_naming import without_latest
 from sparsegroup.training.tracking import tracking_callbacks
 from sparsegroup.yaml_settings import SettingsError
 
@@ -107,7 +108,7 @@ class Session:
             folder, config, log, run: As above.
             process_group: `torch.distributed.group.WORLD` where all its ranks train the model, else None. The tables of
                 `run` lie on them, too.
-            job: What torchrun calls the ranks, see `Provenance`.
+            job: The id of the torchrun job, see `Provenance`.
 
         Raises:
             SettingsError: The settings ask for what the log has not, fields or times; or a run that is continued would
@@ -152,6 +153,7 @@ class Session:
                 that it went on with is not there any more.
             CheckpointError: The checkpoint is another model's.
         """
+        folder = without_latest(folder)
         config, begun = run_beginning(folder)
         with claimed(folder, RankGroup(process_group), is_new=False) as lock:
             session = cls._resumed(folder, config, begun, log, process_group)

@@ -1,0 +1,118 @@
+"""A job that torchrun restarts resumes the run that it had begun, and no other job's."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from cli_cases import click_log
+from command import Done, Run
+from run_folders import state_of
+from sparsegroup.training import Session
+from sparsegroup.training.run_naming import point_latest
+
+TRAIN = ("--model", "lr", "--no-baseline", "--batch-size", 200, "--checkpoint-steps", 1, "--json")
+Job = Callable[..., Done]
+
+
+class CutOffError(Exception):
+    """Stands for the process's end."""
+
+
+@pytest.fixture
+def job(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Job]:
+    """Starts torchrun jobs of one process, each with a store as torchrun's agent has one."""
+
+    def started() -> Job:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+        def train(*arguments: object, restarts: int = 0) -> Done:
+            environment = {
+                "RANK": 0,
+                "WORLD_SIZE": 1,
+                "LOCAL_WORLD_SIZE": 1,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": store.port,
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_USE_AGENT_STORE": True,
+                "TORCHELASTIC_RESTART_COUNT": restarts,
+            }
+            with monkeypatch.context() as patch:
+                for name, value in environment.items():
+                    patch.setenv(name, str(value))
+                return run("train", *arguments, *TRAIN)
+
+        return train
+
+    return started
+
+
+def cut_off(patch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:
+    """Let a command die behind its first checkpoint."""
+    real = Session.checkpoint
+
+    def last(self: Session, **keywords: Any) -> None:
+        real(self, **keywords)
+        raise CutOffError
+
+    with patch.context() as within:
+        within.setattr(Session, "checkpoint", last)
+        with pytest.raises(CutOffError):
+            train()
+
+
+def test_a_restarted_job_does_not_take_another_jobs_run(tmp_path: Path, job: Callable[[], Job]) -> None:
+    first = job()("clicks.csv") if click_log(tmp_path / "clicks.csv", 600) else None
+    assert first is not None
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "other").mkdir()
+    click_log(tmp_path / "other" / "clicks.csv", 900)
+    second = job()("other/clicks.csv", restarts=1)  # the first attempt failed before its run began
+    assert second.returncode == 0, second.stderr
+    assert '"samples": 810' in second.stdout
+    runs = tmp_path / "runs" / "clicks"
+    assert len([path for path in runs.iterdir() if not path.is_symlink()]) == 2
+
+
+def test_a_restarted_job_resumes_its_run_though_a_later_one_is_the_latest(
+    tmp_path: Path, run: Run, job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    click_log(tmp_path / "clicks.csv", 600)
+    first = job()
+    cut_off(monkeypatch, lambda: first("clicks.csv"))
+    runs = tmp_path / "runs" / "clicks"
+    own = runs / (runs / "latest").readlink()
+    assert run("train", "clicks.csv", *TRAIN, "--seed", 1).returncode == 0
+    later = runs / (runs / "latest").readlink()
+    before = state_of(later)
+    resumed = first("clicks.csv", restarts=1)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at row 200" in resumed.stderr
+    assert f'"folder": "{own.relative_to(tmp_path)}"' in resumed.stdout
+    assert state_of(later) == before != state_of(own)
+    again = first("clicks.csv", restarts=2)  # another rank had failed in the end
+    assert f'"folder": "{own.relative_to(tmp_path)}"' in again.stdout
+    assert (runs / "latest").readlink() == Path(later.name)
+
+
+def test_a_run_that_replaces_the_latest_stays_in_its_folder(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    click_log(tmp_path / "clicks.csv", 600)
+    for seed in (0, 1):
+        assert run("train", "clicks.csv", *TRAIN, "--seed", seed).returncode == 0
+    first, second = sorted(path for path in (tmp_path / "runs" / "clicks").iterdir() if not path.is_symlink())
+    before, real = state_of(first), Session.checkpoint
+
+    def moved(self: Session, **keywords: Any) -> Path:
+        point_latest(first)  # as if another run began
+        return real(self, **keywords)
+
+    monkeypatch.setattr(Session, "checkpoint", moved)
+    done = run("train", "clicks.csv", *TRAIN, "--seed", 2, "--out", "runs/clicks/latest", "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert state_of(first) == before
+    assert "seed: 2" in (second / "config.yaml").read_text()
