@@ -127,9 +127,9 @@ FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 
 def launch_all(
     rule: Rule, regularizer: Regularizer, dtype: torch.dtype, state_dtype: torch.dtype, gradient_dtype: torch.dtype,
-    width: int, inner: int, on_device: bool, repeated: bool, carries_u: bool = True,
+    width: int, on_device: bool, repeated: bool, carries_u: bool = True,
 ) -> None:  # fmt: skip
-    """Each kernel once; those over groups of any size have `inner` beside each other."""
+    """Each kernel once."""
     height = 64
 
     def zeros(of: torch.dtype) -> Tensor:
@@ -150,11 +150,6 @@ def launch_all(
     launch.advance_tensor(rule, parts, width, settings, numbers)
     known = launch.together(launch.lines_of([parts, parts], width), width, parts.x.device)
     launch.advance_together(rule, parts, known, width, settings, host)
-    if carries_u:
-        geometry = launch.Geometry(width, height // inner, inner)
-        totals, touched = launch.measure(rule, parts, geometry, None, settings, numbers)
-        taus = totals if on_device else 1.0
-        launch.apply(rule, parts, geometry, None, totals, touched, taus, settings, numbers)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
     runs = launch_rows.runs_of(rows) if repeated else launch_rows.Runs(rows, None, None, height)
     launch_rows.advance_rows(rule, parts, runs, counters, settings, numbers)
@@ -172,15 +167,15 @@ def norm_and_penalty(norm: Any, penalty: Any) -> Regularizer:
 
 
 LAUNCHES = (
-    (rules.ADAM, norm_and_penalty("s", "lasso"), FLOAT, FLOAT, FLOAT, 16, 1, False, True),
-    (rules.ADAM, Regularizer(), BFLOAT, BFLOAT, FLOAT, 16, 1, True, False, False),
-    (rules.SGD, norm_and_penalty("s_tilde", "mcp"), BFLOAT, BFLOAT, BFLOAT, 10, 8, True, True),
-    (rules.FTRL, norm_and_penalty("metric", "hard"), HALF, FLOAT, FLOAT, 1, 64, False, True),
-    (rules.ADAHESSIAN, norm_and_penalty("s", "mcp"), FLOAT, BFLOAT, BFLOAT, 1024, 1, True, False),
-    (rules.AMSGRAD, norm_and_penalty("metric", "lasso"), BFLOAT, FLOAT, BFLOAT, 16, 8, True, True),
-    (rules.MOMENTUM, norm_and_penalty("s_tilde", "hard"), FLOAT, FLOAT, FLOAT, 1024, 64, False, True),
-    (rules.ADAGRAD, norm_and_penalty("s", "lasso"), FLOAT, BFLOAT, FLOAT, 10, 1, False, False),
-    (rules.FTRL, Regularizer(l1=0.1), FLOAT, FLOAT, HALF, 1, 8, True, False),
+    (rules.ADAM, norm_and_penalty("s", "lasso"), FLOAT, FLOAT, FLOAT, 16, False, True),
+    (rules.ADAM, Regularizer(), BFLOAT, BFLOAT, FLOAT, 16, True, False, False),
+    (rules.SGD, norm_and_penalty("s_tilde", "mcp"), BFLOAT, BFLOAT, BFLOAT, 10, True, True),
+    (rules.FTRL, norm_and_penalty("metric", "hard"), HALF, FLOAT, FLOAT, 1, False, True),
+    (rules.ADAHESSIAN, norm_and_penalty("s", "mcp"), FLOAT, BFLOAT, BFLOAT, 4096, True, False),
+    (rules.AMSGRAD, norm_and_penalty("metric", "lasso"), BFLOAT, FLOAT, BFLOAT, 16, True, True),
+    (rules.MOMENTUM, norm_and_penalty("s_tilde", "hard"), FLOAT, FLOAT, FLOAT, 1024, False, True),
+    (rules.ADAGRAD, norm_and_penalty("s", "lasso"), FLOAT, BFLOAT, FLOAT, 10, False, False),
+    (rules.FTRL, Regularizer(l1=0.1), FLOAT, FLOAT, HALF, 1, True, False),
 )
 """Arguments of `launch_all`: all rules, norms, penalties, types and widths, not all of each other's."""
 

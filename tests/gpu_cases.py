@@ -245,21 +245,6 @@ def first_rows(tensors: Any, rows: int) -> Any:
     return None if tensors is None else tensors[:rows]
 
 
-def by_passes(case: Case, geometry: launch.Geometry | None = None) -> launch.Parts:
-    """Groups as the case has them; `geometry` must be of the same, and is of rows without it."""
-    shape = case.parts.x.shape
-    geometry = geometry or launch.Geometry(1, shape[0], shape[1:].numel())
-    parts = sent(case.parts)
-    updated = None
-    if case.rule.sigma_0 is not None:
-        before = was_updated(parts.u).view(geometry.outer, geometry.groups, geometry.inner)
-        updated = before.any(2).any(0).to(torch.int8)
-    tau = geometry.width**0.5 * case.settings.regularizer.tau
-    measured = launch.measure(case.rule, parts, geometry, updated, case.settings, case.numbers)
-    launch.apply(case.rule, parts, geometry, updated, *measured, tau, case.settings, case.numbers)
-    return received(parts)
-
-
 def by_rows(case: Case) -> launch.Parts:
     """Each row once."""
     parts, rows, counts = sent(case.parts), shuffled(len(case.parts.x)), no_counts()
@@ -299,7 +284,7 @@ def by_table(case: Case, alignment: int = 16) -> launch.Parts:
     return after
 
 
-WAYS = (by_tensor, by_together, by_passes, by_rows, by_runs, by_table)
+WAYS = (by_tensor, by_together, by_rows, by_runs, by_table)
 every_way = pytest.mark.parametrize("way", WAYS)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fixed_gradients import Array
-from gpu_cases import REGULARIZER, assert_step, by_passes, by_rows, by_table, by_tensor, case
+from gpu_cases import REGULARIZER, assert_step, by_rows, by_table, by_tensor, case
 from optimizer_cases import assert_identical, parameter, refused, train, train_lookup
 from scad import SCAD
 from sparsegroup import GroupAdam, GroupMomentum, HashEmbedding, Penalty
@@ -113,7 +113,7 @@ def test_a_table_takes_it() -> None:
     torch.testing.assert_close(table.lookup(keys), x.detach(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("way", [by_tensor, by_passes, by_rows, by_table])
+@pytest.mark.parametrize("way", [by_tensor, by_rows, by_table])
 def test_tritons_kernels_take_it(way: Any) -> None:
     one = case(ADAM, (13, 5), replace(REGULARIZER, penalty=SCAD(a=2.5)))
     with np.errstate(all="ignore"):  # the interpreter is NumPy, which says what it divides by

@@ -248,18 +248,12 @@ def test_rows_of_a_table_beyond_2_to_the_31() -> None:
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="2**31 elements take Triton's interpreter a day")
-@pytest.mark.parametrize("passes", [False, True])
-def test_tensors_of_more_than_2_to_the_31_elements(passes: bool) -> None:
+def test_tensors_of_more_than_2_to_the_31_elements() -> None:
     width = 16
     height = FAR // width + 5
     x, u, g = vast(height, width), vast(height, width), vast(height, width)
     g[-3:] = torch.arange(2.0, 50.0, device=DEVICE).view(3, width)
     parts = launch.Parts(x, u, (), g, None)
-    if passes:
-        geometry = launch.Geometry(height, width, 1)
-        measured = launch.measure(SGD, parts, geometry, None, COUNTING, UNIT)
-        launch.apply(SGD, parts, geometry, None, *measured, 0.0, COUNTING, UNIT)
-    else:
-        launch.advance_tensor(SGD, parts, width, COUNTING, UNIT)
+    launch.advance_tensor(SGD, parts, width, COUNTING, UNIT)
     assert torch.equal(x[-3:], 1 - g[-3:])
     assert not x[:-3].any()

@@ -110,8 +110,8 @@ def checked_config(
     place = _device(device)
     on_device = place.type != "cpu" or runtime.serves(place)
     known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
-    if on_device and dim > runtime.WIDEST_ROW:
-        raise ValueError(f"dim must be <= {runtime.WIDEST_ROW:,} on {place}, got {dim:,}")
+    if on_device and dim > runtime.WIDEST_GROUP:
+        raise ValueError(f"dim must be <= {runtime.WIDEST_GROUP:,} on {place}, got {dim:,}")
     if dtype not in known:
         raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
     return TableConfig(

@@ -34,8 +34,6 @@ class StepKernels:
 
     dense: Any
     dense_many: Any
-    measure: Any
-    apply: Any
     tensor_rows: Any
     table_rows: Any
 

@@ -49,7 +49,7 @@ class GpuBackend:
         self._watches: dict[torch.device, Watch] = {}
 
     def takes(self, slot: Slot, sparse: bool) -> bool:
-        """float32, bfloat16 and float16 parameters, if Triton can compile the rule; rows as wide as a tile at most."""
+        """Groups that lie one after the other and fit a tile, of a rule that Triton can compile."""
         return (
             slot.fits
             and slot.execution.wants_kernels
@@ -57,9 +57,13 @@ class GpuBackend:
             and len(slot.state_dtypes) <= 1
             and slot.state_dtypes <= _STATE_DTYPES
             and runtime.serves(slot.x.device)
-            and (not sparse or slot.width <= runtime.WIDEST_ROW)
+            and (slot.width <= runtime.WIDEST_GROUP if sparse else self._fits_a_tile(slot))
             and is_ready(self.rule)
         )
+
+    @staticmethod
+    def _fits_a_tile(slot: Slot) -> bool:
+        return not slot.carries_u or 0 < slot.width <= runtime.WIDEST_GROUP
 
     def check(self) -> None:
         """See `Backend.check`."""

@@ -16,9 +16,6 @@ from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.rules import Rule
 
-WIDEST = 1024
-"""Elements of a group beyond which it takes two passes."""
-
 TILE = 1024
 """Elements that a program takes."""
 
@@ -54,20 +51,6 @@ class Parts:
         """As the kernels take them; what there is not is another tensor, never looked at."""
         x, g = self.x, self.g
         return x, x if self.u is None else self.u, self.state, g, g if self.hessian is None else self.hessian
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Groups anywhere in a contiguous tensor seen as `[outer, groups, inner]`: group j is `[:, j, :]`."""
-
-    outer: int
-    groups: int
-    inner: int
-
-    @property
-    def width(self) -> int:
-        """Elements of a group."""
-        return self.outer * self.inner
 
 
 @contextmanager
@@ -118,7 +101,7 @@ def kernels_of(rule: Rule, carries_u: bool, settings: LaunchSettings) -> binding
 
 
 def advance_tensor(rule: Rule, parts: Parts, width: int, settings: LaunchSettings, numbers: Numbers) -> None:
-    """The step over one tensor of groups of `width` ≤ `WIDEST` elements, group after group."""
+    """The step over one tensor of groups of `width` ≤ `runtime.WIDEST_GROUP` elements, group after group."""
     groups = parts.x.numel() // width
     tile = max(1, TILE // padded(width))
     with on_device_of(parts.x):
@@ -193,102 +176,5 @@ def advance_together(
             WIDTH=width,
             PADDED=padded(width),
             GROUPS=max(1, TILE // padded(width)),
-            **shared_arguments(settings, numbers),
-        )
-
-
-def tile_of(geometry: Geometry) -> tuple[int, int]:
-    """Groups and elements of a program's tile, so that lanes side by side are side by side in memory."""
-    if geometry.inner >= 64:
-        return 1, TILE
-    groups = min(padded(geometry.groups), 32)
-    return groups, TILE // groups
-
-
-def _tiles(geometry: Geometry) -> tuple[int]:
-    groups, elements = tile_of(geometry)
-    return (-(-geometry.width // elements) * -(-geometry.groups // groups),)
-
-
-def _in_chunks(geometry: Geometry) -> dict[str, Any]:
-    groups, elements = tile_of(geometry)
-    return {
-        "groups": geometry.groups,
-        "inner": geometry.inner,
-        "width": geometry.width,
-        "INNER_ONE": geometry.inner == 1,
-        "GROUPS": groups,
-        "ELEMENTS": elements,
-    }
-
-
-def measure(
-    rule: Rule, parts: Parts, geometry: Geometry, updated: Tensor | None, settings: LaunchSettings, numbers: Numbers
-) -> tuple[Tensor, Tensor]:
-    """The first pass over groups of any size.
-
-    Args:
-        rule: The base optimizer.
-        parts: Carry u.
-        geometry: Where the groups lie.
-        updated: `[groups]` int8, whether a group was ever updated, for a rule with σ₀.
-        settings: λ, and what else the groups share.
-        numbers: What depends on the step.
-
-    Returns:
-        Of each group `[groups]`: the sum of squares, float32, and how many chunks were touched, int64.
-    """
-    chunks = -(-geometry.width // tile_of(geometry)[1])
-    totals = parts.x.new_zeros(chunks, geometry.groups, dtype=torch.float32)
-    touched = parts.x.new_empty(chunks, geometry.groups, dtype=torch.int8)
-    with on_device_of(parts.x):
-        shared = shared_arguments(settings, numbers)
-        del shared["penalty"], shared["seed"]
-        kernels_of(rule, True, settings).measure[_tiles(geometry)](
-            *parts.pointers,
-            updated=touched if updated is None else updated,
-            totals=totals,
-            touched=touched,
-            ON_DEVICE=numbers.on_device,
-            **_in_chunks(geometry),
-            **shared,
-        )
-    return totals.sum(0), touched.sum(0)
-
-
-def apply(
-    rule: Rule,
-    parts: Parts,
-    geometry: Geometry,
-    updated: Tensor | None,
-    totals: Tensor,
-    touched: Tensor,
-    taus: float | Tensor,
-    settings: LaunchSettings,
-    numbers: Numbers,
-) -> None:
-    """The second pass over groups of any size.
-
-    Args:
-        rule: The base optimizer.
-        parts: Carry u.
-        geometry: Where the groups lie.
-        updated: As of `measure`.
-        totals: `[groups]` float32, sums of squares.
-        touched: `[groups]`, not 0 where a gradient has ever touched the group.
-        taus: √d λ21, scaled to the norm; a number, or `[groups]` float32.
-        settings: λ, and what else the groups share.
-        numbers: What depends on the step.
-    """
-    with on_device_of(parts.x):
-        kernels_of(rule, True, settings).apply[_tiles(geometry)](
-            *parts.pointers,
-            updated=touched if updated is None else updated,
-            totals=totals,
-            touched=touched,
-            taus=taus,
-            ON_DEVICE=numbers.on_device,
-            **_in_chunks(geometry),
-            TAU_OF_EACH=isinstance(taus, Tensor),
             **shared_arguments(settings, numbers),
         )

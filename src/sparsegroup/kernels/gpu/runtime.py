@@ -9,8 +9,8 @@ from functools import cache
 
 import torch
 
-WIDEST_ROW = 4096
-"""Elements: a row is one tile of a kernel, which takes the longer to compile the wider it is."""
+WIDEST_GROUP = 4096
+"""Elements: a group is one tile of a kernel, which takes the longer to compile the wider it is."""
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the kernels take as weights."""

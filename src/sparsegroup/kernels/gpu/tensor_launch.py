@@ -1,20 +1,16 @@
-"""Which of Triton's kernels steps which tensors: many in one launch, large groups in two passes, rows of one."""
+"""Which of Triton's kernels steps which tensors: many in one launch, rows of one."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sparsegroup.groups import Along, ByIndex
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.kernels.slot import Slot
 from sparsegroup.kernels.step_request import TensorStep
-from sparsegroup.kernels.update_mark import was_updated
 from sparsegroup.rules import Rule
 
 
@@ -49,9 +45,6 @@ def step_tensors(
     for tensor in tensors:
         slot = tensor.slot
         width = slot.width if slot.carries_u else 1
-        if not width or width > launch.WIDEST:
-            _step_large_groups(rule, tensor, _stored_settings(slot, settings))
-            continue
         # Step numbers that the device alone knows differ from tensor to tensor; in a graph, launches cost little.
         state_dtype = next(iter(slot.state_dtypes), None)
         same = id(tensor.numbers)
@@ -93,32 +86,3 @@ def _stored_settings(slot: Slot, settings: LaunchSettings) -> LaunchSettings:
     """`settings` with the initial state rounded as it is stored."""
     values = zip(settings.initial, slot.state, strict=True)
     return replace(settings, initial=tuple(as_stored(value, part.dtype) for value, part in values))
-
-
-def _step_large_groups(rule: Rule, tensor: TensorStep, settings: LaunchSettings) -> None:
-    """Groups beyond a block, or that do not lie one after the other: two passes."""
-    parts, groups, numbers = _parts(tensor), tensor.slot.groups, tensor.numbers
-    tau = settings.regularizer.tau
-    geometry = _geometry(tensor.slot)
-    updated = None
-    if settings.sigma_0 is not None or rule.sigma_0 is not None:
-        assert parts.u is not None
-        updated = groups.any(was_updated(parts.u)).to(torch.int8).reshape(-1)
-    totals, touched = launch.measure(rule, parts, geometry, updated, settings, numbers)
-    taus: float | Tensor
-    if isinstance(groups, ByIndex):
-        totals, touched = groups.sums(totals), groups.sums(touched)
-        taus = (groups.sqrt_size * tau).float().reshape(-1)
-    else:
-        taus = math.sqrt(geometry.width) * float(tau)
-    launch.apply(rule, parts, geometry, updated, totals, touched, taus, settings, numbers)
-
-
-def _geometry(slot: Slot) -> launch.Geometry:
-    groups, shape = slot.groups, slot.shape
-    if isinstance(groups, ByIndex):
-        return launch.Geometry(1, shape[0], shape[1:].numel())
-    assert isinstance(groups, Along)
-    if groups.dim is None:
-        return launch.Geometry(1, 1, shape.numel())
-    return launch.Geometry(shape[: groups.dim].numel(), shape[groups.dim], shape[groups.dim + 1 :].numel())
