@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import textwrap
+import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,63 @@ from sparsegroup import (
     HashEmbeddingBag,
 )
 from sparsegroup.rules import is_of_group
+from sparsegroup.table import key_search
 from table_cases import REGULARIZED, as_keys, crowded, everything, kill, learn, pull, random_keys, stream, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
+
+
+class TestLargeLookups:
+    """One large lookup makes those after it neither slower nor keeps memory that is not counted."""
+
+    def test_a_lookup_clears_no_more_slots_than_its_own_keys_need(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cleared: list[int] = []
+
+        def share(kernel: Any, finds: bool, fetches: bool, keys: Any, seen: Any, *rest: Any, **options: Any) -> Any:
+            cleared.append(len(seen))
+            return shared(kernel, finds, fetches, keys, seen, *rest, **options)
+
+        shared = key_search.threads.share
+        monkeypatch.setattr(key_search.threads, "share", share)
+        table = HashEmbedding(4)
+        for count in (1000, 200_000, 1000):
+            table(torch.arange(count))
+        assert cleared == [2048, 1 << 19, 2048]
+
+    def test_what_it_leaves_is_counted_and_limited(self) -> None:
+        table = HashEmbedding(16).eval()
+        table(torch.arange(1000))
+        assert 0 < table.memory().scratch <= 1 << 17
+        table(torch.arange(1 << 20))
+        assert table.memory().scratch <= 64 << 20
+        table(torch.arange(1000))
+        assert table.memory().scratch <= 1 << 17
+
+    @pytest.mark.parametrize("count", [50_000, 1_000_000])
+    def test_a_limit_of_bytes_holds_after_it(self, count: int) -> None:
+        limit = 4_000_000
+        table = HashEmbedding(8, max_bytes=limit)
+        optimizer = GroupAdam(table.parameters())
+        for keys in (torch.arange(count), torch.arange(100)):
+            table(keys)[:100].sum().backward()
+            assert table.memory().total <= limit
+            optimizer.step()
+            optimizer.zero_grad()
+        assert table.memory().total <= limit
+
+
+def test_items_copy_each_row_once() -> None:
+    """What a batch allocates does not grow with the rows that are read ahead for the batches after it."""
+    table, batch_size = HashEmbedding(8), 100
+    table(torch.arange(50_000))
+    batches = table.items(batch_size)
+    next(batches)
+    tracemalloc.start()
+    for _ in range(20):
+        next(batches)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * batch_size * (8 * 4 + 8)
 
 
 class TestMemory:
@@ -33,7 +89,7 @@ class TestMemory:
         if dtype == torch.float32:
             expected.update({name: 30 * 4 for name in cls.rule.state if is_of_group(name)})
         assert memory.parts == expected
-        assert memory.total == memory.index + memory.rows + memory.dropped
+        assert memory.total == memory.index + memory.rows + memory.dropped + memory.scratch
         assert memory.rows >= sum(memory.parts.values())
         assert memory.index >= 30 * 8
 
