@@ -1,11 +1,11 @@
-"""Ranks of which some die, hang or do something else, and what the others say."""
+"""Ranks of which some die or hang, and what the others say."""
 
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,10 +16,9 @@ import torch.distributed as dist
 
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.distributed import ExchangeError
-from sparsegroup.table.sharded.rank_line import RankLine
-from sparsegroup.table.sharded.rank_process import RankProcess
+from sparsegroup.table.sharded.exchange import group_of_tables
 
-WORLD = 4
+WORLD = 3
 SECONDS = 3
 """The time-out of their group."""
 
@@ -44,10 +43,6 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def hang() -> None:
     time.sleep(2 * PATIENCE)
 
@@ -55,24 +50,19 @@ def hang() -> None:
 def be_good() -> None: ...
 
 
-def played(
-    folder: Path, scene: Scene, roles: Mapping[int, Callable[[], None]], apart: bool = False
-) -> tuple[dict[int, str], dict[int, str]]:
-    """What the ranks say that raise `ExchangeError`, and the names of all, `host:pid`.
+def played(folder: Path, scene: Scene, roles: Mapping[int, Callable[[], None]]) -> dict[int, str]:
+    """What the ranks say that raise `ExchangeError`.
 
     Args:
         folder: An empty one.
         scene: Played by each rank, after two steps.
         roles: How some of them misbehave.
-        apart: Each rank takes the others for those of other hosts.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sparsegroup.checkpoint"])
     pipes = {rank: context.Pipe() for rank in range(WORLD)}
     ranks = {
-        rank: context.Process(
-            target=_play, args=(rank, folder, scene, roles.get(rank, be_good), apart, theirs), daemon=True
-        )
+        rank: context.Process(target=_play, args=(rank, folder, scene, roles.get(rank, be_good), theirs), daemon=True)
         for rank, (_, theirs) in pipes.items()
     }
     said = {}
@@ -89,18 +79,15 @@ def played(
         for process in ranks.values():
             process.kill()
             process.join()
-    return said, {rank: f"{os.uname().nodename}:{process.pid}" for rank, process in ranks.items()}
+    return said
 
 
-def _play(rank: int, folder: Path, scene: Scene, misbehave: Callable[[], None], apart: bool, pipe: Connection) -> None:
+def _play(rank: int, folder: Path, scene: Scene, misbehave: Callable[[], None], pipe: Connection) -> None:
     torch.set_num_threads(1)
-    if apart:
-        own = replace(RankProcess.own(), scope=f"host {rank}")
-        RankProcess.own = lambda: own  # type: ignore[method-assign]
     at_first = timedelta(seconds=PATIENCE)  # steps compile kernels
     dist.init_process_group("gloo", store=_store(rank, folder), rank=rank, world_size=WORLD, timeout=at_first)
     table = HashEmbedding(4, process_group=dist.group.WORLD)
-    own_group = RankLine.of(dist.group.WORLD).group
+    own_group = group_of_tables(dist.group.WORLD)
     assert own_group._get_backend(torch.device("cpu")).options._timeout == at_first
     optimizer = GroupAdam(table.parameters())
     for _ in range(2):

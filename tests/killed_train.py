@@ -11,7 +11,7 @@ from typing import Any
 
 from sparsegroup.__main__ import main
 from sparsegroup.checkpoint import training_state
-from sparsegroup.table.sharded.shards import Shards
+from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.training.recorded_windows import RecordedWindows
 
 WHERE, _, RANKS = os.environ.get("KILLED", "nowhere:").partition(":")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distributed_cases import Ranks
 from sharded_cases import first_ranks
-from sparsegroup.table.sharded.collectives import Collectives
+from sparsegroup.table.sharded.exchange import Collectives
 
 
 def done() -> tuple[Tensor, bool, list[Any], Any]:

@@ -23,7 +23,7 @@ from sparsegroup import (
     to_embeddings,
 )
 from sparsegroup.distributed import data_parallel
-from sparsegroup.table.sharded.receiving_threads import schedule_receivers
+from sparsegroup.table.sharded.exchange import schedule_receivers
 
 KEYS = torch.arange(40) * 0x9E3779B97F4A7C1
 VECTORS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))

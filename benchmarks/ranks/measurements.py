@@ -17,7 +17,7 @@ from ranks.ctr_training import Job, Steps, make, network_bytes, run
 from ranks.key_load import KeyDraws
 from ranks.step_model import Link, Observed, StepModel, StepShape
 from ranks.step_parts import PARTS, WAITING
-from sparsegroup.table.sharded.receiving_threads import schedule_receivers
+from sparsegroup.table.sharded.exchange import schedule_receivers
 
 PLAIN, SHARDED, PARTED = Job(16, sharded=False), Job(16), Job(16, in_parts=True)
 FITTED = ((512, 8), (512, 32), (4096, 8), (4096, 32))

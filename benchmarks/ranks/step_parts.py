@@ -11,16 +11,15 @@ import torch
 import torch.distributed as dist
 
 from sparsegroup.table import batch
-from sparsegroup.table.sharded.collectives import Collectives
-from sparsegroup.table.sharded.outgoing import Sorter
-from sparsegroup.table.sharded.shards import Shards
+from sparsegroup.table.sharded.exchange import Collectives, Shards
+from sparsegroup.table.sharded.routing import Sorter
 from sparsegroup.table.table import Table
 
 NETWORK, THREADS, WAITING = "network", "threads", "waiting"
 SORTING, FINDING, STEP, REDUCED = "sorting keys", "lookup", "optimizer step", "all-reduce"
 SPREADING, SUMMING = "vectors spread", "gradients summed"
 EXCHANGES = {
-    "numbers of keys": "numbers out",
+    "header": "numbers out",
     "keys": "keys out",
     "vectors": "vectors out",
     "gradients": "gradients back",
@@ -87,18 +86,26 @@ class StepParts:
     def watched(self) -> Iterator[None]:
         """Have the parts of the table told apart within."""
         sort, swapped, look_up, waiting = Sorter.sort, Collectives.swapped, Table.look_up, Shards.waiting
+        meet = Collectives.meet
         added_up, expanded = batch.added_up, batch.expanded
 
         def sorting(sorter: Sorter, keys: Any) -> Any:
             with self.part(SORTING):
                 return sort(sorter, keys)
 
-        def exchange(together: Collectives, values: Any, sent: Any, got: Any, what: str) -> Any:
-            if together.ranks > 1:
-                self.meet(together.group)
-            self._is_back = EXCHANGES[what] == EXCHANGES["gradients"]
-            with self.part(EXCHANGES[what]):
-                return swapped(together, values, sent, got, what)
+        def header(collectives: Collectives, what: str, *arguments: Any, **options: Any) -> Any:
+            if collectives.ranks > 1:
+                self.meet(collectives.group)
+            with self.part(EXCHANGES["header"]):
+                return meet(collectives, what, *arguments, **options)
+
+        def exchange(collectives: Collectives, values: Any, sent: Any, got: Any, what: str) -> Any:
+            if collectives.ranks > 1:
+                self.meet(collectives.group)
+            kind = what.partition(" ")[0]
+            self._is_back = kind == "gradients"
+            with self.part(EXCHANGES[kind]):
+                return swapped(collectives, values, sent, got, what)
 
         def summing(*arguments: Any) -> Any:
             with self.part(SUMMING if self._is_back else SPREADING):
@@ -121,6 +128,7 @@ class StepParts:
         with ExitStack() as patches:
             for owner, name, function in (
                 (Sorter, "sort", sorting),
+                (Collectives, "meet", header),
                 (Collectives, "swapped", exchange),
                 (Table, "look_up", finding),
                 (Shards, "waiting", threads),

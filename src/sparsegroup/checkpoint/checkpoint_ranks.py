@@ -7,8 +7,8 @@ from torch import nn
 
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.routing import Routing
-from sparsegroup.table.sharded.shards import Shards
 
 Result = TypeVar("Result")
 
@@ -71,6 +71,15 @@ class CheckpointRanks:
         """
         return [own] if self._shards is None else self._shards.of_all([own], self.doing)
 
+    def agree_on(self, own: object) -> bool:
+        """Whether all ranks have the same value. All of them have to ask.
+
+        Raises:
+            ExchangeError: The ranks do not come together.
+        """
+        values = self.all_of(own)
+        return values.count(own) == len(values)
+
     def do(self, action: Callable[[], Result]) -> Result:
         """What an action gives, which all ranks carry out.
 
@@ -79,17 +88,6 @@ class CheckpointRanks:
             ExchangeError: The ranks do not come together.
             Exception: What it has raised on this one.
         """
-        result, error = None, None
-        try:
-            result = action()
-        except Exception as raised:
-            if self.is_alone:
-                raise
-            error = raised
-        messages = self.all_of(None if error is None else f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        for rank, message in enumerate(messages):
-            if message is not None:
-                raise CheckpointError(f"rank {rank} of {self.routing.ranks}: {message}")
-        return result  # type: ignore[return-value]
+        if self._shards is None:
+            return action()
+        return self._shards.do(action, self.doing, CheckpointError)

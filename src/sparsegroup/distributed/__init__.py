@@ -2,6 +2,6 @@
 
 from sparsegroup.distributed.data_parallel import data_parallel
 from sparsegroup.distributed.table_load_planner import TableLoadPlanner
-from sparsegroup.table.sharded.collectives import ExchangeError
+from sparsegroup.table.sharded.exchange import ExchangeError
 
 __all__ = ["ExchangeError", "TableLoadPlanner", "data_parallel"]

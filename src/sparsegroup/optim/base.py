@@ -1,9 +1,9 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import is_
-from typing import Any, ClassVar, TypeAlias, overload
+from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from sparsegroup.rules import Rule
 from sparsegroup.untraced import plain
 
 ParamGroup: TypeAlias = dict[str, Any]
+Result = TypeVar("Result")
 
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
 _PLAIN = (*_FIXED, tuple)
@@ -217,9 +218,9 @@ class GroupOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._executor.check()
-        steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
-        plans = self._completed([self._plan(step) for step in steps])
+        steps, plans = self._on_all_ranks(self._planned, "a step")
+        if self.rule.second_order:
+            plans = self._on_all_ranks(lambda: self._completed(plans), "the second derivatives of a step")
         for step, planned in zip(steps, plans, strict=True):
             if step.has_threshold and not step.settings.frozen:
                 self._penalty_watch.look(step, planned)
@@ -227,6 +228,20 @@ class GroupOptimizer(Optimizer):
             if planned:
                 self._executor.carry_out(step, planned, self.state)
         return loss
+
+    def _planned(self) -> tuple[list[GroupStep], list[list[ParameterPlan]]]:
+        """All of a step that can fail; nothing is changed."""
+        self._executor.check()
+        steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
+        return steps, [self._plan(step) for step in steps]
+
+    def _on_all_ranks(self, action: Callable[[], Result], what: str) -> Result:
+        """What an action gives; where tables lie on several ranks, it raises on all of them if it does on one."""
+        stores = (store_of(parameter) for group in self.param_groups for parameter in group["params"])
+        ranks = {store.ranks.group: store.ranks for store in stores if store is not None and store.ranks is not None}
+        for one in ranks.values():
+            action = partial(one.do, action, what)
+        return action()
 
     _step_outside_graphs = torch._disable_dynamo(_take_step)  # type: ignore[attr-defined]
 

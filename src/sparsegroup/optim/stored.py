@@ -1,9 +1,9 @@
 """Parameters whose rows lie in a store of their own, such as a table that grows: what an optimizer needs of them."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
+Result = TypeVar("Result")
 
 HEIGHT = 1 << 40
 """Rows that a stored parameter and its gradients have for autograd, which wants a fixed number."""
@@ -82,9 +83,14 @@ class StoreRanks(Protocol):
 
     Attributes:
         rank: The number of this one among them.
+        group: What distinguishes these ranks from those of other stores.
     """
 
     rank: int
+    group: Any
+
+    def do(self, action: Callable[[], Result], what: str) -> Result:
+        """What an action gives, which all ranks carry out; it raises on all of them or on none. `what` names it."""
 
     def norm(self, own: Tensor, order: float) -> Tensor:
         """The p-norm of what lies on all ranks, p being `order`, by that of this rank's part; 0-d as it is."""

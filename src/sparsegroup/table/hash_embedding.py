@@ -20,8 +20,8 @@ from sparsegroup.table.key_array import Int64s, check_keys, key_array
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_lookup import Found
 from sparsegroup.table.row_start import Init
-from sparsegroup.table.sharded.sharded_lookup import ShardedLookup
-from sparsegroup.table.sharded.shards import Reduction, Shards, check_not_sharded
+from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_sharded
+from sparsegroup.table.sharded.lookup import ShardedLookup
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_counts import TableCounts
@@ -146,16 +146,17 @@ class HashEmbedding(TableCounts, nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.table = Table(config)
         self.per_rank = bool(per_rank)
-        self.across = None
+        shards = None
         if process_group is None:
             check_not_sharded(reduction, wire_dtype)
         else:
             if per_rank:
                 raise ValueError("a table lies on the ranks of its process_group, or each has its own by per_rank")
-            shards = self.table.ranks = Shards(process_group, reduction, wire_dtype, config.scratch_bytes)
-            self.across = ShardedLookup(self.table, shards, begins_dead=fallback)
+            described = f"dim={dim}, dtype={config.weight_dtype}, fallback={fallback}, seed={seed}"
+            shards = Shards(process_group, reduction, wire_dtype, config.scratch_bytes, described)
+        self.table = Table(config, ranks=shards)
+        self.across = None if shards is None else ShardedLookup(self.table, shards, begins_dead=fallback)
         self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
         if self.across is not None and (part := self.across.shards.part).name:
             setattr(self, part.name, PartEntries(self.table, self.weight))
@@ -199,11 +200,8 @@ class HashEmbedding(TableCounts, nn.Module):
     @untraced
     def _of_ranks(self, across: ShardedLookup, keys: Tensor) -> Tensor:
         array, trains = self._as_array(keys), self.is_trained
-        if not is_recomputation():
-            if trains:
-                self.table.keep_up()
-            if self.weight.grad is None:
-                self.weight.rowless = ()
+        if self.weight.grad is None and not is_recomputation():
+            self.weight.rowless = ()
         return across.vectors(self.weight, array, trains).view(*keys.shape, self.dim)
 
     def own_vectors(self, keys: Tensor) -> Tensor:

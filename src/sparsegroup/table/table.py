@@ -25,8 +25,8 @@ from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowStorage
+from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankPart
-from sparsegroup.table.sharded.shards import Shards
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_inspection import TableInspection
@@ -42,6 +42,7 @@ class Table(TableInspection):
         config: See `HashEmbedding`.
         directory: The keys that there are; None for none.
         storage: Their rows.
+        ranks: See below.
 
     Attributes:
         directory: Key → row; to be read at rest.
@@ -51,10 +52,13 @@ class Table(TableInspection):
     """
 
     def __init__(
-        self, config: TableConfig, directory: Directory | None = None, storage: RowStorage | None = None
+        self,
+        config: TableConfig,
+        directory: Directory | None = None,
+        storage: RowStorage | None = None,
+        ranks: Shards | None = None,
     ) -> None:
-        self.config = config
-        self.ranks: Shards | None = None
+        self.config, self.ranks = config, ranks
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
         directory, storage = directory or new_directory(config), storage or new_storage(config)
@@ -353,8 +357,7 @@ class Table(TableInspection):
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, state["config"])
+        type(self).__init__(self, state["config"], ranks=state["ranks"])
         self.storage.lay_out(state["initial"], 0, state.get("state_dtype"))
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["claim"])
-        self.ranks = state["ranks"]

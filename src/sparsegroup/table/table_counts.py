@@ -1,7 +1,7 @@
 """What a table tells of itself in numbers."""
 
 from sparsegroup.table.row_uses import LATEST
-from sparsegroup.table.sharded.sharded_lookup import ShardedLookup
+from sparsegroup.table.sharded.lookup import ShardedLookup
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int
 from sparsegroup.table.table_report import FieldCount, TableMemory

@@ -29,17 +29,21 @@ def give_gradients(
         second_order: Whether second derivatives will be asked for.
 
     Raises:
-        FloatingPointError: The loss is not finite; there are no gradients.
+        FloatingPointError: The loss is not finite; there are no gradients. On several ranks, whose losses differ, the
+            sum of all has to be checked, see `RankGroup.add_up`.
     """
     batch = step.own.for_device(embeddings.device)
     parted = network.parted(embeddings, numbers)
     if parted is not None and parted.is_plain:
         logits, saved = parted.forward()
         loss, gradient = ranks.loss_and_gradient(logits, batch, step.samples)
-        check_loss(loss)
+        if ranks.is_alone:
+            check_loss(loss)
         parted.give(parted.backward(saved, gradient))
         return logits, loss
     logits = network.whole(embeddings, numbers) if parted is None else parted.logits()
     loss = ranks.loss(logits, batch, step.samples)
+    if ranks.is_alone:
+        check_loss(loss)
     backward(loss, second_order=second_order)
     return logits.detach(), loss.detach()

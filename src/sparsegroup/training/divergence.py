@@ -11,12 +11,7 @@ from sparsegroup.optim.stored import store_of
 
 
 def backward(loss: Tensor, *, second_order: bool) -> None:
-    """The gradients of a loss; for second derivatives with their graph.
-
-    Raises:
-        FloatingPointError: See `check_loss`.
-    """
-    check_loss(loss)
+    """The gradients of a loss; for second derivatives with their graph."""
     if not second_order:
         loss.backward()  # type: ignore[no-untyped-call]
         return

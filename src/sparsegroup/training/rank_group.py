@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsegroup.data.batches import Batch
 from sparsegroup.optim.stored import store_of
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.table.sharded.collectives import Collectives, ExchangeError
+from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.stop_request import StopRequest
 

@@ -21,7 +21,7 @@ from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.callbacks import Callback, told
-from sparsegroup.training.divergence import divergence_told
+from sparsegroup.training.divergence import check_loss, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, predictions_over
@@ -374,6 +374,8 @@ class Trainer:
         inputs = inputs_of(self.dense, vectors, own.keys, own.numbers, own.bags)
         logits, loss = give_gradients(self.dense, *inputs, step, self.ranks, second_order=self._second_order)
         loss = self.ranks.add_up(self._parameters, loss)
+        if not self.ranks.is_alone:  # where one rank's loss is not finite, the sum is so on all
+            check_loss(loss)
         for optimizer in self.optimizers:
             optimizer.step()
         if target is not None:

@@ -1,0 +1,627 @@
+"""Exchanges among ranks: one after another, checked before anything is sent, and failing on all ranks alike."""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, NoReturn, Self, TypeVar, get_args
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from sparsegroup.table.row_locations import Int64s
+from sparsegroup.table.sharded.rank_parts import RankPart
+from sparsegroup.table.sharded.routing import Routing, SendPlan, Sorter
+
+Result = TypeVar("Result")
+Reduction = Literal["mean", "sum"]
+Numbers = Sequence[int]
+
+_MOST_NUMBERS = 6
+_HEADER = 4 + _MOST_NUMBERS
+"""int64 numbers: lines for the receiver, number and name of the operation, whether the sender has failed, and more."""
+
+_TEXT_BYTES = 1024
+
+_KINDS = {kind.__name__: kind for kind in (FloatingPointError, IndexError, MemoryError, TypeError, ValueError)}
+"""Errors of one rank that the others raise as errors of the same kind; all else is a RuntimeError there."""
+
+
+class ExchangeError(RuntimeError):
+    """The ranks do not meet in one operation: one has ended, hangs, or calls another. Restart from a checkpoint."""
+
+
+def attempt(action: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    """What an action gives, or the error that it raises."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
+@dataclass
+class _Group:
+    """What is known of a group of ranks; it must not refer to the group, whose end is its own.
+
+    Attributes:
+        tables: How many tables have been made on it.
+        operations: How many operations have begun.
+        failure: Why nothing can be exchanged any more; empty while it can.
+        thread: Does what is submitted.
+        last: What was submitted last.
+        tables_group: The group of the tables of the whole world.
+    """
+
+    tables: int = 0
+    operations: int = 0
+    failure: str = ""
+    thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sparsegroup-ranks"))
+    last: Future[Any] | None = None
+    tables_group: dist.ProcessGroup | None = None
+
+
+_GROUPS: WeakKeyDictionary[dist.ProcessGroup, _Group] = WeakKeyDictionary()
+
+
+def _known(group: dist.ProcessGroup) -> _Group:
+    if group not in _GROUPS:
+        _GROUPS[group] = _Group()
+    return _GROUPS[group]
+
+
+def group_of_tables(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The group in which the tables of a group exchange: a separate one for the whole world, which others use too.
+
+    All ranks have to call it when they make the first table.
+    """
+    if group is not dist.group.WORLD:
+        return group
+    known = _known(group)
+    if known.tables_group is None:
+        known.tables_group = dist.new_group(backend=dist.get_backend_config(group), timeout=_timeout_of(group))
+    return known.tables_group
+
+
+class Collectives:
+    """The collective operations of a group of ranks. All ranks call them in the same order.
+
+    Each begins with a header of fixed size, in which every rank names the operation to all others and reports whether
+    it has failed. So ranks that call different operations notice it before any content is sent, and an error of one
+    rank is raised on all of them.
+
+    Args:
+        group: The ranks. Nothing else may use the group while they exchange.
+        name: The first word of messages.
+
+    Attributes:
+        group, name: As above.
+        ranks, rank: How many ranks there are, and the number of this one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        self.group, self.name = group, name
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._known = _known(group)
+        schedule_receivers()
+
+    # Order
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+        """Let the group's thread call a function after all that was submitted before."""
+        submitted = self._known.last = self._known.thread.submit(function, *arguments)
+        return submitted
+
+    def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function after all that was submitted before."""
+        last = self._known.last
+        if last is None or last.done():
+            self._known.last = None
+            return function(*arguments)
+        return self.submit(function, *arguments).result()
+
+    # Agreement
+
+    def meet(
+        self,
+        what: str,
+        counts: Int64s | None = None,
+        numbers: Numbers = (),
+        error: Exception | None = None,
+        kind: type[Exception] | None = None,
+    ) -> tuple[list[int], list[list[int]]]:
+        """Let all ranks agree that they are in the same operation and that none has failed.
+
+        Args:
+            what: Names the operation, the same on all ranks.
+            counts: `[ranks]`, lines that this rank is about to send to each.
+            numbers: At most six, for all ranks.
+            error: Why this rank cannot take part.
+            kind: The class of the error that is raised where another rank has failed; None: that of its error.
+
+        Returns:
+            How many lines each rank is about to send to this one, and the numbers of each rank.
+
+        Raises:
+            ExchangeError: The ranks are in different operations, or one does not answer.
+            Exception: `error`, and on the other ranks one of the same kind.
+        """
+        if self.ranks == 1:
+            if error is not None:
+                raise error
+            return [0] if counts is None else counts.tolist(), [list(numbers)]
+        known = self._known
+        known.operations += 1
+        header = np.zeros((self.ranks, _HEADER), np.int64)
+        header[:, 1:4] = known.operations, crc32(what.encode()), error is not None
+        if counts is not None:
+            header[:, 0] = counts
+        if numbers:
+            header[:, 4 : 4 + len(numbers)] = numbers
+        sent = torch.from_numpy(header).to(self.device)
+        received = torch.empty_like(sent)
+        with self._operation(what):
+            dist.all_to_all_single(received, sent, group=self.group)
+            found = received.cpu().numpy()
+        if found[:, 3].any() or (found[:, 1:3] != found[0, 1:3]).any():
+            self._raise(what, error, kind)
+        return found[:, 0].tolist(), found[:, 4 : 4 + len(numbers)].tolist()
+
+    def _raise(self, what: str, error: Exception | None, kind: type[Exception] | None) -> NoReturn:
+        """Raise the same error on all ranks: that of the first one that has failed, or that they have parted."""
+        own = [f"operation {self._known.operations:,}, {what!r}", "", ""]
+        if error is not None:
+            names = [one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS]
+            own[1:] = names[0] if names else RuntimeError.__name__, f"{type(error).__name__}: {error}"
+        texts = [text.split("\x1f") for text in self._texts("\x1f".join(own), what)]
+        if error is not None:
+            raise error
+        for rank, (_, name, message) in enumerate(texts):
+            if name:
+                raised = _KINDS.get(name, RuntimeError) if kind is None else kind
+                raise raised(f"rank {rank} of {self.ranks}: {message}")
+        places = "; ".join(f"rank {rank} is in {place}" for rank, (place, *_) in enumerate(texts))
+        raise ExchangeError(
+            f"{self.name}: the ranks have called different operations, or in different order: {places}. All ranks look "
+            "up the same tables in the same order and mode, go backward through the same lookups, and step together"
+        )
+
+    def _texts(self, own: str, what: str) -> list[str]:
+        """A text of each rank; long ones are cut."""
+        sent = np.zeros((self.ranks, _TEXT_BYTES), np.uint8)
+        text = np.frombuffer(own.encode()[:_TEXT_BYTES], np.uint8)
+        sent[:, : len(text)] = text
+        lines = torch.from_numpy(sent).to(self.device)
+        received = torch.empty_like(lines)
+        with self._operation(what):
+            dist.all_to_all_single(received, lines, group=self.group)
+        return [line.tobytes().rstrip(b"\0").decode(errors="ignore") for line in received.cpu().numpy()]
+
+    # Content
+
+    def swapped(self, values: Tensor, sent: Sequence[int], got: Sequence[int], what: str) -> Tensor:
+        """What all ranks have sent to this one, in the order of ranks, after they have met.
+
+        Args:
+            values: `[n, …]`, those for rank 0 first.
+            sent: `[ranks]`, how many lines go to each.
+            got: `[ranks]`, how many come from each.
+            what: Names the operation.
+
+        Returns:
+            `[Σ got, …]`.
+
+        Raises:
+            ExchangeError: A rank does not answer.
+        """
+        if self.ranks == 1:
+            return values
+        out = values.new_empty(sum(got), *values.shape[1:])
+        with self._operation(what):
+            dist.all_to_all_single(out, values.contiguous(), list(got), list(sent), group=self.group)
+        return out
+
+    def total(self, numbers: Numbers, what: str, error: Exception | None = None) -> list[int]:
+        """The sums over all ranks of at most six int64 numbers; see `meet`."""
+        _, of_all = self.meet(what, numbers=[int(number) for number in numbers], error=error)
+        return [sum(column) for column in zip(*of_all, strict=True)]
+
+    def norm(self, own: Tensor, order: float) -> Tensor:
+        """The p-norm, p being `order`, of vectors of which each rank has a part; by the 0-d norm of its own."""
+        if self.ranks == 1:
+            return own
+        bits = np.float64(own.item()).view(np.int64)
+        _, of_all = self.meet("the norm of gradients", numbers=[int(bits)])
+        norms = torch.from_numpy(np.array(of_all, np.int64)[:, 0].view(np.float64).copy())
+        norm: Tensor = torch.linalg.vector_norm(norms, order).to(own)
+        return norm
+
+    def summed(self, tensor: Tensor, what: str, error: Exception | None = None) -> Tensor:
+        """The sum of the ranks' tensors, which have one shape and dtype and are on a device of the group."""
+        self.meet(what, error=error)
+        if self.ranks == 1:
+            return tensor
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        with self._operation(what):
+            dist.all_reduce(total, group=self.group)
+        return total
+
+    def of_all(self, own: list[Any], what: str) -> list[Any]:
+        """The lists of all ranks, one after the other. They are pickled; see `meet`."""
+        if self.ranks == 1:
+            return own
+        data, error = attempt(lambda: pickle.dumps(own))
+        data = data or b""
+        sizes, _ = self.meet(what, np.full(self.ranks, len(data)), error=error)
+        lines = torch.zeros(max(sizes), dtype=torch.uint8)
+        lines[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        lines = lines.to(self.device)
+        received = [torch.empty_like(lines) for _ in sizes]
+        with self._operation(what):
+            dist.all_gather(received, lines, group=self.group)
+        parts = [pickle.loads(part[:size].cpu().numpy().tobytes()) for part, size in zip(received, sizes, strict=True)]
+        return [one for part in parts for one in part]
+
+    def from_first(self, value: Result, what: str) -> Result:
+        """The value of rank 0, which is pickled; those of other ranks are not looked at. See `meet`."""
+        if self.ranks == 1:
+            return value
+        data, error = attempt(lambda: pickle.dumps(value)) if self.rank == 0 else (b"", None)
+        _, sizes = self.meet(what, numbers=[len(data or b"")], error=error)
+        lines = torch.frombuffer(bytearray(data or bytes(sizes[0][0])), dtype=torch.uint8).to(self.device)
+        with self._operation(what):
+            dist.broadcast(lines, dist.get_global_rank(self.group, 0), group=self.group)
+        return value if self.rank == 0 else pickle.loads(lines.cpu().numpy().tobytes())
+
+    @property
+    def device(self) -> torch.device:
+        """Where numbers of the host are exchanged: there, or on a GPU where the group has no way to do that."""
+        kinds = dist.get_backend_config(self.group)
+        return torch.device("cpu" if "cpu:" in kinds else "cuda")
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of an operation's headers that go from this rank to others."""
+        return 8 * _HEADER * (self.ranks - 1)
+
+    @contextmanager
+    def _operation(self, what: str) -> Iterator[None]:
+        known = self._known
+        if known.failure:
+            raise ExchangeError(f"{self.name}: {what}: nothing can be exchanged any more: {known.failure}")
+        try:
+            yield
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+            known.failure = f"rank {self.rank} of {self.ranks}, operation {known.operations:,}, {what!r}: {reason}"
+            raise ExchangeError(
+                f"{self.name}: {known.failure}. Another rank has ended or does not answer: see its own "
+                "messages, and start all ranks again from a checkpoint"
+            ) from error
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long a group waits for a rank; None where it does not report it, for torch's default."""
+    device = torch.device("cpu" if "cpu:" in dist.get_backend_config(group) else "cuda")
+    options: Any = getattr(group._get_backend(device), "options", None)
+    return getattr(options, "_timeout", None)
+
+
+def schedule_receivers(policy: int | None = None) -> int:
+    """Schedule the threads in which gloo receives so that they interrupt nobody.
+
+    Such a thread requests its connection's lock without end while the sending thread has it. Where both share a core,
+    the sender would not run until the receiver's time slice is over, after 3 or 4 ms.
+
+    Args:
+        policy: One of the system's for ordinary threads; None: `os.SCHED_BATCH`, see sched(7).
+
+    Returns:
+        How many threads follow the policy now: none where the system does not list them (not Linux), or forbids it.
+    """
+    count = 0
+    with suppress(AttributeError, OSError):
+        chosen = os.SCHED_BATCH if policy is None else policy
+        for thread in Path("/proc/self/task").iterdir():
+            if (thread / "comm").read_text().startswith("gloo_tcp_loop"):
+                os.sched_setscheduler(int(thread.name), chosen, os.sched_param(0))
+                count += 1
+    return count
+
+
+@dataclass
+class Traffic:
+    """Counts of one table on one rank, since it was made.
+
+    Attributes:
+        lookups: Exchanges of keys.
+        keys, vectors, gradients: Bytes of each that went to other ranks.
+        headers: Bytes of their headers.
+        waited: Seconds in which the thread that trains has waited for other ranks, or for what is looked up ahead.
+    """
+
+    lookups: int = 0
+    keys: int = 0
+    vectors: int = 0
+    gradients: int = 0
+    headers: int = 0
+    waited: float = 0.0
+
+    @property
+    def sent(self) -> int:
+        """All bytes that went to other ranks."""
+        return self.keys + self.vectors + self.gradients + self.headers
+
+
+@dataclass(frozen=True)
+class KeyExchange:
+    """The keys that ranks send each other in one lookup.
+
+    Attributes:
+        own: Those that this rank sends.
+        keys: `[m]`, those that it receives: those of rank 0 first, each rank's distinct.
+        counts: `[ranks]`, how many it receives from each.
+        name: Names the lookup in messages.
+    """
+
+    own: SendPlan
+    keys: Int64s
+    counts: Sequence[int]
+    name: str
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Which lines go from where to where.
+
+    Attributes:
+        carry: Carries lines `[Σ sent, dim]`, and gives those that have come, `[Σ got, dim]`.
+        sent, got: `[ranks]`, how many go to each rank and come from each.
+        lookup: Names the lookup in messages.
+        is_back: Whether they are gradients.
+        have_met: Whether the ranks have met for it already.
+    """
+
+    carry: "Callable[[Tensor, Direction], Tensor]"
+    sent: Sequence[int]
+    got: Sequence[int]
+    lookup: str
+    is_back: bool = False
+    have_met: bool = False
+
+    def back(self) -> "Direction":
+        """The direction of their gradients."""
+        return Direction(self.carry, self.got, self.sent, self.lookup, not self.is_back)
+
+
+class _Exchange(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, direction: Direction, factor: float, share: float) -> Tensor:
+        ctx.direction, ctx.share = direction, share
+        carried = direction.carry(values, direction)
+        return carried if factor == 1.0 else carried * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        # What is differentiated once more is not multiplied again: the loss is averaged over the ranks once.
+        back = _Exchange.apply(gradient, ctx.direction.back(), ctx.share, 1.0)  # type: ignore[no-untyped-call]
+        return back, None, None, None
+
+
+class Shards:
+    """The ranks that a table lies on. Whatever is asked, all of them have to ask it, in the same order.
+
+    Args:
+        group: The ranks.
+        reduction: Whether gradients are averaged over them, or added up.
+        wire_dtype: In which vectors and gradients travel; None: as they are.
+        scratch_bytes: Working memory that is kept from one exchange to the next, at most.
+        described: What of the table must be the same on all ranks.
+
+    Raises:
+        TypeError: `group` is none, or one of others.
+        ValueError: More ranks than a table can lie on, or another argument out of range.
+        ExchangeError: Not all ranks make the same table.
+
+    Attributes:
+        group, reduction, wire_dtype: As above.
+        ranks, rank: How many ranks there are, and the number of this one.
+        routing: Which rank has which key.
+        traffic: What has been sent.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        reduction: Reduction,
+        wire_dtype: torch.dtype | None,
+        scratch_bytes: int,
+        described: str = "",
+    ) -> None:
+        if not isinstance(group, dist.ProcessGroup):
+            raise TypeError(
+                f"process_group must be a torch.distributed.ProcessGroup that this rank is in, got {group!r}; "
+                "torch.distributed.group.WORLD is that of all ranks"
+            )
+        if reduction not in get_args(Reduction):
+            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        if wire_dtype not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"wire_dtype must be None, torch.bfloat16 or torch.float16, got {wire_dtype!r}")
+        self.group, self.reduction, self.wire_dtype = group, reduction, wire_dtype
+        self._collectives = Collectives(group_of_tables(group), "HashEmbedding")
+        self.ranks, self.rank = self._collectives.ranks, self._collectives.rank
+        self.routing = Routing(self.ranks)
+        self.traffic = Traffic()
+        self._sorter = Sorter(self.routing, scratch_bytes)
+        known = _known(self._collectives.group)
+        self._name = f"table {known.tables}"
+        known.tables += 1
+        self._run(self._collectives.meet, f"making {self._name}, {described}, {reduction}, wire_dtype={wire_dtype}")
+
+    @property
+    def nbytes(self) -> int:
+        """Working memory that is kept for the next exchange."""
+        return self._sorter.nbytes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # ranks are not copied
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a HashEmbedding with a process_group cannot be pickled, for its rows are on several ranks: write a "
+            "checkpoint, sparsegroup.checkpoint.save, or its state_dict"
+        )
+
+    # Lookups
+
+    def exchange_keys(self, keys: Int64s, purpose: str, error: Exception | None = None) -> KeyExchange:
+        """Send each rank those of `keys` `[n]` that belong to it.
+
+        Args:
+            keys: This rank's.
+            purpose: What for, in messages; the same on all ranks.
+            error: Why this rank cannot take part.
+
+        Raises:
+            ExchangeError, Exception: See `Collectives.meet`.
+        """
+        with self.waiting():
+            return self._run(self._exchange_keys, keys, purpose, error)
+
+    def begin_exchange_of_keys(self, keys: Int64s, purpose: str) -> "Future[KeyExchange]":
+        """`exchange_keys` in another thread, while the caller continues."""
+        return self._collectives.submit(self._exchange_keys, keys, purpose, None)
+
+    def _exchange_keys(self, keys: Int64s, purpose: str, error: Exception | None) -> KeyExchange:
+        own, collectives = self._sorter.sort(keys), self._collectives
+        what = f"keys of {purpose}, {self._name}"
+        got, _ = collectives.meet(what, own.counts, error=error)
+        self.traffic.lookups += 1
+        name = f"lookup {self.traffic.lookups:,} in {self._name}"
+        if self.ranks == 1:
+            return KeyExchange(own, own.keys, got, name)
+        sent = own.counts.tolist()
+        received = collectives.swapped(torch.from_numpy(own.keys).to(collectives.device), sent, got, what)
+        self.traffic.headers += collectives.header_bytes
+        self.traffic.keys += 8 * (len(own.keys) - sent[self.rank])
+        return KeyExchange(own, received.cpu().numpy(), got, name)
+
+    def agree(self, exchange: KeyExchange, numbers: Numbers, error: Exception | None) -> list[int]:
+        """Meet before vectors travel: gives the sums of some numbers over the ranks. See `Collectives.meet`."""
+        self.traffic.headers += self._collectives.header_bytes
+        with self.waiting():
+            return self._run(self._collectives.total, numbers, f"vectors of {exchange.name}", error)
+
+    def vectors(self, vectors: Tensor, exchange: KeyExchange) -> Tensor:
+        """The vectors of the keys that this rank has sent, in their order, for those of the keys that it has received.
+
+        Args:
+            vectors: `[m, dim]`, of the keys that it has received.
+            exchange: The keys, for whose vectors the ranks have met.
+
+        Returns:
+            `[distinct, dim]`, differentiable any number of times: gradients go back to where the vectors came from, and
+            are added up there in the order of ranks.
+
+        Raises:
+            ExchangeError: See `Collectives.meet`; also in backward.
+        """
+        share = 1 / self.ranks if self.reduction == "mean" else 1.0
+        direction = Direction(self._carry, exchange.counts, exchange.own.counts.tolist(), exchange.name, have_met=True)
+        result: Tensor = _Exchange.apply(vectors, direction, 1.0, share)  # type: ignore[no-untyped-call]
+        return result
+
+    def answers(self, answers: Tensor, exchange: KeyExchange) -> Tensor:
+        """The answers of other ranks for the keys that this rank has sent, `[distinct, …]`; its own are `[m, …]`."""
+        return self._swapped(answers, exchange.counts, exchange.own.counts.tolist(), "answers")
+
+    def values(self, values: Tensor, exchange: KeyExchange) -> Tensor:
+        """The values that other ranks have for the keys that this rank has received, `[m, …]`.
+
+        Args:
+            values: `[n, …]`, this rank's, of its distinct keys in the order in which it gave them to `exchange_keys`.
+            exchange: That call's.
+        """
+        order = torch.from_numpy(exchange.own.inverse).long().argsort()
+        return self._swapped(values[order], exchange.own.counts.tolist(), exchange.counts, "values")
+
+    def _swapped(self, values: Tensor, sent: Sequence[int], got: Sequence[int], what: str) -> Tensor:
+        away = values.to(self._collectives.device)
+        return self._run(self._collectives.swapped, away, sent, got, f"{what}, {self._name}").to(values.device)
+
+    def _carry(self, lines: Tensor, direction: Direction) -> Tensor:
+        kind = "gradients" if direction.is_back else "vectors"
+        what = f"{kind} of {direction.lookup}"
+        dtype, packed = lines.dtype, lines.to(self.wire_dtype) if self.wire_dtype is not None else lines
+        sent = (sum(direction.sent) - direction.sent[self.rank]) * packed.shape[1] * packed.element_size()
+        with self.waiting():
+            if not direction.have_met:
+                self._run(self._collectives.meet, what)
+                self.traffic.headers += self._collectives.header_bytes
+            packed = packed.contiguous()
+            come = self._run(self._collectives.swapped, packed.view(torch.uint8), direction.sent, direction.got, what)
+        setattr(self.traffic, kind, getattr(self.traffic, kind) + sent)
+        return come.view(packed.dtype).to(dtype)
+
+    # Agreement
+
+    def do(self, action: Callable[[], Result], what: str, kind: type[Exception] | None = None) -> Result:
+        """What an action gives, which all ranks carry out; it raises on all of them or on none.
+
+        Args:
+            action: Called in this thread, whose locks it may need.
+            what: Names it.
+            kind: See `Collectives.meet`.
+
+        Raises:
+            ExchangeError: See `Collectives.meet`.
+            Exception: What the action has raised here; where it has raised on another rank, see `Collectives.meet`.
+        """
+        result, error = attempt(action)
+        self._run(self._collectives.meet, what, None, (), error, kind)
+        return result  # type: ignore[return-value]
+
+    def totals(self, numbers: Numbers, what: str) -> list[int]:
+        """See `Collectives.total`."""
+        return self._run(self._collectives.total, numbers, what)
+
+    @property
+    def part(self) -> RankPart:
+        """What state dicts call this rank's part of the rows."""
+        return RankPart(self.rank, self.ranks)
+
+    def norm(self, own: Tensor, order: float) -> Tensor:
+        """See `sparsegroup.optim.stored.StoreRanks`."""
+        return self._run(self._collectives.norm, own, order)
+
+    def of_all(self, own: list[Any], what: str) -> list[Any]:
+        """See `sparsegroup.optim.stored.StoreRanks`."""
+        return self._run(self._collectives.of_all, own, what)
+
+    def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return self._collectives.run(function, *arguments)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time that this takes as waiting."""
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self.traffic.waited += perf_counter() - begun
+
+
+def check_not_sharded(reduction: Reduction, wire_dtype: torch.dtype | None) -> None:
+    """Raise ValueError for options that a table without ranks does not have."""
+    if reduction != "mean" or wire_dtype is not None:
+        raise ValueError("reduction and wire_dtype are of tables that lie on several ranks: give process_group, too")

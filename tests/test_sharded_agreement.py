@@ -1,0 +1,279 @@
+"""What one rank does otherwise than the others, or what fails on it alone, raises on all of them."""
+
+import copy
+import gc
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distributed_cases import Ranks
+from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding
+from sparsegroup.distributed import ExchangeError
+
+KEYS = torch.arange(20) * 0x9E3779B97F4A7C1
+
+
+def table_of(**options: Any) -> HashEmbedding:
+    return HashEmbedding(4, process_group=dist.group.WORLD, **options)
+
+
+def raised(action: Callable[[], Any]) -> tuple[str, str]:
+    """The error that an action ends in."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
+def usable(table: HashEmbedding) -> bool:
+    """Whether the ranks still exchange."""
+    return bool(table.train()(KEYS).shape == (20, 4))
+
+
+def lookups_in_another_order() -> Any:
+    tables = [table_of(), table_of()]
+
+    def look_up() -> None:
+        for table in tables if dist.get_rank() else reversed(tables):
+            table(KEYS)
+
+    return raised(look_up), usable(tables[0])
+
+
+def evaluated_on_one() -> Any:
+    table = table_of()
+    table.train(dist.get_rank() == 0)
+    return raised(lambda: table(KEYS)), usable(table)
+
+
+def without_backward_on_one() -> Any:
+    table = table_of()
+    optimizer = GroupAdam(table.parameters())
+
+    def step() -> None:
+        loss = table(KEYS).sum()
+        if dist.get_rank():
+            loss.backward()
+        optimizer.step()
+
+    return raised(step), usable(table)
+
+
+def caught_on_one() -> Any:
+    """One rank catches an error after its lookup, and continues with the next batch."""
+    table = table_of()
+
+    def step() -> None:
+        loss = table(KEYS).sum()
+        if dist.get_rank():
+            loss.backward()
+        else:
+            table(KEYS[:3])
+
+    return raised(step), usable(table)
+
+
+def backward_in_another_order() -> Any:
+    table = table_of()
+
+    def step() -> None:
+        losses = [table(KEYS).sum(), table(KEYS).sum()]
+        for loss in losses if dist.get_rank() else reversed(losses):
+            loss.backward()
+
+    return raised(step), usable(table)
+
+
+def stepped_on_one() -> Any:
+    table = table_of()
+    optimizer = GroupAdam(table.parameters())
+
+    def step() -> None:
+        table(KEYS).sum().backward()
+        if dist.get_rank():
+            optimizer.step()
+        table(KEYS)
+
+    return raised(step), usable(table)
+
+
+def scaled_on_one() -> Any:
+    """`GradScaler` skips the step of the rank whose rows have infinite gradients."""
+    table = table_of()
+    optimizer, scaler = GroupAdam(table.parameters()), torch.amp.GradScaler("cpu")
+
+    def step() -> None:
+        of_first = table.across.shards.routing.ranks_of(KEYS.numpy()) == 0
+        vectors = table(KEYS[of_first])
+        vectors.register_hook(lambda gradient: gradient + float("inf"))
+        scaler.scale(vectors.sum()).backward()
+        scaler.step(optimizer)
+        table(KEYS)
+
+    return raised(step), usable(table)
+
+
+def made_otherwise() -> Any:
+    return raised(lambda: table_of(fallback=dist.get_rank() == 0)), usable(table_of())
+
+
+@pytest.mark.parametrize(
+    ("scene", "zero", "one"),
+    [
+        (
+            lookups_in_another_order,
+            r"keys of a lookup in training, table \d+",
+            r"keys of a lookup in training, table \d+",
+        ),
+        (evaluated_on_one, "keys of a lookup in training", "keys of a lookup in evaluation"),
+        (without_backward_on_one, "a step", r"gradients of lookup 1 in table \d+"),
+        (caught_on_one, "keys of a lookup in training", r"gradients of lookup 1 in table \d+"),
+        (backward_in_another_order, "gradients of lookup 2", "gradients of lookup 1"),
+        (stepped_on_one, "keys of a lookup in training", "a step"),
+        (scaled_on_one, "keys of a lookup in training", "a step"),
+        (made_otherwise, ".*fallback=True", ".*fallback=False"),
+    ],
+)
+def test_ranks_that_part_all_raise_the_same(scene: Any, zero: str, one: str, ranks: Ranks) -> None:
+    (first, is_usable), (second, _) = ranks.call(scene)
+    assert first == second
+    kind, message = first
+    assert kind == ExchangeError.__name__
+    assert "different operations, or in different order" in message
+    assert re.search(rf"rank 0 is in operation [\d,]+, '{zero}.*'; rank 1 is in operation [\d,]+, '{one}", message), (
+        message
+    )
+    assert is_usable
+
+
+def stepped_with(spoil: Callable[[Tensor], Tensor], options: dict[str, Any], optimizer_of: Any = GroupAdam) -> Any:
+    """A step in which the gradient of one key is spoilt, and what it leaves of table and network on this rank."""
+    table, layer = table_of(**options), nn.Linear(4, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    optimizer = optimizer_of([*table.parameters(), *layer.parameters()])
+    table(KEYS)
+    before = table.lookup(KEYS)
+    vectors = table(KEYS)
+    vectors.register_hook(lambda gradient: spoil(gradient.clone()))
+    layer(vectors).sum().backward(create_graph=optimizer.rule.second_order)
+    error = raised(optimizer.step)
+    changed = not torch.equal(table.lookup(KEYS), before) or not bool((layer.weight == 1).all())
+    return error, changed, len(optimizer.state)
+
+
+def spoilt_on_one(gradient: Tensor) -> Tensor:
+    if dist.get_rank() == 0:
+        gradient[7] = float("nan")
+    return gradient
+
+
+def large_on_one(gradient: Tensor) -> Tensor:
+    """Finite, but not in float16."""
+    if dist.get_rank() == 1:
+        gradient[7] = 1e6
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "optimizer_of"),
+    [
+        (spoilt_on_one, {}, GroupAdam),
+        (spoilt_on_one, {}, GroupAdaHessian),
+        (large_on_one, {"wire_dtype": torch.float16}, GroupAdam),
+    ],
+    ids=["not finite", "second order", "too large for the wire"],
+)
+def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(
+    spoil: Any, options: Any, optimizer_of: Any, ranks: Ranks
+) -> None:
+    for (kind, message), changed, states in ranks.call(stepped_with, spoil, options, optimizer_of):
+        assert kind == FloatingPointError.__name__
+        assert "is not finite; nothing has been changed" in message
+        assert not changed
+        assert not states
+
+
+def without_room_on_one() -> Any:
+    table = table_of(max_rows=1 if dist.get_rank() else None)
+    errors = [raised(lambda: table(KEYS))]
+    table.prefetch(KEYS)
+    errors.append(raised(lambda: table(KEYS)))
+    return errors, bool(table.eval()(KEYS).shape == (20, 4))
+
+
+class FailingOnOne:
+    """An eviction policy that fails on one rank."""
+
+    every = 1
+    unit = "steps"
+
+    def evicts(self, rows: Any) -> Any:
+        if dist.get_rank():
+            raise MemoryError("no room to think")
+        return torch.zeros(len(rows), dtype=torch.bool).numpy()
+
+
+def failing_upkeep() -> Any:
+    table = table_of(eviction=FailingOnOne())
+    optimizer = GroupAdam(table.parameters())
+    table(KEYS).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return raised(lambda: table(KEYS))
+
+
+def test_a_lookup_that_fails_on_one_rank_fails_on_all(ranks: Ranks) -> None:
+    (first, usable_first), (second, usable_second) = ranks.call(without_room_on_one)
+    assert usable_first
+    assert usable_second
+    for (kind, message), (own_kind, own_message) in zip(first, second, strict=True):
+        assert kind == own_kind == "RuntimeError"
+        assert message == f"rank 1 of 2: RuntimeError: {own_message}"
+        assert "max_rows" in message
+    assert ranks.call(failing_upkeep) == [
+        ("MemoryError", "rank 1 of 2: MemoryError: no room to think"),
+        ("MemoryError", "no room to think"),
+    ]
+
+
+def copied_while_ahead() -> bool:
+    table = table_of()
+    table(KEYS)
+    table.prefetch(KEYS[:5])
+    other = copy.deepcopy(table)
+    return torch.equal(table(KEYS[:5]), other(KEYS[:5]))
+
+
+def test_a_table_is_copied_while_it_looks_ahead(ranks: Ranks) -> None:
+    assert ranks.call(copied_while_ahead) == [True, True]
+
+
+def threads_left() -> int:
+    def count() -> int:
+        return sum(thread.name.startswith("sparsegroup-ranks") for thread in threading.enumerate())
+
+    before = count()
+    group = dist.new_group()
+    table = HashEmbedding(4, process_group=group)
+    table.prefetch(KEYS)
+    table(KEYS)
+    assert count() == before + 1
+    del table
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("sparsegroup-ranks") and count() > before:
+            thread.join(5)
+    return count() - before
+
+
+def test_a_group_that_has_ended_leaves_no_thread(ranks: Ranks) -> None:
+    assert ranks.call(threads_left) == [0, 0]
