@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim import lr_scheduler as schedules
 
 from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
+from checkpoint_damage import forge
 from sparsegroup import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -384,6 +385,33 @@ def test_a_step_that_does_not_come_after_the_last_good_one_is_refused(tmp_path: 
     (tmp_path / "step-000000000005" / "state.safetensors").write_bytes(b"")
     checkpoints.save(4, nn.Linear(1, 1))
     assert [path.name[-1] for path in checkpoints.paths()] == ["3", "4"]
+
+
+def test_what_cannot_be_read_does_not_take_the_place_of_what_can(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    first = checkpoints.save(1, nn.Linear(1, 1))
+    for step in (2, 3):
+        later = checkpoints.save(step, nn.Linear(1, 1))
+        (later / "state.safetensors").write_bytes(b"")
+    assert checkpoints.latest() == first
+
+
+def test_rows_that_a_chain_cannot_make_are_not_vouched_for(tmp_path: Path) -> None:
+    training, checkpoints = clicks(), Checkpoints(tmp_path)
+    training.step()
+    first = checkpoints.save(1, training.model, training.optimizers)
+    training.step()
+    second = checkpoints.save(2, training.model, training.optimizers)
+    assert CHECKPOINT.read(second).parent is not None
+
+    def claim_more_rows(content: dict[str, Any]) -> None:
+        for _, facts in content["tables"].values():
+            facts["rows"] = facts["seen"] = facts["rows"] + facts["written"] + 500
+            facts["buckets"] = 1_000
+
+    forge(second, claim_more_rows)
+    assert checkpoints.latest() == first
+    assert "rows cannot make" in str(checkpoints.skipped[0])
 
 
 @pytest.mark.parametrize("extra", [{"a": object()}, [print], {"b": {1, 2}}, {"c": torch.int64}])

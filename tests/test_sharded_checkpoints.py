@@ -13,7 +13,7 @@ from distributed_cases import Ranks
 from optimizer_cases import make
 from sharded_cases import average_fallback, batches, first_ranks, loss_of, rows_of
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint
+from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
 from sparsegroup.table import AfterSightings
 from sparsegroup.table.sharded.routing import Routing
@@ -175,3 +175,44 @@ def copied() -> tuple[int, int] | None:
     ranks = copy.deepcopy(made[0]).table.ranks
     assert ranks is not None
     return ranks.rank, len(ranks.of_all([0], "numbers"))
+
+
+def half_tracked(folder: Path) -> dict[str, Any] | None:
+    """Between two incremental checkpoints, one rank alone reads its rows anew and so stops tracking changes."""
+    made = trained(2, {})
+    if made is None:
+        return None
+    table, optimizer = made
+    checkpoints = Checkpoints(folder, keep=1)
+    learn(table, optimizer, 0, STEPS // 2)
+    checkpoints.save(1, table, optimizer)
+    if table.across.shards.rank == 0:
+        optimizer.zero_grad()
+        table.load_state_dict(table.state_dict())
+    learn(table, optimizer, STEPS // 2, STEPS)
+    checkpoints.save(2, table, optimizer)
+    return {"rows": rows_of(table), "seen": table.num_seen}
+
+
+def test_one_rank_without_tracking_makes_all_write_everything(tmp_path: Path, four_ranks: Ranks) -> None:
+    rows, seen = joined(four_ranks.call(half_tracked, tmp_path))
+    found, found_seen = on(four_ranks, 1, read, tmp_path, 1, {})
+    assert found_seen == seen
+    assert found.keys() == rows.keys()
+    assert all(torch.equal(row, rows[key]) for key, row in found.items())
+
+
+def followed_by_one(folder: Path) -> None:
+    made = trained(2, {})
+    if made is None:
+        return
+    table, optimizer = made
+    save_checkpoint(folder / "first", table, optimizer, track=True)
+    parent = folder / "first" if table.across.shards.rank else None
+    with pytest.raises(CheckpointError, match="follows another checkpoint on each rank, or none on some"):
+        save_checkpoint(folder / "second", table, optimizer, parent=parent)
+    assert not (folder / "second").exists()
+
+
+def test_a_checkpoint_follows_the_same_one_on_all_ranks(tmp_path: Path, four_ranks: Ranks) -> None:
+    four_ranks.call(followed_by_one, tmp_path)

@@ -35,6 +35,10 @@ def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, An
             raise of.error(f"{who}: builds on {of.name} {parent.id}, but in {before} there is {manifest.id}")
         if before.resolve() in places:
             raise of.error(f"{who}: builds on {before.name}, which builds on it")
+        try:
+            chain[0][1].check_parent(manifest)
+        except ValueError as error:
+            raise of.error(f"{who}: does not fit {before.name}, which it builds on: {error}") from error
         places.add(before.resolve())
         chain.insert(0, (before, manifest))
     return chain

@@ -105,6 +105,9 @@ class Manifest:
     def check(self) -> None:
         """Raise ValueError, which names the field, unless all that it says goes together."""
 
+    def check_parent(self, parent: Self) -> None:
+        """Raise ValueError unless a folder with this manifest can build on one with that manifest."""
+
     def check_files(self, folder: Path, error: type[ValueError], *names: str) -> None:
         """Compare files with their size and digest: those of the names, or all.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
 from sparsegroup.artifact.validation import Count, shortened
@@ -66,6 +66,15 @@ class CheckpointManifest(Manifest):
                 facts.check()
             except ValueError as error:
                 raise ValueError(f"tables.{name}.1.{error}") from error
+
+    def check_parent(self, parent: Self) -> None:
+        """See `Manifest.check_parent`: what can be seen without reading rows."""
+        if self.routing != parent.routing or self.tables.keys() != parent.tables.keys():
+            raise ValueError("its tables are others, or lie on other ranks")
+        for name, (_, facts) in self.tables.items():
+            before = parent.tables[name][1].rows
+            if facts.rows > before + facts.written:
+                raise ValueError(f"{name}: {facts.written:,} rows cannot make {facts.rows:,} of {before:,}")
 
     def parts(self, folder: Path, where: str) -> list[TablePart]:
         """The files of a table in `folder`, in the order of ranks."""

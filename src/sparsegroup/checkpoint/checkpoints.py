@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from sparsegroup.artifact.chain import chain_of, verified_chain
+from sparsegroup.artifact.file_facts import check_size
 from sparsegroup.artifact.whole_folder import remove_folder, remove_leftovers
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, CheckpointManifest
@@ -102,7 +103,11 @@ class Checkpoints:
         ranks.do(lambda: None if ranks.rank else self._make_way(step))
         follows = self._chain[-1] if self._chain and self.incremental and not whole else None
         if follows is None or not self._is_worth_following() or not is_tracked(model, follows[1].id):
-            follows, self._chain = None, []
+            follows = None
+        if not ranks.agree_on(None if follows is None else follows[1].id):
+            follows = None
+        if follows is None:
+            self._chain = []
         parent = None if follows is None else follows[0]
         manifest = save_checkpoint(
             folder, model, optimizer, scheduler, step=step, extra=extra, parent=parent, track=self.incremental
@@ -154,12 +159,17 @@ class Checkpoints:
             raise CheckpointError(f"{path}: is there already, and step {step:,} does not come after it")
 
     def _prune(self) -> None:
-        """Remove what is older than all that is kept; a damaged one stays until then, for someone to look at."""
+        """Remove what is older than all that is kept; a damaged one stays until then, for someone to look at.
+
+        Those whose files are missing or too short, or whose chain does not fit together, are not counted.
+        """
         parents: dict[str, str | None] = {}
         for path in self.paths():
             with suppress(CheckpointError):
-                parent = CHECKPOINT.read(path).parent
-                parents[path.name] = None if parent is None else PurePosixPath(parent.path).name
+                for folder, manifest in chain_of(path, CHECKPOINT):
+                    for name, facts in manifest.files.items():
+                        check_size(folder / name, facts, CheckpointError)
+                parents[path.name] = None if manifest.parent is None else PurePosixPath(manifest.parent.path).name
         wanted: set[str] = set()
         pinned = [] if self.pinned is None else [self.of_step(self.pinned).name]
         for name in sorted(parents)[-self.keep :] + pinned:

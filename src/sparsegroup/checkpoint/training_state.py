@@ -90,6 +90,8 @@ def save_checkpoint(
     folder = Path(folder)
     ranks = CheckpointRanks.of(model, "writing a checkpoint")
     before = ranks.do(lambda: _predecessor(folder, model, parent))
+    if not ranks.agree_on(before):
+        raise CheckpointError(f"{folder}: follows another checkpoint on each rank, or none on some: give all the same")
     for one in _listed(optimizer) if sweep else ():
         if isinstance(one, GroupOptimizer):
             one.sweep()
@@ -205,26 +207,30 @@ def load_checkpoint(
     ranks, optimizers, tables = CheckpointRanks.of(model, "reading a checkpoint"), _listed(optimizer), _tables(model)
     found = ranks.do(lambda: read_content(folder, ranks, model, tables, optimizers, scheduler, settings))
     manifest, content = found.manifest, found.state
-    claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
-    claimed: set[RowStore] = set()
-    with _all_or_nothing(folder, optimizers, scheduler):
-        for own, saved in zip(optimizers, content["optimizers"], strict=False):
-            if settings == "own":
-                saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
-            claimed |= load_state_without_rows(own, saved, claims)
-        if scheduler is not None:
-            scheduler.load_state_dict(content["scheduler"])
-        for own, saved in zip(optimizers, found.generators, strict=False):
-            generator = getattr(own, "generator", None)
-            if generator is not None and saved is not None:
-                generator.set_state(saved)
-    for where, table in tables.items():
-        table.adopt(found.rows[where], claims[table] if table in claimed else None)
-        table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
-    with rows_left_out():
-        model.load_state_dict(content["model"])
-    if rng:
-        found.set_rng()
+
+    def take_over() -> None:
+        claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
+        claimed: set[RowStore] = set()
+        with _all_or_nothing(folder, optimizers, scheduler):
+            for own, saved in zip(optimizers, content["optimizers"], strict=False):
+                if settings == "own":
+                    saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
+                claimed |= load_state_without_rows(own, saved, claims)
+            if scheduler is not None:
+                scheduler.load_state_dict(content["scheduler"])
+            for own, saved in zip(optimizers, found.generators, strict=False):
+                generator = getattr(own, "generator", None)
+                if generator is not None and saved is not None:
+                    generator.set_state(saved)
+        for where, table in tables.items():
+            table.adopt(found.rows[where], claims[table] if table in claimed else None)
+            table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
+        with rows_left_out():
+            model.load_state_dict(content["model"])
+        if rng:
+            found.set_rng()
+
+    ranks.do(take_over)
     return LoadResult(manifest.step, content["extra"], found.notes)
 
 
