@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         GroupSGD,
     )
     from sparsegroup.optim.averaging import keep_zeros
-    from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
     from sparsegroup.optim.param_groups import param_groups
     from sparsegroup.optim.target_rate import TargetBytes, TargetRate
     from sparsegroup.penalties import MCP, Penalty
@@ -80,8 +79,6 @@ __all__ = [
     "TargetRate",
     "UnseenFor",
     "WithProbability",
-    "clip_grad_norm_",
-    "clip_grad_value_",
     "convert",
     "feature_rate",
     "keep_zeros",

@@ -1,6 +1,4 @@
-"""Lightning clips the gradients of tables, and in `configure_gradient_clipping` ours clips those of any kind."""
-
-import math
+"""Lightning clips the gradients of tables."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from client_cases import TableModel, clicks
-from sparsegroup import GroupMomentum, clip_grad_norm_
+from sparsegroup import GroupMomentum
 
 lightning = pytest.importorskip("lightning")
 
@@ -27,11 +25,6 @@ class Clicks(lightning.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return GroupMomentum(self.parameters(), lr=0.1)
-
-
-class OursClips(Clicks):
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
-        clip_grad_norm_(self.parameters(), gradient_clip_val)
 
 
 def fitted(module: Clicks, **options: object) -> TableModel:
@@ -79,8 +72,3 @@ def assert_same(one: TableModel, other: TableModel) -> None:
 @pytest.mark.parametrize(("algorithm", "norm_type"), [("norm", 2.0), ("value", None)])
 def test_gradient_clip_val_clips_tables(algorithm, norm_type):
     assert_same(fitted(Clicks(), gradient_clip_algorithm=algorithm), by_hand(norm_type))
-
-
-def test_ours_clips_where_lightning_asks_the_module():
-    assert_same(fitted(OursClips()), by_hand(2.0))
-    assert not math.isnan(by_hand(2.0).table.lookup(torch.arange(40)).sum())

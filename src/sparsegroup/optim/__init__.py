@@ -3,7 +3,6 @@
 from sparsegroup.constructor_help import document_constructors
 from sparsegroup.optim.averaging import keep_zeros
 from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.clipping import clip_grad_norm_, clip_grad_value_
 from sparsegroup.optim.family import (
     GroupAdagrad,
     GroupAdam,
@@ -31,8 +30,6 @@ __all__ = [
     "SizeTarget",
     "TargetBytes",
     "TargetRate",
-    "clip_grad_norm_",
-    "clip_grad_value_",
     "keep_zeros",
     "param_groups",
 ]

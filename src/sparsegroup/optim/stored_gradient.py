@@ -50,21 +50,6 @@ def summed(gradient: Tensor) -> Tensor:
     return gradient.coalesce()
 
 
-def clamp_(gradient: Tensor, least: float | None, largest: float | None) -> Tensor:
-    """Clamp the elements of a sparse gradient, whose rows are summed first, in place.
-
-    Raises:
-        ValueError: The elements of rows that are not in the gradient, which are zero, are not in the range.
-    """
-    if (least is not None and least > 0) or (largest is not None and largest < 0):
-        raise ValueError(f"a sparse gradient cannot be clamped to [{least}, {largest}], which leaves out zero")
-    whole = summed(gradient)
-    if whole is not gradient:
-        gradient.data = whole
-    gradient._values().clamp_(least, largest)
-    return gradient
-
-
 class StoredGradient(Tensor):
     """The sparse gradient of a `StoredParameter`: a plain tensor but for what torch's clipping does with it.
 
@@ -116,7 +101,15 @@ def _scale(gradient: Tensor, factor: Any) -> Tensor:
 
 
 def _clamp(gradient: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    return clamp_(gradient, min, max) if gradient.layout is torch.sparse_coo else gradient.clamp_(min, max)
+    if gradient.layout is not torch.sparse_coo:
+        return gradient.clamp_(min, max)
+    if (min is not None and min > 0) or (max is not None and max < 0):  # as the rows that the gradient has not are zero
+        raise ValueError(f"a sparse gradient cannot be clamped to [{min}, {max}], which leaves out zero")
+    whole = summed(gradient)
+    if whole is not gradient:
+        gradient.data = whole
+    gradient._values().clamp_(min, max)
+    return gradient
 
 
 def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
