@@ -304,7 +304,7 @@ def test_a_checkpoint_is_as_the_run_and_an_export_has_the_live_rows_alone(model:
 def test_the_terminal_shows_all_parts(model: Path, run: Run) -> None:
     done = run("inspect", "model", "--top", 3)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "DCN, dimension 8, adam, λ21 = 0.002, lasso, norm s" in done.stdout
+    assert "DCN of dimension 8 with Group Adam, λ21 = 0.002, lasso, norm s" in done.stdout
     for part in ("Feature rate", "Norms of the live rows", "Features of the largest norms", "What λ did", "Files"):
         assert f"\n{part}\n" in done.stdout.replace(" \n", "\n") or part in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -325,6 +325,34 @@ def test_the_page_loads_nothing_and_is_the_same_for_the_same_model(model: Path, 
     assert page == render_inspection(found) == render_inspection(found)
 
 
+def test_a_target_is_shown_with_its_lambda_and_the_distances_from_it(tmp_path: Path, run: Run) -> None:
+    done = run("train", click_log(tmp_path / "log.csv"), "--target-rate", 0.3, "--out", "model")
+    assert done.returncode == 0, done.stderr
+    found = inspect(open_trained("model"))
+    last = json.loads(Path("model/metrics.jsonl").read_text().splitlines()[-1])
+    assert found.optimizer.target == "target rate 0.3"
+    assert found.optimizer.l21 == last["l21"] > 0
+    effect = found.regularized
+    assert effect.measure == "‖s‖ / (√d λ21)"
+    assert effect.zero is not None
+    assert effect.live is not None
+    assert effect.zero.rows == effect.zero_rows > 0
+    assert max(effect.zero.quantiles.values()) <= 1 < min(effect.live.quantiles.values())
+    shown = run("inspect", "model", "--html", "page.html")
+    assert "DCN of dimension 8 with Group Adagrad, target rate 0.3" in shown.stdout
+    words = " ".join(shown.stdout.split())
+    assert f"λ21 in force, set by the target {last['l21']:.3g}" in words
+    assert "live rows within 10 % of the threshold" in words
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "Distance from the threshold" in page
+    assert page.count("<svg") == 2
+    assert run("export", "model", "exported").returncode == 0
+    of_export = " ".join(run("inspect", "exported").stdout.split())
+    assert "target rate 0.3" in of_export
+    assert "nothing is regularized" not in of_export
+    assert "an export holds no λ21 and no optimizer state" in of_export
+
+
 def test_a_model_without_penalty_is_said_to_have_none(tmp_path: Path, run: Run) -> None:
     assert run("train", click_log(tmp_path / "log.csv", 600), "--l21", 0, "--out", "plain").returncode == 0
     done = run("inspect", "plain", "--html", "page.html")
@@ -343,7 +371,7 @@ def test_a_model_all_of_whose_rows_are_zero_is_shown(tmp_path: Path, run: Run) -
     assert done.returncode == 0, done.stderr
     assert "rows made exactly zero" in done.stdout
     assert "Norms of the live rows" not in done.stdout
-    assert "is told for the norm s only, not for metric" in " ".join(done.stdout.split())
+    assert "is known for the norm s only, not for metric" in " ".join(done.stdout.split())
     assert "No row is live." in Path("page.html").read_text(encoding="utf-8")
 
 

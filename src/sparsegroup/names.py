@@ -27,6 +27,15 @@ ProgramName = Literal["program", "onnx"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 AfterFirstEpoch = Literal["train", "reset", "freeze"]
 
+_MODEL_TITLES: Mapping[str, str] = {"deepfm": "DeepFM", "dcnv2": "DCNv2", "xdeepfm": "xDeepFM"}
+_OPTIMIZER_TITLES: Mapping[str, str] = {
+    "sgd": "SGD",
+    "rowwise_adagrad": "row-wise Adagrad",
+    "amsgrad": "AMSGrad",
+    "adahessian": "AdaHessian",
+    "ftrl": "FTRL",
+}
+
 OTHER_OPTIMIZERS: Mapping[str, str] = {
     "adamw": "take adam, with l2 (of the embeddings) in place of decoupled weight decay",
     "sparseadam": "take adam, which steps the rows of a batch alone",
@@ -41,6 +50,16 @@ OTHER_OPTIMIZERS: Mapping[str, str] = {
     "lbfgs": "take adahessian for second derivatives",
 }
 """Optimizers that people ask for by their name elsewhere → what to take."""
+
+
+def model_title(name: str) -> str:
+    """How people write the name of a network: "DCNv2" of "dcnv2"."""
+    return _MODEL_TITLES.get(name, name.upper())
+
+
+def optimizer_title(name: str) -> str:
+    """How people write the name of an optimizer: "Group Adagrad" of "adagrad"."""
+    return f"Group {_OPTIMIZER_TITLES.get(name, name.capitalize())}"
 
 
 def unknown_optimizer(name: str) -> str | None:

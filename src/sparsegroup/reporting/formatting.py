@@ -49,6 +49,13 @@ def exact(value: float) -> str:
     return trim_exponent(str(value))
 
 
+def target_words(rate: float | None, size: int | str | None) -> str | None:
+    """The size that was requested: "target rate 0.1" or "target size 200MB"; None where neither was."""
+    if rate is not None:
+        return f"target rate {exact(rate)}"
+    return None if size is None else f"target size {size}"
+
+
 def trim_exponent(number: str) -> str:
     """6e-07 → "6e-7"."""
     return number.replace("e-0", "e-").replace("e+0", "e")

@@ -42,6 +42,7 @@ class TrainedModel:
         baseline: What learnt beside the model, where there was one; None of an export.
         samples: Trained on, in all; None where that is not known.
         steps: The step count of the tables' optimizer; None where there is none.
+        l21: The tables' λ21 in force, which a target changes along the way; None of an export.
         manifest: The manifest of an export: its tables know the live rows alone, the manifest what training has seen.
     """
 
@@ -53,6 +54,7 @@ class TrainedModel:
     vocabulary: Path | None
     samples: int | None = None
     steps: int | None = None
+    l21: float | None = None
     manifest: ExportManifest | None = None
     names: Path | None = None
     baseline: LogisticBaseline | None = None
@@ -122,6 +124,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         vocabulary if vocabulary.is_file() else None,
         samples=extra.samples,
         steps=max(int(entry["step"]) if entry else 0 for entry in entries),
+        l21=float(optimizer.param_groups[0]["l21"]),
         baseline=_baseline(extra),
         names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )

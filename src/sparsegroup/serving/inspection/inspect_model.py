@@ -13,6 +13,7 @@ import polars as pl
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet
 from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.reporting.formatting import target_words
 from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
@@ -29,20 +30,26 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class OptimizerSummary:
-    """What the model was trained with; the penalties hold for the embeddings."""
+    """What the model was trained with; the penalties hold for the embeddings.
+
+    Attributes:
+        l21: λ21 in force; None of an export whose target has set it, which does not record it.
+        target: The size that was requested, such as "target rate 0.1"; None if λ21 was constant.
+    """
 
     name: str
     lr: float
     l1: float
-    l21: float
+    l21: float | None
     l2: float
     norm: str
     penalty: str
+    target: str | None = None
 
     @property
     def zeroes(self) -> bool:
         """Whether some λ makes rows or elements exactly zero."""
-        return self.l1 > 0 or self.l21 > 0
+        return self.l1 > 0 or self.l21 is None or self.l21 > 0
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,9 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     settings = trained.config.optimizer
     rows: list[Table | FrozenTable] = [*trained.model.rows.values()]
     arguments = settings.arguments
-    threshold = Threshold.of(Regularizer.of(arguments), sigma_of(settings.rule, arguments, trained.steps))
+    l21 = trained.l21 if settings.has_target else settings.l21
+    in_force = {**arguments, "l21": l21 or 0.0}
+    threshold = Threshold.of(Regularizer.of(in_force), sigma_of(settings.rule, in_force, trained.steps))
     found = read_rows(rows, top, threshold)
     fields = trained.field_counts()
     features_seen = sum(field.seen for field in fields.values())
@@ -211,10 +220,11 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             settings.name,
             float(arguments["lr"]),
             settings.l1,
-            settings.l21,
+            l21,
             settings.l2,
             settings.norm,
             str(settings.penalty),
+            target_words(settings.target_rate, settings.target_bytes),
         ),
         sizes=Sizes(
             TableMemory.total_of(one.memory() for one in rows),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from sparsegroup.names import model_title, optimizer_title
 from sparsegroup.reporting.formatting import count, exact, percent, size
 from sparsegroup.serving.inspection.inspect_model import Inspection
 
@@ -15,22 +16,19 @@ def share_of(part: float, whole: float) -> float:
 
 
 def title(inspection: Inspection) -> str:
-    """Such as "DCN, dimension 8, adam, λ21 = 0.001 (lasso)"."""
+    """Such as "DCN of dimension 8 with Group Adagrad, target rate 0.1"."""
     optimizer = inspection.optimizer
     lambdas = [
         f"{name} = {exact(value)}"
         for name, value in (("λ1", optimizer.l1), ("λ21", optimizer.l21), ("λ2", optimizer.l2))
-        if value > 0
+        if value and not (name == "λ21" and optimizer.target)
     ]
-    if optimizer.l21 > 0:
+    if optimizer.target:
+        lambdas.insert(0, optimizer.target)
+    elif optimizer.l21:
         lambdas.append(f"{optimizer.penalty}, norm {optimizer.norm}")
-    parts = [
-        inspection.model.upper(),
-        f"dimension {inspection.dim}{_own_dims(inspection.dims)}",
-        optimizer.name,
-        *(lambdas or ["no λ"]),
-    ]
-    return ", ".join(parts)
+    network = f"{model_title(inspection.model)} of dimension {inspection.dim}{_own_dims(inspection.dims)}"
+    return ", ".join([f"{network} with {optimizer_title(optimizer.name)}", *(lambdas or ["no λ"])])
 
 
 def _own_dims(dims: Mapping[str, int]) -> str:
@@ -85,9 +83,18 @@ def effects(inspection: Inspection) -> Pairs:
             what = "λ2 shrinks vectors; it makes none zero"
         return [("regularization", what), ("rows that are exactly zero", zeros), *gone]
     elements = share_of(effect.zero_elements, effect.live_elements)
-    found: Pairs = [("rows made exactly zero", zeros), *gone]
-    if inspection.kind == "export":  # which has the live rows alone
-        found = [("features seen that have no vector", _of(total.seen - total.live, total.seen))]
+    found: Pairs = []
+    if optimizer.target:
+        l21 = "not recorded in an export" if optimizer.l21 is None else f"{optimizer.l21:.3g}"
+        found = [
+            (optimizer.target, f"{count(total.live)} of {count(total.seen)} features are live"),
+            ("λ21 in force, set by the target", l21),
+            ("penalty, norm", f"{optimizer.penalty}, {optimizer.norm}"),
+        ]
+    if inspection.kind == "export":  # it has the live rows only
+        found.append(("features seen that have no vector", _of(total.seen - total.live, total.seen)))
+    else:
+        found += [("rows made exactly zero", zeros), *gone]
     if optimizer.l1 > 0:
         found.append(("zeros among the elements of live rows", percent(elements)))
     if effect.zero is not None:
@@ -112,8 +119,14 @@ def note(inspection: Inspection) -> str:
         return ""
     if effect.measure is None:
         if inspection.kind == "export":
-            return "How far rows are from the threshold is not known: an export holds no optimizer state."
-        return f"How far rows are from the threshold is told for the norm s only, not for {optimizer.norm}."
+            lacks = "no λ21 and no optimizer state" if optimizer.l21 is None else "no optimizer state"
+            return (
+                f"How far rows are from the threshold is not known: an export holds {lacks}. "
+                "Inspect the run or checkpoint that it was made of."
+            )
+        if optimizer.norm != "s":
+            return f"How far rows are from the threshold is known for the norm s only, not for {optimizer.norm}."
+        return "How far rows are from the threshold is not known: no row has been updated."
     said = f"A row is zero while {effect.measure} is at most 1."
     if effect.live is not None:
         said += " Of live rows it is what their next step finds if its gradient is zero, momentum left out."
