@@ -35,9 +35,7 @@ def quantize(table: HashEmbedding) -> None:
 def measured(log: Log, config: Config) -> dict[str, float]:
     """Live features, and the test AUC before and after quantization."""
     model, optimizer = config.build(log)
-    result = train(
-        model, optimizer, log, target=lambda steps: config.optimizer.target(optimizer, steps, log), windows=1
-    )
+    result = train(model, optimizer, log, target=lambda steps: config.optimizer.target(optimizer, steps), windows=1)
     quantize(model.embedding)
     after = Trainer(model.embedding, model.network, optimizer).evaluate(log.batches(log.train_rows, len(log), 4096))
     return {"live": result.live_rows, "float32": result.test.auc, "int8": after.auc}

@@ -75,7 +75,7 @@ def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[st
         optimizer,
         log,
         batch_size=BATCH,
-        target=lambda steps: config.optimizer.target(optimizer, steps, log),
+        target=lambda steps: config.optimizer.target(optimizer, steps),
         compile=config.training.compiles(log.train_rows),
         on_batch=lambda samples, loss: sizes.append(model.embedding.memory().total),
     )

@@ -41,7 +41,7 @@ def one_pass(log: PreparedLog, config: Config) -> dict[str, float]:
         optimizer,
         log,
         batch_size=BATCH,
-        target=lambda steps: config.optimizer.target(optimizer, steps, log),
+        target=lambda steps: config.optimizer.target(optimizer, steps),
         compile=config.training.compiles(log.train_rows),
     )
     last = trained.history[-1]

@@ -11,10 +11,8 @@ from torch import nn
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
-from sparsegroup.training import config as settings
-from sparsegroup.training.config import read_config, recorded_config
+from sparsegroup.training.config import read_config
 from sparsegroup.training.defaults import RULES, LogFacts
-from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
 from sparsegroup.yaml_settings import SettingsError
 
 
@@ -246,13 +244,3 @@ class TestAskingForASize:
     def test_settings_that_were_written_down_are_read_as_they_were(self) -> None:
         for config in (Config.of(target_rate=0.1), Config.of(target_rate=0.1, optimizer="adagrad", fallback=False)):
             assert Config.model_validate(config.as_dict()) == config
-
-
-def test_a_setting_that_a_recorded_config_does_not_know_is_as_it_was_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert SINCE_THE_FIRST.keys() <= ModelConfig.model_fields.keys()
-    monkeypatch.setattr(settings, "SINCE_THE_FIRST", {"standardize": True})  # as if the default had become another
-    older, newer = {"model": {"name": "mlp"}}, {"model": {"name": "mlp", "standardize": False}}
-    assert recorded_config(older, "run").model == ModelConfig(name="mlp", standardize=True)
-    assert recorded_config(newer, "run").model == ModelConfig(name="mlp")
-    with pytest.raises(SettingsError, match=r"run: no setting 'model\.dimm'; did you mean 'model\.dim'"):
-        recorded_config({"model": {"dimm": 3}}, "run")

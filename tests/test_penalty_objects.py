@@ -13,7 +13,6 @@ from sparsegroup.penalties import Hard, Lasso, MetricNorm, Norm
 from sparsegroup.penalties import parameter as penalty_parameter
 from sparsegroup.rules.ranges import at_least
 from sparsegroup.training import Config
-from sparsegroup.training.config import OptimizerConfig
 
 SHAPES = ["lasso", "mcp", "hard", MCP(), MCP(gamma=2.5), Hard(), {"name": "mcp", "gamma": 2.5}]
 
@@ -77,22 +76,6 @@ def test_a_state_dict_holds_plain_values_and_brings_the_penalty_back(penalty: An
     assert_identical(group["params"], optimizer.param_groups[0]["params"])
 
 
-def test_an_older_state_with_mcp_gamma_loads() -> None:
-    optimizer = optimizer_with(MCP(gamma=2.5))
-    old = optimizer.state_dict()
-    old["param_groups"][0] |= {"penalty": "mcp", "mcp_gamma": 2.5}
-    other = GroupAdam([parameter(4, 3)])
-    other.load_state_dict(old)
-    assert Penalty.of(other.param_groups[0]["penalty"]) == MCP(gamma=2.5)
-    assert "mcp_gamma" not in other.param_groups[0]
-    old["param_groups"][0] |= {"penalty": "hard", "mcp_gamma": 2.5}
-    other.load_state_dict(old)
-    assert other.param_groups[0]["penalty"] == "hard"
-    old["param_groups"][0] |= {"penalty": "mcp", "mcp_gamma": 1.0}
-    with pytest.raises(ValueError, match=r"gamma of the penalty 'mcp' must be > 1, got 1 .*loaded param group 0"):
-        other.load_state_dict(old)
-
-
 def test_an_optimizer_is_copied_with_its_penalty() -> None:
     copied = copy.deepcopy(optimizer_with(MCP(gamma=2.5)))
     assert copied.param_groups[0]["penalty"] == MCP(gamma=2.5)
@@ -104,13 +87,6 @@ def test_a_config_holds_a_penalty_as_files_do(penalty: Any) -> None:
     assert config.optimizer.penalty == Penalty.of(penalty)
     assert config.as_dict()["optimizer"]["penalty"] == Penalty.of(penalty).plain
     assert Config.of(**{"optimizer.penalty": config.as_dict()["optimizer"]["penalty"]}) == config
-
-
-def test_an_older_config_with_mcp_gamma_is_read() -> None:
-    assert OptimizerConfig.model_validate({"penalty": "mcp", "mcp_gamma": 3.0}).penalty == MCP()
-    assert OptimizerConfig.model_validate({"penalty": "mcp", "mcp_gamma": 2.5}).penalty == MCP(gamma=2.5)
-    assert OptimizerConfig.model_validate({"penalty": "hard", "mcp_gamma": 2.5}).penalty == Hard()
-    assert OptimizerConfig.model_validate({"mcp_gamma": 2.5}).penalty == Lasso()
 
 
 def test_a_config_says_what_is_wrong_with_a_penalty() -> None:

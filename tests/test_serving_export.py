@@ -36,7 +36,7 @@ def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: str, tmp_path
     assert sum(rows.live for rows in manifest.fields.values()) == table.num_live
     assert sum(rows.seen for rows in manifest.fields.values()) == table.num_seen
     assert manifest.before.dense == table.num_seen * table.dim * 4
-    assert manifest.before.table == table.memory().total
+    assert manifest.before.table == table.memory().content
     tensors = load_file(tmp_path / "out" / "embeddings.safetensors")
     keys = tensors["keys"]
     assert (keys[1:] > keys[:-1]).all()

@@ -71,7 +71,7 @@ def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = No
     """Plain training."""
     model, optimizer = config.replace(seed=seed).build(log)
     size = config.training.batch_size
-    target = partial(config.optimizer.target, optimizer, log=log)
+    target = partial(config.optimizer.target, optimizer)
     return train(model, optimizer, log, batch_size=size, train_rows=train_rows, windows=1, target=target), model
 
 

@@ -85,13 +85,6 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
     assert len({run.key for run in runs}) == len(runs)
 
 
-def test_settings_that_came_later_are_not_in_the_keys_of_runs_without_them() -> None:
-    optimizer = Run(BASE.replace(l21=0.0, target_rate=0.1)).as_dict()["optimizer"]
-    assert isinstance(optimizer, dict)
-    assert "least_features" not in optimizer
-    assert optimizer["target_rate"] == 0.1
-
-
 def test_runs_that_share_their_training_are_one_job() -> None:
     other = BASE.replace(seed=1)
     runs = [

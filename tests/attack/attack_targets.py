@@ -1,7 +1,11 @@
 """What is attacked: valid folders, and what is done with each of their files when it is forged."""
 
+import csv
 import json
+import os
+import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +14,9 @@ from typing import Any
 import torch
 from forgery import forged_documents, forged_tensors, seal_file, write_sealed
 
-import format_files
 from checkpoint_cases import clicks
 from checkpoint_damage import write_chain
+from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.serving import load_export, open_trained
 from sparsegroup.serving.export_reader import read_export
@@ -66,9 +70,43 @@ class Target:
             seal_file(folder / self.manifest, path.name)
 
 
+def write_log(path: Path, seed: int) -> None:
+    """A CSV of 120 rows, with two categorical fields and a number."""
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "site", "user", "age"])
+        for _ in range(120):
+            site, user = draw.randrange(6), draw.randrange(20)
+            writer.writerow([int(draw.random() < 0.2 + 0.1 * site), f"s{site}", f"u{user}", draw.randrange(80)])
+
+
+def command(*arguments: object) -> None:
+    """`sparsegroup` with these arguments."""
+    sys.argv = ["sparsegroup", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+
+
 def write_folders(folder: Path) -> None:
     """Write a folder of every kind."""
-    format_files.write_all(folder)
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    for day in (1, 2):
+        write_log(Path(f"day{day}.csv"), day)
+    Path("schema.yaml").write_text("label: label\nnumeric: [age]\ncategorical: [site, user]\n")
+    schema = ("--schema", "schema.yaml")
+    command("prepare", "day1.csv", PREPARED, "--vocabulary", *schema)
+    settings = ("--model", "mlp", "--dim", "2", "--set", "model.hidden=[4]", "--set", "training.batch_size=16")
+    penalty = ("--set", "optimizer.penalty=mcp", "--set", "optimizer.l21=0.004", "--lr", "0.05")
+    command("train", PREPARED, "--out", RUN, *settings, *penalty)
+    command("export", RUN, EXPORT, "--no-onnx")
+    command("train", "day2.csv", "--continue", RUN, "--out", "next", *schema)
+    command("export", "next", DELTA, "--since", EXPORT, "--no-onnx")
+    shutil.rmtree("next")
     config = Config.of(
         model="mlp",
         dim=2,

@@ -1,6 +1,5 @@
 """A model whose rows are not finite is told of in one line, whatever is asked of it."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,6 @@ from command import Run
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.penalties import MCP
 from sparsegroup.serving.inspection.threshold import Threshold
-
-WRITTEN = Path(__file__).parents[1] / "data" / "formats" / "version-2"
 
 COMMANDS = {
     "inspect": ("inspect", "run"),
@@ -37,17 +34,16 @@ def forge_rows(run: Path, part: int, value: float) -> None:
     ("name", "part", "value"),
     [*((name, 0, value) for name, value in zip(COMMANDS, (np.nan, np.inf) * 2, strict=True)), ("inspect", 1, np.nan)],
 )
-def test_rows_that_are_not_finite(name: str, part: int, value: float, run: Run, tmp_path: Path) -> None:
-    shutil.copytree(WRITTEN, tmp_path, dirs_exist_ok=True)
-    forge_rows(tmp_path / "run", part, value)
-    before = sorted(tmp_path.rglob("*"))
+def test_rows_that_are_not_finite(name: str, part: int, value: float, run: Run, written: Path) -> None:
+    forge_rows(written / "run", part, value)
+    before = sorted(written.rglob("*"))
     done = run(*(word if word != "out" or name == "export" else "out.csv" for word in COMMANDS[name]))
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == (
         "error: run: 3 of 26 rows of the table 'embedding' are not finite: training has diverged; take an earlier "
         "checkpoint"
     )
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(written.rglob("*")) == before
 
 
 def test_a_live_row_whose_measure_is_0_would_be_zeroed() -> None:

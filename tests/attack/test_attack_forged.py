@@ -1,7 +1,6 @@
 """Whatever stands in a file, right checksums included: it is read as what it says, or refused with the file's name."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -9,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attack_targets import CHAIN, CUT, RUN, targets, write_folders
-
-from checkpoint_damage import write_chain
+from attack_targets import targets
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of a process are read from /proc")
 
 DRIVER = Path(__file__).with_name("attack_driver.py")
-WRITTEN = Path(__file__).parents[1] / "data" / "formats" / "version-2"
 KINDS = (
     "checkpoint",
     "changes",
@@ -74,26 +70,12 @@ def attacked(folder: Path, most: int, *kinds: str) -> tuple[dict[str, Counter[st
     return counts, wrong
 
 
-def test_some_forged_files(tmp_path: Path) -> None:
-    shutil.copytree(WRITTEN, tmp_path, dirs_exist_ok=True)
-    shutil.copytree(tmp_path / RUN, tmp_path / CUT)
-    (tmp_path / CUT / "summary.json").unlink()
-    write_chain(tmp_path / CHAIN)
-    counts, wrong = attacked(tmp_path, 3, *KINDS)
+def test_some_forged_files(folders: Path) -> None:
+    assert set(targets(folders)) == set(KINDS)
+    counts, wrong = attacked(folders, 3, *KINDS)
     assert not wrong, "\n".join(wrong)
     assert {count.total() for count in counts.values()} == {3}
     assert sum(count["refused"] for count in counts.values()) > len(KINDS)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of every kind, as this version writes it."""
-    folder = tmp_path_factory.mktemp("attacked") / "folders"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder.parent)
-        write_folders(folder)
-    assert set(targets(folder)) == set(KINDS)
-    return folder
 
 
 @pytest.mark.slow

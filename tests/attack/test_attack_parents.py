@@ -1,7 +1,6 @@
 """A folder that builds on one at a path that no system has is refused by file and field."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,12 @@ from forgery import write_sealed
 
 from sparsegroup.serving import ExportError, load_export
 
-WRITTEN = Path(__file__).parents[1] / "data" / "formats" / "version-2"
-
 
 @pytest.mark.parametrize("path", ["x" * 5_000, "../a\0b", "/".join("x" * 5_000), "\ud800"])
-def test_a_parent_at_a_path_that_no_system_has(path: str, tmp_path: Path) -> None:
-    shutil.copytree(WRITTEN, tmp_path, dirs_exist_ok=True)
-    manifest = tmp_path / "delta" / "manifest.json"
+def test_a_parent_at_a_path_that_no_system_has(path: str, written: Path) -> None:
+    manifest = written / "delta" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["parent"]["path"] = path
     write_sealed(manifest, content)
     with pytest.raises(ExportError, match=r"^\S+/delta/manifest\.json: damaged \(parent\.path: .*, got '"):
-        load_export(tmp_path / "delta")
+        load_export(written / "delta")

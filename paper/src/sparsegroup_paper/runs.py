@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.training import NETWORKS, Config, OptimizerConfig
-from sparsegroup.training.model_config import SINCE_THE_FIRST, WHEN_FEATURES_HAVE_ROWS, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -97,21 +96,10 @@ class Run:
         """All that the result depends on, but the log."""
         config = self.config.as_dict()
         model, optimizer = config["model"], config["optimizer"]
-        defaults = {name: ModelConfig.model_fields[name].default for name in WHEN_FEATURES_HAVE_ROWS}
-        for name, value in {**SINCE_THE_FIRST, **defaults}.items():  # as before there were any
-            if model[name] == value:
-                del model[name]
-        for name in ("network_lr", "schedule", "warmup"):  # likewise
-            if optimizer[name] == OptimizerConfig.model_fields[name].default:
-                del optimizer[name]
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
-        targets = {name: optimizer.pop(name) for name in ("target_rate", "target_bytes", "least_features")}
-        targets = {name: value for name, value in targets.items() if value not in (None, 0)}
-        optimizer |= targets  # the keys of runs without one are those from before there were any
-        if not optimizer["l21"] and not targets:  # then these do nothing
+        if not optimizer["l21"] and not any(optimizer[name] for name in ("target_rate", "target_bytes")):
             optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}
-        optimizer.setdefault("mcp_gamma", 3.0)  # the default, which the keys of earlier runs spell out
         return {
             "model": model,
             "optimizer": optimizer,
@@ -119,7 +107,7 @@ class Run:
             "seed": config["training"]["seed"],
             "method": {"name": type(self.method).__name__, **_fields_of(self.method)},
             "validate": self.validate,
-            **({} if self.tenth == LAST_TENTH else {"tenth": self.tenth}),  # as before there was another
+            "tenth": self.tenth,
         }
 
 

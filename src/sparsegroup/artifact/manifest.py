@@ -3,7 +3,7 @@
 A manifest is a JSON object. Its header:
 
 - `format`: name of the format, such as "checkpoint".
-- `version`: of the format, from 2 on. (Version 1 of each format had a manifest of its own, without this header.)
+- `version`: of the format.
 - `written_by`: the package that wrote it, with its version.
 - `id`: names this folder in those that build on it.
 - `parent`: `id` and `path` of the folder that this one builds on, the path as seen from this one; or null.
@@ -27,7 +27,6 @@ from sparsegroup.artifact import disk
 from sparsegroup.artifact.file_facts import FileFacts, check_file, facts_of
 from sparsegroup.artifact.validation import STRICT, validated
 
-FIRST_WITH_HEADER = 2
 Plain = dict[str, Any]
 """What JSON has: texts, numbers, None, and lists and mappings of them."""
 
@@ -127,8 +126,7 @@ class FolderFormat(Generic[AnyManifest]):
     """A format of folders. A folder is one of it when the manifest's file is there, which is written last.
 
     To change a format: raise `version`, and give `migrations` a function from the last version's content to the new
-    one's. All older folders are then read through the functions between. Before that, write the files of the last
-    version with `tests/format_files.py`, for the test that reads them.
+    one's. All older folders are then read through the functions between.
 
     Attributes:
         name: What the manifest calls it.
@@ -136,9 +134,8 @@ class FolderFormat(Generic[AnyManifest]):
         version: The one that is written.
         manifest: Class of the manifest.
         error: Class of the errors.
-        migrations: Version → what makes its content that of the next. That of version 1 gets the whole object in the
-            file, checks it, and adds the header's `id`, `parent` and `files`.
         missing: Says, given a folder without a manifest, what the folder is instead.
+        migrations: Version → what makes its content that of the next.
     """
 
     name: str
@@ -146,8 +143,8 @@ class FolderFormat(Generic[AnyManifest]):
     version: int
     manifest: type[AnyManifest]
     error: type[ValueError]
-    migrations: Mapping[int, Migration]
     missing: Callable[[Path], str]
+    migrations: Mapping[int, Migration] = field(default_factory=dict)
 
     def is_in(self, folder: Path) -> bool:
         """Whether the folder has a manifest."""
@@ -201,7 +198,7 @@ class FolderFormat(Generic[AnyManifest]):
         if not isinstance(document, dict):
             raise ValueError(f"it is no JSON object, but {type(document).__name__}")
         version = self._version(path, document)
-        if version >= FIRST_WITH_HEADER and document.pop("checksum") != digest(document):
+        if document.pop("checksum") != digest(document):
             raise ValueError("its checksum is not that of its content")
         for earlier in range(version, self.version):
             document = self.migrations[earlier](document)
@@ -212,19 +209,17 @@ class FolderFormat(Generic[AnyManifest]):
         return self.manifest.from_plain(document)
 
     def _version(self, path: Path, document: Plain) -> int:
-        """The version that a manifest is of: 1 where it has no header.
+        """The version of the format that wrote a manifest.
 
         Raises:
             error: Another format's, or one that this package does not read.
         """
         name, version = document.get("format"), document.get("version")
         if not isinstance(name, str):
-            if name in (None, 1) and 1 in self.migrations:
-                return 1
             raise self.error(f"{path}: format {name!r} is unknown; this sparsegroup reads up to version {self.version}")
         if name != self.name:
             raise self.error(f"{path}: of a folder of the format {name!r}, {self.name!r} is expected")
-        if type(version) is not int or version < FIRST_WITH_HEADER:
+        if type(version) is not int or version < 1:
             raise ValueError(f"impossible version {version!r}")
         if version > self.version:
             raise self.error(
@@ -234,14 +229,9 @@ class FolderFormat(Generic[AnyManifest]):
         return version
 
 
-def digest(content: Any, *, escaped: bool = True) -> str:
-    """XXH3_64 of content as JSON with sorted keys and no spaces; 16 hexadecimal digits.
-
-    Args:
-        content: What JSON has.
-        escaped: Whether letters beyond ASCII are escaped.
-    """
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=escaped)
+def digest(content: Any) -> str:
+    """XXH3_64 of content as JSON with sorted keys and no spaces; 16 hexadecimal digits."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.manifest import FolderFormat, Manifest
 from sparsegroup.artifact.validation import Count, shortened
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.sharded.routing import Routing
@@ -92,36 +92,12 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in ("sparsegroup", "torch")}}
 
 
-def _from_version_1(content: Plain) -> Plain:
-    """The id was the only checksum; the parent was a name and an id."""
-    id = content.pop("id")
-    if id != digest(content):
-        raise ValueError("its checksum is not that of its content")
-    parent = content["parent"]
-    return {
-        **content,
-        "id": id,
-        "parent": None if parent is None else {"id": parent[1], "path": f"../{parent[0]}"},
-        "written_by": f"sparsegroup {content['versions']['sparsegroup']}",
-    }
-
-
-def _from_version_2(content: Plain) -> Plain:
-    """Each table lay on one rank, in a file of its own."""
-    return {"routing": None, **content}
-
-
 CHECKPOINT = FolderFormat(
     name="checkpoint",
     file=MANIFEST,
-    version=3,
+    version=1,
     manifest=CheckpointManifest,
     error=CheckpointError,
-    migrations={1: _from_version_1, 2: _from_version_2},
     missing=lambda folder: "no checkpoint",
 )
-"""The format of checkpoints.
-
-A migration is the place to rename arguments of optimizers, in `content["state"]["optimizers"][i]["param_groups"]`, and
-settings of runs, in `content["state"]["extra"]["config"]`.
-"""
+"""The format of checkpoints."""

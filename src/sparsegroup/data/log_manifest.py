@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest
 from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.data.log_errors import ClickLogError
 
@@ -78,19 +78,12 @@ class LogManifest(Manifest):
             raise ValueError("source.files: names and sizes are expected")
 
 
-def _from_version_1(content: Plain) -> Plain:
-    """There were no digests; `files` had the rows of each part, and `version` was the package's."""
-    id, version, parts = digest(content), content.pop("version"), content.pop("files")
-    return {**content, "parts": parts, "id": id, "parent": None, "files": {}, "written_by": f"sparsegroup {version}"}
-
-
 PREPARED_LOG = FolderFormat(
     name="prepared log",
     file=MANIFEST,
-    version=2,
+    version=1,
     manifest=LogManifest,
     error=ClickLogError,
-    migrations={1: _from_version_1},
     missing=lambda folder: "no such log",
 )
 """The format of prepared logs."""

@@ -118,11 +118,8 @@ def plain_threshold(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_threshold(group: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The inverse of `plain_threshold`; older states have `mcp_gamma` beside the penalty."""
+    """The inverse of `plain_threshold`."""
     content = dict(group)
-    gamma = content.pop("mcp_gamma", None)
-    if gamma is not None and content.get("penalty") == "mcp":
-        content["penalty"] = {"name": "mcp", "gamma": gamma}
     if {"norm", "penalty"} <= content.keys():
         check_threshold(content, where)
     for name, kind in (("norm", Norm), ("penalty", Penalty)):

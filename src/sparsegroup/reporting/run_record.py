@@ -121,8 +121,7 @@ class HistoryPoint:
         l21: λ21 of the embeddings, where a target sets it.
         scheduled_rate: The feature rate that the target asked for when it set λ21 last; for a size in bytes, the share
             of these.
-        epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before. None
-            in runs from before there were several.
+        epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before.
         validation_auc, validation_log_loss: On the validation rows, at the end of an epoch; None elsewhere.
         baseline_auc, baseline_log_loss: The baseline's on the same samples, each predicted before it learnt from it;
             None without one, and where only one class is present.

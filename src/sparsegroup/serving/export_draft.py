@@ -94,7 +94,7 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
         before=(
             SizesBefore(
                 dense=sum(seen[name] * table.dim * 4 for name, table in tables.items()),
-                table=sum(table.memory().total for table in tables.values()),
+                table=sum(table.memory().content for table in tables.values()),
             )
             if earlier is None
             else earlier.before

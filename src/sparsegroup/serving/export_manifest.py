@@ -14,9 +14,8 @@ from sparsegroup.bags import BagMode
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.training import Config
-from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.yaml_settings import StrictSettings
+from sparsegroup.yaml_settings import StrictSettings, checked
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
@@ -253,29 +252,19 @@ class ExportManifest(Manifest):
             columns = Columns.from_dict(self.columns)
         except ValueError as error:
             raise ValueError(f"columns.{error}") from error
-        return columns, recorded_config(self.config, "config")
+        return columns, checked(Config, self.config, "config")
 
     def expected_id(self) -> str:
         """`id` as it follows from the rest."""
-        return digest(self._of_module() if self.columns is None else self._of_trained(), escaped=False)
+        return digest(self._of_module() if self.columns is None else self._of_trained())
 
     def with_id(self) -> Self:
         """This with the id that follows from the rest."""
         return replace(self, id=self.expected_id())
 
     def _of_trained(self) -> Plain:
-        """With one table it is as it was before there were several, so that ids stay what they were."""
-        content = self.content.model_dump()
-        if TABLE not in self.tables:
-            model = (self.config or {})["model"]
-            return {**self._of_module(), "columns": dict(self.columns or {}), "model": model}
-        return {
-            "dtype": self.dtype,
-            "dim": self.tables[TABLE].dim,
-            "columns": dict(self.columns or {}),
-            "model": (self.config or {})["model"],
-            "content": {"embeddings": content["tables"][TABLE], "network": content["network"]},
-        }
+        model = (self.config or {})["model"]
+        return {**self._of_module(), "columns": dict(self.columns or {}), "model": model}
 
     def _of_module(self) -> Plain:
         return {
@@ -289,36 +278,15 @@ class ExportManifest(Manifest):
 _PLAIN: TypeAdapter[Any] = TypeAdapter(ExportManifest)
 
 
-def _from_version_1(content: Plain) -> Plain:
-    """The checksum was over unescaped text; `parent` was `follows`, and `version` the package's."""
-    if content.pop("checksum") != digest(content, escaped=False):
-        raise ValueError("its checksum is not that of its content")
-    parent, version = content.pop("follows"), content.pop("version")
-    return {**content, "parent": parent, "written_by": f"sparsegroup {version}"}
-
-
-def _from_version_2(content: Plain) -> Plain:
-    """There was one table, whose numbers were the manifest's."""
-    del content["feature_rate"]
-    counts = {name: content.pop(name) for name in ("dim", "live_rows", "features_seen", "zero_rows")}
-    files = content["content"]
-    return {
-        **content,
-        "tables": {TABLE: {"file": EMBEDDINGS, **counts}},
-        "content": {"tables": {TABLE: files["embeddings"]}, "network": files["network"]},
-    }
-
-
 EXPORT = FolderFormat(
     name="export",
     file=MANIFEST,
-    version=3,
+    version=1,
     manifest=ExportManifest,
     error=ExportError,
-    migrations={1: _from_version_1, 2: _from_version_2},
     missing=lambda folder: "no export",
 )
-"""The format of exports and deltas. Settings that were renamed since are migrated in `content["config"]`."""
+"""The format of exports and deltas."""
 
 
 def read_manifest(folder: Path) -> ExportManifest:

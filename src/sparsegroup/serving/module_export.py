@@ -206,7 +206,7 @@ def _draft(
         tables=entries,
         before=SizesBefore(
             dense=sum(table.num_seen * table.dim * 4 for table in tables.values()),
-            table=sum(table.memory().total for table in tables.values()),
+            table=sum(table.memory().content for table in tables.values()),
         ),
         content=ExportContent(tables=dict.fromkeys(entries, NO_FILE), network=NO_FILE),
     )

@@ -14,14 +14,13 @@ from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.config import recorded_config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import find_run
-from sparsegroup.yaml_settings import SettingsError
+from sparsegroup.yaml_settings import SettingsError, checked
 
 Kind = Literal["run", "checkpoint", "export"]
 
@@ -102,7 +101,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
     kept = kept_state(checkpoint)
     extra = RunExtra.of(kept["extra"], checkpoint)
-    config, columns = recorded_config(extra.config, str(checkpoint)), extra.columns
+    config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns
     try:
         parts = {name.partition(".")[::2]: weight for name, weight in kept["model"].items()}
         check_network_shapes(

@@ -42,7 +42,7 @@ class HashEmbeddingBag(HashEmbedding):
         (torch.Size([2, 4]), 3)
     """
 
-    features: Mapping[str, int] | None = None  # also of bags that were pickled before there was such an argument
+    features: Mapping[str, int] | None
 
     @told_arguments
     def __init__(

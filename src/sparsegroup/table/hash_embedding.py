@@ -102,7 +102,7 @@ class HashEmbedding(TableCounts, nn.Module):
     weight: StoredParameter
     table: Table
     fallback: nn.Parameter | None
-    per_rank = False  # also of tables that were pickled before there was such an argument
+    per_rank: bool
 
     @told_arguments
     def __init__(

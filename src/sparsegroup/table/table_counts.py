@@ -16,7 +16,7 @@ class TableCounts:
     """
 
     table: Table
-    across: ShardedLookup | None = None  # also of tables that were pickled before there was such an attribute
+    across: ShardedLookup | None
 
     @property
     def dim(self) -> int:

@@ -35,7 +35,12 @@ class TableMemory:
     @property
     def total(self) -> int:
         """All that is allocated."""
-        return self.index + self.rows + self.dropped + self.scratch
+        return self.content + self.dropped + self.scratch
+
+    @property
+    def content(self) -> int:
+        """Index and rows: the bytes that follow from the rows only, however the table got them."""
+        return self.index + self.rows
 
     @classmethod
     def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":

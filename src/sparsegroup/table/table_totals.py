@@ -55,6 +55,5 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
 
 
 def _of_one(table: HashEmbedding) -> list[int]:
-    memory = table.memory()
-    own = [table.num_seen, table.num_live, memory.index + memory.rows, table.num_evicted, table.num_refused]
+    own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
     return own if table.across is None else table.across.shards.totals(own, "counts of rows")

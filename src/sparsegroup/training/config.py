@@ -20,7 +20,7 @@ from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.training.defaults import DECIDABLE, PER_LOG, RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.training.model_config import SINCE_THE_FIRST, ModelConfig
+from sparsegroup.training.model_config import ModelConfig
 from sparsegroup.training.network_size import check_network_memory
 from sparsegroup.training.network_start import start_network
 from sparsegroup.training.optimizer_config import OptimizerConfig, targets_in
@@ -405,19 +405,3 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
         if content.get("decided"):
             content["decided"] = _without(content["decided"], values)
     return checked(Config, with_values(content, values), source)
-
-
-def recorded_config(content: Mapping[str, Any], source: str) -> Config:
-    """The config that a run, a checkpoint or an export has written down, whatever the defaults were then and are now.
-
-    Args:
-        content: All settings of the version that wrote it.
-        source: Where it lies, for messages.
-
-    Raises:
-        SettingsError: As `read_config`.
-    """
-    model = content.get("model")
-    if isinstance(model, Mapping):
-        content = {**content, "model": {**SINCE_THE_FIRST, **model}}
-    return checked(Config, content, source)

@@ -163,14 +163,3 @@ class ModelConfig(StrictSettings):
 
 WHEN_FEATURES_HAVE_ROWS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
 """Settings of a model that do not change what it computes from its rows."""
-
-SINCE_THE_FIRST: Mapping[str, Any] = {
-    "fallback": False,
-    "options": {},
-    "number_buckets": 0,
-    "standardize": False,
-    "base_rate": False,
-    "attention": {},
-    "dims": {},
-}
-"""Settings of what a model computes that earlier versions did not have, and what these did."""

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparsegroup.artifact.folder_lock import FolderLock
-from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.config import Config
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.rank_group import RankGroup
 from sparsegroup.training.run_dir import is_free, read_provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import CONFIG
-from sparsegroup.yaml_settings import read_yaml
+from sparsegroup.yaml_settings import checked, read_yaml
 
 
 def lock_run(folder: Path) -> FolderLock:
@@ -66,7 +66,7 @@ def run_beginning(folder: Path) -> tuple[Config, Provenance]:
     """
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
-    config = recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    config = checked(Config, read_yaml(folder / CONFIG), str(folder / CONFIG))
     return config, read_provenance(folder)
 
 

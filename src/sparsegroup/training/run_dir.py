@@ -27,7 +27,7 @@ from sparsegroup.table import FieldCount
 from sparsegroup.table.table_totals import TableTotals, field_totals
 from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.config import Config
 from sparsegroup.training.epoch_progress import EpochProgress
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.largest_features import named_features, write_names
@@ -37,7 +37,7 @@ from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 from sparsegroup.training.shown_settings import shown_settings
-from sparsegroup.yaml_settings import read_yaml
+from sparsegroup.yaml_settings import checked, read_yaml
 
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
@@ -204,7 +204,7 @@ def config_of(folder: str | Path) -> Config:
         begun = (folder / CONFIG).is_file()
         what = "a run that did not finish; `resume` completes it" if begun else "no run"
         raise RunError(f"{folder}: {what} ({SUMMARY} is missing)", "resume")
-    return recorded_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    return checked(Config, read_yaml(folder / CONFIG), str(folder / CONFIG))
 
 
 def load_run(

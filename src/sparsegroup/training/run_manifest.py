@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import validated
 from sparsegroup.reporting.run_record import Summary
 from sparsegroup.training.run_error import RunError
@@ -54,19 +54,12 @@ def number(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _from_version_1(content: Plain) -> Plain:
-    """There was no header, and there were no digests."""
-    writer = f"sparsegroup {content['versions']['sparsegroup']}"
-    return {**content, "id": digest(content), "parent": None, "files": {}, "written_by": writer}
-
-
 RUN = FolderFormat(
     name="run",
     file=SUMMARY,
-    version=2,
+    version=1,
     manifest=RunManifest,
     error=RunError,
-    migrations={1: _from_version_1},
     missing=lambda folder: "no run",
 )
-"""The format of runs. `run_dir.config_of` is the place to rename settings in `config.yaml` of an older version."""
+"""The format of runs."""

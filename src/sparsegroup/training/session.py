@@ -216,14 +216,11 @@ class Session:
             if state.baseline is not None and len(state.baseline["moments"]) not in (0, len(extra.columns.numbers)):
                 raise ValueError(f"baseline.moments: are not of {len(extra.columns.numbers)} numbers")
             trainer.load_state_dict(state)
-            if state.progress is None:  # of a run from before there were epochs
-                trainer.progress.position = extra.position or 0
             if trainer.progress.epoch > self.plan.epochs or trainer.progress.position > self.plan.rows:
                 raise ValueError(f"progress: is beyond {self.plan.epochs} epochs of {self.plan.rows:,} rows")
         except ValueError as error:
             raise RunError(f"{checkpoint}: damaged (state.extra.trainer.{error})") from error
         progress = trainer.progress
-        progress.steps = progress.steps or -(-progress.position // self.plan.batch_size)  # of one without
         self._earlier = tuple(extra.earlier)
         stood = tuple(rank.taken for rank in state.ranks) or (progress.position,)
         if len(stood) != self.ranks.count and progress.steps:

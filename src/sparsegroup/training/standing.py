@@ -4,7 +4,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sparsegroup.training.baseline_merge import merged_baseline
-from sparsegroup.training.epoch_progress import EpochProgress
 from sparsegroup.training.evaluation import PredictionWindow
 from sparsegroup.training.trainer_state import RankState, TrainerState, WindowState
 
@@ -60,7 +59,7 @@ def stand_at(trainer: "Trainer", state: TrainerState) -> None:
         if state.target is None:
             raise ValueError("target: the state is of a training without one")
         trainer.target.load_state_dict(asdict(state.target))
-    trainer.progress = EpochProgress() if state.progress is None else replace(state.progress)
+    trainer.progress = replace(state.progress)
     trainer.dense.size = state.compiled_for
     ranks, samples = trainer.ranks, len(state.window.labels)
     own: RankState | None = state.ranks[ranks.rank] if len(state.ranks) == ranks.count else None

@@ -89,7 +89,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where a training stands; see `Trainer.state_dict`. Runs from before there were epochs have no progress.
+    """Where a training stands; see `Trainer.state_dict`.
 
     Attributes:
         samples, seconds, history, window, target, progress, baseline: See `Trainer`.
@@ -105,8 +105,8 @@ class TrainerState:
     history: tuple[HistoryPoint, ...]
     window: WindowState
     compiled_for: Count | None
+    progress: EpochProgress
     target: TargetState | None = None
-    progress: EpochProgress | None = None
     baseline: Mapping[str, Tensor] | None = None
     ranks: tuple[RankState, ...] = ()
 
@@ -122,7 +122,7 @@ class TrainerState:
         if state.history and state.history[-1].samples > state.samples:
             raise ValueError(f"samples: {state.samples:,} are fewer than those of the history")
         progress = state.progress
-        if progress is not None and not 0 < (progress.best or 1) <= max(progress.epoch, 1):
+        if not 0 < (progress.best or 1) <= max(progress.epoch, 1):
             raise ValueError(f"progress.best: {progress.best} of {progress.epoch} epochs")
         for baseline in (state.baseline, *(rank.baseline for rank in state.ranks)):
             if baseline is not None:

@@ -11,9 +11,10 @@ from pydantic import Field, Strict
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count
 from sparsegroup.data.log import Log
-from sparsegroup.training.config import Config, recorded_config
+from sparsegroup.training.config import Config
 from sparsegroup.tuning.search_space import SearchSpace
 from sparsegroup.user_error import UserError
+from sparsegroup.yaml_settings import checked
 
 STUDY_FILE = "study.json"
 
@@ -95,7 +96,7 @@ class StudyManifest(Manifest):
         Raises:
             SettingsError: This version does not know them any more.
         """
-        return recorded_config(self.config, str(folder / STUDY_FILE))
+        return checked(Config, self.config, str(folder / STUDY_FILE))
 
     def check_log(self, folder: Path, log: Log) -> None:
         """Raise TuningError unless `log` is the one that the study began on."""
@@ -118,10 +119,9 @@ class StudyManifest(Manifest):
 STUDY = FolderFormat(
     name="study",
     file=STUDY_FILE,
-    version=2,
+    version=1,
     manifest=StudyManifest,
     error=TuningError,
-    migrations={},
     missing=lambda folder: "no study of `tune`",
 )
 """The format of studies."""

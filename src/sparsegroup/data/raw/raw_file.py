@@ -254,8 +254,7 @@ def source_of(files: Sequence[RawFile], log: LogFormat, tests: int = 0) -> dict[
         tests: How many the latter are; the split of the format tells of a single one.
     """
     stats = [[file.name, *file.stored.facts] for file in files]
-    names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "kinds", "findings")]
-    names += ["kinds"] if log.kinds else []  # the hash of other formats is as before there were any
+    names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "findings")]
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {"files": stats, "format": digest, **({"tests": tests} if tests and len(files) > 2 else {})}
