@@ -78,30 +78,13 @@ def test_a_table_says_what_it_has_in_place_of_arguments_that_it_has_not(make: Ca
         make()
 
 
-@pytest.mark.parametrize(
-    ("name", "counterpart"),
-    [
-        ("Adam", "GroupAdam"),
-        ("AdamW", "GroupAdam, with l2"),
-        ("SparseAdam", "GroupAdam"),
-        ("SGD", "GroupMomentum"),
-        ("RMSprop", "GroupAdam"),
-        ("LBFGS", "GroupAdam"),
-    ],
-)
-def test_an_optimizer_of_torch_names_ours_at_its_first_step(name: str, counterpart: str) -> None:
-    table, dense = HashEmbedding(2), nn.Parameter(torch.ones(2))
-    optimizer = getattr(torch.optim, name)([dense])
-    closure = (lambda: dense.sum(),) if name == "LBFGS" else ()
-    optimizer.step(*closure)  # nothing is said of other parameters
-    if name == "LBFGS":
-        optimizer = torch.optim.LBFGS(table.parameters())
-    else:
-        optimizer.add_param_group({"params": table.parameters()})
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SparseAdam", "SGD", "Adagrad", "RMSprop"])
+def test_an_optimizer_of_torch_raises_and_changes_nothing(name: str) -> None:
+    table = HashEmbedding(2)
     table(KEYS).sum().backward()
     before = table.lookup(KEYS)
-    with pytest.raises(TypeError, match=rf"torch\.optim\.{name} cannot train a HashEmbedding .*to {counterpart}"):
-        optimizer.step(*closure)
+    with pytest.raises(RuntimeError, match=r"does not support sparse|an optimizer of sparsegroup"):
+        getattr(torch.optim, name)(table.parameters()).step()
     assert torch.equal(table.lookup(KEYS), before)
 
 

@@ -33,12 +33,7 @@ class Regularizer:
     @property
     def active(self) -> bool:
         """Whether any λ is positive."""
-        return self.l1 > 0 or self.l2 > 0 or self.has_threshold
-
-    @property
-    def has_threshold(self) -> bool:
-        """Whether λ21 is positive."""
-        return self.l21 > 0
+        return self.l1 > 0 or self.l2 > 0 or self.l21 > 0
 
     @property
     def tau(self) -> float:

@@ -1,5 +1,6 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from operator import is_
@@ -10,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
+from sparsegroup.groups import is_rows
 from sparsegroup.optim.adapters import adapter_of
-from sparsegroup.optim.arguments import check_hyperparameters, known_options, plain_threshold
+from sparsegroup.optim.arguments import check_given, check_hyperparameters, known_options, plain_threshold
 from sparsegroup.optim.constructor import bound_arguments, shown_signature
 from sparsegroup.optim.executor import StepExecutor
-from sparsegroup.optim.given_params import check_given
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
-from sparsegroup.optim.penalty_watch import PenaltyWatch
 from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.state_loading import adapt_state_dict
 from sparsegroup.optim.stored import store_of
@@ -30,6 +30,9 @@ Result = TypeVar("Result")
 
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
 _PLAIN = (*_FIXED, tuple)
+
+_MANY_ROWS = 256
+"""Rows of a weight of which a batch may hold some only."""
 
 
 class GroupOptimizer(Optimizer):
@@ -125,6 +128,7 @@ class GroupOptimizer(Optimizer):
         known = {*self.defaults, "params", "param_names", "initial_lr", "name", "lr_scale"}
         group = known_options(group, known, type(self).__name__, f" ({where})")
         self._check_group({**self.defaults, **group}, where)
+        _warn_of_decay({**self.defaults, **group}, where)
         plain(super().add_param_group)(group)
 
     def _check_group(self, group: ParamGroup, where: str) -> None:
@@ -221,9 +225,6 @@ class GroupOptimizer(Optimizer):
         steps, plans = self._on_all_ranks(self._planned, "a step")
         if self.rule.second_order:
             plans = self._on_all_ranks(lambda: self._completed(plans), "the second derivatives of a step")
-        for step, planned in zip(steps, plans, strict=True):
-            if step.has_threshold and not step.settings.frozen:
-                self._penalty_watch.look(step, planned)
         for step, planned in zip(steps, plans, strict=True):
             if planned:
                 self._executor.carry_out(step, planned, self.state)
@@ -333,10 +334,6 @@ class GroupOptimizer(Optimizer):
     def _executor(self) -> StepExecutor:
         return StepExecutor(self.rule)
 
-    @cached_property
-    def _penalty_watch(self) -> PenaltyWatch:
-        return PenaltyWatch()
-
     def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
         """The step of a param group, whose hyperparameters are checked: the same one as long as they do not change."""
         known: dict[int, _KnownStep] = self.__dict__.setdefault("_group_steps", {})
@@ -378,6 +375,23 @@ class _KnownStep:
             and len(self._options) == len(group)
             and all(map(is_, self._options, group.values()))
             and self.signature[1] == parameters
+        )
+
+
+def _warn_of_decay(group: ParamGroup, where: str) -> None:
+    """Warn of a weight decay that updates rows of an embedding which no batch holds, and of λ21, which zeroes them."""
+    if not (group.get("weight_decay") and group["l21"] and is_rows(group["groups"])):
+        return
+    params = group["params"]
+    items = [params] if isinstance(params, Tensor) else params
+    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+    if any(x.ndim > 1 and len(x) >= _MANY_ROWS and store_of(x) is None for x in tensors):
+        warnings.warn(
+            f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also those that no batch has "
+            f"held, and with l21={group['l21']:g} these become zero ({where}). Give l2 in place of weight_decay, which "
+            "leaves such rows alone",
+            RuntimeWarning,
+            stacklevel=5,
         )
 
 

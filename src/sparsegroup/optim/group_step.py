@@ -39,7 +39,6 @@ class GroupStep:
         self.number = number
         self.execution = Execution(group["groups"], group["foreach"], group["fused"], bool(group["capturable"]))
         self.regularizer = Regularizer.of(group)
-        self.has_threshold = self.regularizer.has_threshold
         self.initial = rule.initial_state(group)
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None
         self.takes_gradients_as_they_are = not group["maximize"] and not group.get("weight_decay")

@@ -47,10 +47,6 @@ class ParameterPlan(Protocol):
     def parameter(self) -> Tensor: ...
 
     @property
-    def is_dense(self) -> bool:
-        """Whether the gradient has every row of the parameter."""
-
-    @property
     def gradient(self) -> Tensor:
         """Shaped as the parameter, or `[n, …]` where a sparse gradient has n rows."""
 
@@ -90,11 +86,6 @@ class TensorPlan:
     repeats: bool = False
     unchecked: bool = False
 
-    @property
-    def is_dense(self) -> bool:
-        """See `ParameterPlan.is_dense`."""
-        return self.rows is None
-
     def with_gradient(self, gradient: Tensor) -> "TensorPlan":
         """The same with another gradient of the same shape."""
         return replace(self, gradient=gradient)
@@ -127,11 +118,6 @@ class ShardPlan:
     local: TensorPlan
 
     @property
-    def is_dense(self) -> bool:
-        """See `ParameterPlan.is_dense`; the rows of other ranks are not here."""
-        return False
-
-    @property
     def gradient(self) -> Tensor:
         """That of the part that lies here."""
         return self.local.gradient
@@ -160,11 +146,6 @@ class StorePlan:
 
     parameter: Tensor
     rows: RowPlan
-
-    @property
-    def is_dense(self) -> bool:
-        """See `ParameterPlan.is_dense`; a store's are sparse."""
-        return False
 
     @property
     def gradient(self) -> Tensor:

@@ -76,7 +76,7 @@ class StoreAdapter:
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""
-        _store(parameter).sweep(_row_step(step, entry), drops=drop_untrained and step.regularizer.has_threshold)
+        _store(parameter).sweep(_row_step(step, entry), drops=drop_untrained and step.regularizer.l21 > 0)
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""

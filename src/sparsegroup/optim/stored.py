@@ -14,7 +14,6 @@ from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings
 from sparsegroup.optim.stored_arithmetic import computed, refuse
 from sparsegroup.optim.stored_gradient import StoredGradient
-from sparsegroup.optim.torch_optimizers import keep_from_torch_optimizers
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -231,7 +230,6 @@ class StoredParameter(Tensor):
 
     @staticmethod
     def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
-        keep_from_torch_optimizers(StoredParameter)
         parameter: Self = Tensor._make_wrapper_subclass(
             cls,
             (HEIGHT, store.dim),

@@ -253,7 +253,7 @@ def _constants(settings: LaunchSettings, dtype: np.dtype[Any]) -> tuple[Any, ...
     r = settings.regularizer
     penalty = np.array(r.penalty.scalars(), dtype)
     weigh, shrink = block.NO_NORM, 0
-    if r.has_threshold:
+    if r.l21 > 0:
         weigh, shrink = weigh_address(r.norm.weigh, dtype), shrink_address(r.penalty.shrinkage, len(penalty), dtype)
     return (
         np.array(settings.initial, dtype),
