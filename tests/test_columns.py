@@ -52,7 +52,8 @@ def test_a_clock_that_has_not_come_round_is_left_out() -> None:
     kinds = {name: one.kind for name, one in found.items()}
     assert kinds.pop("month") == kinds.pop("day") == "ignore"
     assert set(kinds.values()) == {"category"}
-    assert found["month"].why == "a clock: 3 values in 3 stretches of 20,000 rows, so that later rows have others"
+    assert found["month"].why.startswith("a clock: 3 values in 3 ")
+    assert found["day"].why.startswith("a clock: ")
 
 
 def test_nearly_unique_categories_are_warned_of() -> None:

@@ -170,11 +170,3 @@ def test_docstrings_say_what_a_thing_is():
                     if re.match(r"(\s*[\w, ]+: )?(Of |Likewise|The rest\b|As the rest)", line):
                         found.append(f"{name_of(file)}: {getattr(node, 'name', 'module')}: {line.strip()}")
     assert_none(found)
-
-
-def test_every_optimizer_has_an_example():
-    import sparsegroup
-
-    classes = [value for name in sparsegroup.__all__ if isinstance(value := getattr(sparsegroup, name), type)]
-    optimizers = [cls for cls in classes if issubclass(cls, sparsegroup.GroupOptimizer) and "rule" in vars(cls)]
-    assert [cls.__name__ for cls in optimizers if ">>>" not in (cls.__doc__ or "")] == []

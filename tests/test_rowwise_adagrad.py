@@ -93,15 +93,15 @@ def test_groups_of_one_element_make_it_adagrad() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "state_dtype", "expected"), [(8, None, 68), (8, torch.bfloat16, 52), (300, None, 2404)]
+    ("dim", "state_dtype", "row_bytes"), [(8, None, 68), (8, torch.bfloat16, 52), (300, None, 2404)]
 )
-def test_a_table_keeps_one_number_a_row(dim: int, state_dtype: torch.dtype | None, expected: int) -> None:
+def test_a_table_keeps_one_number_a_row(dim: int, state_dtype: torch.dtype | None, row_bytes: int) -> None:
     table, plain = HashEmbedding(dim, std=0.1), torch.nn.Embedding(50, dim, sparse=True)
     keys = torch.arange(50)
     with torch.no_grad():
         plain.weight.copy_(table.initial(keys))
     optimizers = [
-        GroupRowWiseAdagrad(weight, lr=0.1, l21=1.2, **options)
+        GroupRowWiseAdagrad(weight, lr=0.1, l21=2.4, **options)
         for weight, options in ((table.parameters(), {"state_dtype": state_dtype}), (plain.parameters(), {}))
     ]
     table(keys)
@@ -113,7 +113,7 @@ def test_a_table_keeps_one_number_a_row(dim: int, state_dtype: torch.dtype | Non
             optimizer.zero_grad()
             module(some).backward(gradient)
             optimizer.step()
-    assert table.table.rows.row_bytes == expected
+    assert table.table.rows.row_bytes == row_bytes
     assert table.memory().parts["group_sum"] == 4 * table.num_rows
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if state_dtype is None else {"rtol": 0.02, "atol": 5e-3}
     torch.testing.assert_close(table.lookup(keys), plain.weight.detach(), **tolerance)
@@ -121,7 +121,7 @@ def test_a_table_keeps_one_number_a_row(dim: int, state_dtype: torch.dtype | Non
     torch.testing.assert_close(
         entry["group_sum"][entry["keys"].argsort()], optimizers[1].state[plain.weight]["group_sum"]
     )
-    assert 0 < table.num_live < 50 or dim == 300
+    assert 15 < table.num_live < 35
 
 
 @pytest.mark.parametrize(
