@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
@@ -285,3 +285,52 @@ def test_a_lookup_of_many_keys_goes_in_chunks(monkeypatch: pytest.MonkeyPatch, t
         results.append((vectors.detach(), table.num_rows, gradient.indices(), gradient.values()))
     for one, other in zip(*results, strict=True):
         assert one == other if isinstance(one, int) else torch.equal(one, other)
+
+
+def _with_bad_vector(state: dict[str, Tensor], value: float) -> dict[str, Tensor]:
+    vectors = state["weight"].clone()
+    vectors[2, 1] = value
+    return {**state, "weight": vectors}
+
+
+DAMAGED: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] = {
+    "a NaN": (lambda state: _with_bad_vector(state, float("nan")), "1 of 5 vectors have NaN.*key 13 "),
+    "an infinite vector": (lambda state: _with_bad_vector(state, -float("inf")), "1 of 5 vectors.*key 13 "),
+    "one beyond float32": (lambda state: _with_bad_vector({**state, "weight": state["weight"].double()}, 1e300), "13"),
+    "a NaN in the fallback": (
+        lambda state: {**state, "fallback": torch.full((1, 3), float("nan"))},
+        "fallback has NaN",
+    ),
+    "a fallback of another shape": (lambda state: {**state, "fallback": torch.zeros(2, 3)}, "fallback must have shape"),
+}
+
+
+def _filled(keys: list[int]) -> HashEmbedding:
+    table = HashEmbedding(3, std=0.1, fallback=True)
+    table(as_keys(keys))
+    assert table.fallback is not None
+    table.fallback.data.fill_(keys[0])
+    return table
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("damage", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_state_is_refused_before_anything_changes(
+    damage: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str, strict: bool
+) -> None:
+    table, state = _filled([1, 2]), damage(_filled([11, 12, 13, 14, 15]).state_dict())
+    before = copy.deepcopy(table.state_dict())
+    with pytest.raises(RuntimeError, match=message):
+        nn.Sequential(table).load_state_dict({f"0.{name}": value for name, value in state.items()}, strict=strict)
+    assert_identical(table.state_dict(), before)
+
+
+@pytest.mark.parametrize("name", ["weights", "rank_0_of_2.key", "head.weight"])
+def test_unknown_entries_are_named(name: str) -> None:
+    """As of every module: what is known is loaded, and `strict` decides whether the others are an error."""
+    table, other = _filled([1, 2]), nn.Sequential(_filled([3]))
+    state = {f"0.{entry}": value for entry, value in {**table.state_dict(), name: torch.zeros(2)}.items()}
+    assert other.load_state_dict(state, strict=False).unexpected_keys == [f"0.{name}"]
+    assert_identical(other[0].state_dict(), table.state_dict())
+    with pytest.raises(RuntimeError, match=rf'Unexpected key\(s\) in state_dict: "0.{name}"'):
+        other.load_state_dict(state)

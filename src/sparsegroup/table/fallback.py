@@ -78,23 +78,24 @@ def field_numbers(keys: Tensor, field_bits: int) -> Tensor:
     return (keys >> (64 - field_bits)) & ((1 << field_bits) - 1)
 
 
-def load_fallback(
+def check_fallback(
     fallback: nn.Parameter | None,
     name: str,
     state_dict: Mapping[str, Tensor],
-    strict: bool,
     missing_keys: list[str],
     unexpected_keys: list[str],
     error_msgs: list[str],
-) -> None:
-    """Set the fallback vectors to those that a state dict has under `name`; see `nn.Module._load_from_state_dict`."""
+) -> Tensor | None:
+    """The fallback vectors that a state dict has under `name`, if they fit; see `nn.Module._load_from_state_dict`."""
     given = state_dict.get(name)
     if fallback is None:
-        unexpected_keys.extend([name] if strict and given is not None else [])
+        unexpected_keys.extend([] if given is None else [name])
     elif given is None:
-        missing_keys.extend([name] if strict else [])
+        missing_keys.append(name)
     elif given.shape != fallback.shape:
         error_msgs.append(f"{name} must have shape {list(fallback.shape)}, got {list(given.shape)}")
+    elif not given.isfinite().all():
+        error_msgs.append(f"{name} has NaN or infinite elements")
     else:
-        with torch.no_grad():
-            fallback.copy_(given)
+        return given
+    return None

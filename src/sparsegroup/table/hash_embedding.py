@@ -14,7 +14,7 @@ from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
-from sparsegroup.table.fallback import begin_dead, live_and_known, load_fallback, stand_in
+from sparsegroup.table.fallback import begin_dead, check_fallback, live_and_known, stand_in
 from sparsegroup.table.graph_lookup import is_recomputation, register, vectors_by_operator, wants_operator
 from sparsegroup.table.key_array import Int64s, check_keys, key_array
 from sparsegroup.table.key_search import LookAhead
@@ -25,7 +25,7 @@ from sparsegroup.table.sharded.lookup import ShardedLookup
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config
 from sparsegroup.table.table_counts import TableCounts
-from sparsegroup.table.table_state_dict import PartEntries, load_rows, save_rows, with_state_entries
+from sparsegroup.table.table_state_dict import PartEntries, load_rows, save_rows, unknown_entries, with_state_entries
 from sparsegroup.table.world_check import check_world
 from sparsegroup.untraced import untraced
 
@@ -377,5 +377,11 @@ class HashEmbedding(TableCounts, nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        load_fallback(self.fallback, prefix + _FALLBACK, state_dict, strict, missing_keys, unexpected_keys, error_msgs)
-        load_rows(self.table, state_dict, prefix, missing_keys, error_msgs)
+        errors, name = len(error_msgs), prefix + _FALLBACK
+        vectors = check_fallback(self.fallback, name, state_dict, missing_keys, unexpected_keys, error_msgs)
+        unexpected_keys.extend(unknown_entries(state_dict, prefix, {_FALLBACK, *self._modules}))
+        if len(error_msgs) == errors:
+            load_rows(self.table, state_dict, prefix, missing_keys, error_msgs)
+        if len(error_msgs) == errors and vectors is not None:
+            with torch.no_grad():
+                self.get_parameter(_FALLBACK).copy_(vectors)

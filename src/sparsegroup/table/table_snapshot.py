@@ -82,9 +82,15 @@ class TableSnapshot:
             raise ValueError("keys: a key appears twice")
         if len(keys) > config.max_rows:
             raise ValueError(f"keys: {len(keys):,} rows are more than max_rows={config.max_rows:,}")
+        weight = weight.to(TORCH_DTYPES[config.dtype])
+        if len(broken := keys[(~weight.isfinite().all(dim=1)).numpy()]):
+            raise ValueError(
+                f"{WEIGHT}: {len(broken):,} of {len(keys):,} vectors have NaN or infinite elements, that of key "
+                f"{broken[0]} for one; load a state from before the training diverged"
+            )
         dropped = content.pop("dropped")
         check_notes(content, config, len(keys))
-        return cls(keys, {WEIGHT: weight.to(TORCH_DTYPES[config.dtype]).numpy()}, dropped, content)
+        return cls(keys, {WEIGHT: weight.numpy()}, dropped, content)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The keys and the parts by name."""

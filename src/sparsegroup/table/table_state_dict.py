@@ -1,6 +1,6 @@
 """A table's rows in a module's state dict."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self, TypeVar
@@ -78,10 +78,22 @@ class PartEntries:
         self.table, self.weight = table, weight
 
 
+def unknown_entries(state_dict: Mapping[str, Tensor], prefix: str, known: Iterable[str]) -> list[str]:
+    """The names below `prefix` that are neither entries of a table nor begin with a `known` name."""
+    entries = {"keys", WEIGHT, "dropped", *NOTES}
+    unknown = []
+    for name in state_dict:
+        entry = name[len(prefix) :]
+        if name.startswith(prefix) and entry.partition(".")[0] not in known:
+            own = entry if RankPart.of(entry) is None else entry.partition(".")[2]
+            unknown.extend([] if own in entries else [name])
+    return unknown
+
+
 def load_rows(
     table: Table, state_dict: Mapping[str, Tensor], prefix: str, missing_keys: list[str], error_msgs: list[str]
 ) -> None:
-    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. Nothing is changed where that fails.
+    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. If that fails, nothing is changed.
 
     A table on several ranks takes the entries of this rank's part, or its part of those of all rows.
     """
