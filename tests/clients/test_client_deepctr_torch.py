@@ -99,15 +99,9 @@ def test_new_rows_start_with_its_init_std_and_only_what_comes_counts() -> None:
     assert [table.num_seen for table in tables.values()] == [100, 100]
 
 
-def test_its_l2_on_embeddings_is_left_out_with_a_warning_and_the_networks_stays() -> None:
-    model = deepfm(l2_reg_embedding=1e-5, l2_reg_linear=1e-4, l2_reg_dnn=0.5)
-    with pytest.warns(UserWarning, match=r"of 3 embeddings, l1=0 and l2=1e-05; .* of 3 embeddings, l1=0 and l2=0.0001"):
-        convert(model)
-    wanted = 0.5 * sum(float(layer.weight.detach().square().sum()) for layer in [*model.dnn.linears, model.dnn_linear])
-    wanted += 1e-4 * float(model.linear_model.weight.detach().square().sum())
-    assert float(model.get_regularization_loss()) == pytest.approx(wanted, rel=1e-5)
-    before = model.predict(clicks()[0])
-    assert not np.allclose(fitted(model, GroupAdam(param_groups(model), lr=1e-2)), before)
+def test_its_l2_on_embeddings_is_refused() -> None:
+    with pytest.raises(ValueError, match="Models of DeepCTR-Torch need l2_reg_embedding=0 and l2_reg_linear=0"):
+        convert(deepfm(l2_reg_embedding=1e-5))
 
 
 def test_a_shared_embedding_is_one_table_and_its_state_is_saved(tmp_path) -> None:

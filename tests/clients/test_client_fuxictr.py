@@ -95,13 +95,9 @@ def test_new_rows_start_by_its_initializer() -> None:
     assert table.table.config.std == pytest.approx(1e-4, rel=0.03)
 
 
-def test_its_regularizer_of_embeddings_is_left_out_with_a_warning() -> None:
-    model = dcn("l2(1e-5)")
-    with pytest.warns(UserWarning, match=r"no longer has _embedding_regularizer='l2\(1e-5\)': a table is regularized"):
-        convert(model)
-    before = predicted(model)
-    model.train()
-    assert not torch.equal(trained(model, GroupAdam(param_groups(model), lr=1e-2)), before)
+def test_its_regularizer_of_embeddings_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"embedding_regularizer='l2\(1e-5\)' .*embedding_regularizer=None"):
+        convert(dcn("l2(1e-5)"))
 
 
 def test_the_example_learns_and_ends_sparse() -> None:

@@ -1,6 +1,6 @@
 """`convert`: a model's embeddings become tables; `to_embeddings`: and back."""
 
-import warnings
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.fallback import stand_in
 from sparsegroup.table.hash_embedding import HashEmbedding
-from sparsegroup.table.start_fit import fitted_start
 from sparsegroup.table.table_config import check_int
 from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
-from sparsegroup.table.weights_elsewhere import holders, leave_out_of_losses
 
 AnyEmbedding = nn.Embedding | nn.EmbeddingBag
 Rows = Literal["all", "none"]
 
 _ROWS_AT_A_TIME = 1 << 20
 _ALONE = "the model"
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def convert(
@@ -38,12 +37,11 @@ def convert(
     share a weight, share a table. A vector at `padding_idx` stays as it is, untrained, outside of the table. Make the
     optimizer afterwards: one that was made before still holds the old weights.
 
-    New keys start as the embedding's rows have been initialized: by the normal or the uniform distribution that they
-    look drawn from, with their standard deviation (zeros for zeros).
+    New keys start with normal numbers of the weight's standard deviation (zeros for zeros).
 
-    Losses that regularize the weights themselves are left out, with a warning, in models of DeepCTR-Torch
-    (`l2_reg_embedding`, `l2_reg_linear`) and FuxiCTR (`embedding_regularizer`), as they would go over all rows in
-    each step; `param_groups` has l1, l21 and l2 for the rows of a batch.
+    A loss that regularizes whole weights cannot go over a table's rows: build models of DeepCTR-Torch with
+    `l2_reg_embedding=0` and `l2_reg_linear=0`, those of FuxiCTR with `embedding_regularizer=None`, and give l1, l21 and
+    l2 to `param_groups`.
 
     Args:
         model: Changed in place; if it is an embedding itself, the result alone is new.
@@ -51,19 +49,19 @@ def convert(
             and has the `forward` of its class in torch.
         min_rows: Replace embeddings of so many rows or more.
         rows: "all": every row goes into the table as it is, and counts as seen; the model computes what it did.
-            "none": a row appears when training first sees its id, drawn anew from the initializer's distribution. That
-            is for models which have not been trained: memory and feature rate then go by the ids that come.
-        **options: Arguments of `HashEmbedding`. By default `std` and `init` are found as above, `device` and `dtype`
-            are the weight's, and `seed` is drawn from torch's generator, as an initializer's numbers are. A second
-            table has the seed after the first one's, and so on.
+            "none": a row appears when training first sees its id, drawn anew. That is for models which have
+            not been trained: memory and feature rate then go by the ids that come.
+        **options: Arguments of `HashEmbedding`. By default `std`, `device` and `dtype` are the weight's, and `seed` is
+            drawn from torch's generator, as an initializer's numbers are. A second table has the seed after the first
+            one's, and so on.
 
     Returns:
         The model.
 
     Raises:
         ValueError: There is nothing to replace; or an embedding cannot be a table, because of what it does (`max_norm`,
-            `scale_grad_by_freq`, mode "max", hooks), because a layer that stays, or an attribute, holds its weight, or
-            with `rows="none"` because its elements are not spread around zero. Nothing is changed.
+            `scale_grad_by_freq`, mode "max", hooks), because a layer that stays, a loss, or an attribute, holds its
+            weight, or with `rows="none"` because its elements are not spread around zero. Nothing is changed.
         TypeError, RuntimeError, MemoryError: As `HashEmbedding`, and its `assign`. Nothing is changed.
 
     Examples:
@@ -99,12 +97,6 @@ def convert(
             fresh[module] = _stand_in_for(module, tables[id(module.weight)])
         except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise type(error)(f"{name or _ALONE}: {error}") from error
-    if left_out := leave_out_of_losses(model, [module.weight for module in chosen.values()]):
-        warnings.warn(
-            f"the model's loss no longer has {'; '.join(left_out)}: a table is regularized by l1, l21 and l2 of the "
-            "optimizer, see `param_groups`. A model that is built without that regularizer converts without a warning",
-            stacklevel=2,
-        )
     return _replaced(model, fresh)
 
 
@@ -194,12 +186,32 @@ def _check_held_here_alone(model: nn.Module, chosen: Mapping[str, AnyEmbedding])
                     f"{names[id(weight)]}: its weight is {f'{name}.{parameter}'.removeprefix('.')}, too, which would "
                     "stay as it is: leave it out by `choose`"
                 )
-    for embedding_name, module in chosen.items():
-        if place := next(holders(model, [module, module.weight]), None):
+        if norm := vars(module).get("_embedding_regularizer"):  # FuxiCTR
             raise ValueError(
-                f"{embedding_name or _ALONE}: the model holds it, or its weight, as {place}, too, where it cannot be "
-                "replaced: leave it out by `choose`, or convert before that is made"
+                f"{name or _ALONE}: its embedding_regularizer={norm!r} takes the norm of whole weights, which a table "
+                "does not have: build it with embedding_regularizer=None and give l1, l21 or l2 to `param_groups`"
             )
+        for attribute, value in vars(module).items():
+            for embedding_name, embedding in chosen.items():
+                if attribute not in _REGISTERED and _holds(value, (embedding, embedding.weight)):
+                    raise ValueError(
+                        f"{embedding_name or _ALONE}: the model holds it, or its weight, as "
+                        f"{f'{name}.{attribute}'.removeprefix('.')}, too, where it cannot be replaced: leave it out by "
+                        "`choose`, or convert before that is made. Models of DeepCTR-Torch need l2_reg_embedding=0 and "
+                        "l2_reg_linear=0"
+                    )
+
+
+def _holds(value: Any, wanted: tuple[object, object], outer: tuple[int, ...] = ()) -> bool:
+    """Whether a list, tuple, set or dict holds one of two objects, at any depth."""
+    if value is wanted[0] or value is wanted[1]:
+        return True
+    if not isinstance(value, list | tuple | set | frozenset | Mapping) or id(value) in outer:
+        return False
+    if isinstance(value, tuple) and len(value) == 3 and all(type(x) in (int, float) and not x for x in value[1:]):
+        return False  # DeepCTR-Torch's weights, l1 and l2: nothing is computed of the weights
+    items = value.values() if isinstance(value, Mapping) else value
+    return any(_holds(one, wanted, (*outer, id(value))) for one in items)
 
 
 def _check_convertible(module: AnyEmbedding) -> None:
@@ -228,19 +240,14 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
             "its weight is shared by embeddings of another class, padding_idx, mode or include_last_offset, which one "
             "table cannot have: leave them out by `choose`"
         )
-    fit = fitted_start(module.weight)
-    if rows == "none" and "std" not in options and not fit.is_centred:
+    weight = module.weight.detach()
+    std, mean = (float(one) for one in torch.std_mean(weight.float(), correction=0))
+    if rows == "none" and "std" not in options and abs(mean) > std * max(6 / math.sqrt(weight.numel()), 0.05):
         raise ValueError(
-            f"rows='none' would draw its rows around zero, but their mean is {fit.mean:.3g} (std {fit.std:.3g}): keep "
-            "them by rows='all', or give `std`"
+            f"rows='none' would draw its rows around zero, but their mean is {mean:.3g} (std {std:.3g}): keep them by "
+            "rows='all', or give `std`"
         )
-    settings = {
-        "std": fit.std,
-        "init": fit.init,
-        "dtype": module.weight.dtype,
-        "device": module.weight.device,
-        **options,
-    }
+    settings = {"std": std, "dtype": weight.dtype, "device": weight.device, **options}
     if isinstance(module, nn.EmbeddingBag):
         settings |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
         table: HashEmbedding = HashEmbeddingBag(module.embedding_dim, **settings)
