@@ -29,7 +29,7 @@ def test_train_lands_at_the_rate_that_was_asked_for(tmp_path: Path, run: Run) ->
     page = (folder / "report.html").read_text()
     assert "λ21" in page
     assert "scheduled" in page
-    assert "rate 0.03 asked for (hard)" in page
+    assert "DCN with Group Adagrad, target rate 0.03" in page
 
 
 def test_train_lands_at_the_bytes_that_were_asked_for(tmp_path: Path, run: Run) -> None:

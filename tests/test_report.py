@@ -116,7 +116,9 @@ def field_rows(page: Page, summary: Summary) -> list[list[str]]:
 def test_says_what_the_run_came_to(history: list[HistoryPoint], summary: Summary) -> None:
     text = render(history, summary).text
     for expected in (
-        "DCN, adam, λ21 = 1e-5 (lasso)",
+        "DCN with Group Adam, λ21 = 1e-5 (lasso)",
+        "On 4,583,000 test rows the AUC is 0.7931, and the log loss 0.4487, 0.1203 better than that of always",
+        "959,738 of 22,419,075 features are live, 4.28 %. No warnings.",
         "Test AUC 0.7931 on 4,583,000 test rows",
         "Test log loss 0.4487",
         "Test normalized entropy 0.7886",
@@ -156,6 +158,8 @@ def test_shows_the_baseline_and_what_is_wrong_beside_the_model(history: list[His
     page = render(points, full)
     for expected in (
         "The model loses to something.",
+        "the AUC is 0.7931, 0.0219 better than the baseline's (logistic regression), and the log loss 0.4487, 0.0135",
+        "1 warning: The model loses to something.",
         "Test AUC 0.7931 baseline 0.7712; on 4,583,000 test rows",
         "Test calibration 1.0021 baseline 0.9871;",
         f"last {points[-1].auc:.4f}, baseline {points[-1].auc - 0.02:.4f}",
@@ -170,6 +174,30 @@ def test_shows_the_baseline_and_what_is_wrong_beside_the_model(history: list[His
     assert len(set(ids)) == len(ids)
     one_class = replace(full, curves=ScoreCurves(full.curves.reliability, ()), baseline_curves=None, baseline=None)  # type: ignore[union-attr]
     assert render(history, one_class).tags.count("svg") == 9
+
+
+def test_a_target_is_in_title_and_verdict_and_the_lag_behind_its_schedule_is_explained(
+    history: list[HistoryPoint], summary: Summary
+) -> None:
+    config = {"model": {"name": "dcnv2"}, "optimizer": {"name": "adagrad", "penalty": "hard", "target_rate": 0.1}}
+    rates = [(1.0, 0.9), (0.8, 0.5), (0.4, 0.2), (0.35, 0.105), (0.104, 0.104), (0.1, 0.1)]
+    points = [
+        replace(point, feature_rate=rate, scheduled_rate=scheduled, l21=0.001)
+        for point, (rate, scheduled) in zip(history, rates, strict=False)
+    ]
+    text = render(points, replace(summary, feature_rate=0.1), config).text
+    assert "DCNv2 with Group Adagrad, target rate 0.1 on criteo-week" in text
+    assert "asked for" not in text
+    assert "features are live, 10.00 %: the target rate 0.1 is met. No warnings." in text
+    assert "features that have not appeared again since λ21 rose still count as live" in text
+    assert f"The sweep of all rows by {points[4].samples:,} samples removed theirs: from 35.00 % to 10.40 %." in text
+    followed = [replace(point, feature_rate=point.scheduled_rate) for point in points]  # type: ignore[arg-type]
+    text = render(followed, replace(summary, feature_rate=0.2), config).text
+    assert "still count as live" not in text
+    assert "the target rate 0.1 is not met" in text
+    few = {**config, "optimizer": {**config["optimizer"], "least_features": 256}}
+    text = render(followed, replace(summary, feature_rate=0.5, live_rows=256, features_seen=512), few).text
+    assert "the target rate 0.1 would be fewer than the 256 that are kept in any case" in text
 
 
 def test_is_small_and_loads_nothing(history: list[HistoryPoint]) -> None:

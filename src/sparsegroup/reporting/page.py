@@ -50,6 +50,7 @@ class DrawnChart:
         keys: Label and CSS class of its lines; none where there is one line alone.
         svg: The drawing, or None if no point has a value.
         description: The drawing in words.
+        note: What explains its shape, below it; empty for none.
     """
 
     title: str
@@ -57,6 +58,7 @@ class DrawnChart:
     keys: Sequence[tuple[str, str]]
     svg: str | None
     description: str
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from sparsegroup.reporting.formatting import percent
 from sparsegroup.reporting.run_record import HistoryPoint
 
 INK = "#24292f"
@@ -84,6 +85,7 @@ class Chart:
         lines: One or two.
         reference: Label and height of a dashed line across, or None.
         scale: The scale of the vertical axis: "fit" to the values, from "zero", or "log".
+        note: What explains its shape; empty for none.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Chart:
     lines: tuple[Line, ...]
     reference: tuple[str, float] | None = None
     scale: Literal["fit", "zero", "log"] = "fit"
+    note: str = ""
 
 
 def auc_chart(history: Sequence[HistoryPoint], test_auc: float | None) -> Chart:
@@ -113,11 +116,36 @@ def _baseline(values: Sequence[float | None]) -> tuple[Line, ...]:
 
 
 def feature_rate_chart(history: Sequence[HistoryPoint]) -> Chart:
-    """Live features over features seen, and what a target asked for."""
+    """Live features over features seen, and a target's schedule."""
     lines = [Line("feature rate", [point.feature_rate for point in history], "orange")]
     if _has_target(history):
         lines.append(Line("scheduled", [_or_nan(point.scheduled_rate) for point in history], "blue"))
-    return Chart("feature-rate", "Feature rate", "%", _samples(history), tuple(lines), scale="zero")
+    return Chart(
+        "feature-rate", "Feature rate", "%", _samples(history), tuple(lines), scale="zero", note=_lag_note(history)
+    )
+
+
+_LAG = 1.1
+
+
+def _lag_note(history: Sequence[HistoryPoint]) -> str:
+    """Why the feature rate lies above its schedule, and what brings it down to it; empty where it does not."""
+
+    def lags(point: HistoryPoint) -> bool:
+        return point.scheduled_rate is not None and point.feature_rate > _LAG * point.scheduled_rate
+
+    late = [place for place, point in enumerate(history) if lags(point)]
+    if not late:
+        return ""
+    note = (
+        "λ21 follows the schedule. It removes a row when a batch next has the row's feature: features that have not "
+        "appeared again since λ21 rose still count as live."
+    )
+    if late[-1] + 1 == len(history):
+        return note
+    before, after = history[late[-1]], history[late[-1] + 1]
+    fall = f"from {percent(before.feature_rate)} to {percent(after.feature_rate)}"
+    return f"{note} The sweep of all rows by {after.samples:,} samples removed theirs: {fall}."
 
 
 def _has_target(history: Sequence[HistoryPoint]) -> bool:

@@ -5,7 +5,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sparsegroup.reporting.formatting import NONE, count, duration, exact, metric, per_second, percent, short, size
+from sparsegroup.names import model_title, optimizer_title
+from sparsegroup.reporting.formatting import (
+    NONE,
+    count,
+    duration,
+    exact,
+    metric,
+    per_second,
+    percent,
+    short,
+    size,
+    target_words,
+)
 from sparsegroup.reporting.page import DrawnChart, Tile, field_rows, page_environment
 from sparsegroup.reporting.plots import BASELINE, Chart, Unit, run_charts, to_svg
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
@@ -29,7 +41,8 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
     environment = page_environment()
     environment.filters.update(feature=_feature_name)
     return environment.get_template("run.html.jinja").render(
-        headline=_headline(config),
+        headline=run_title(config),
+        verdict=_verdict(config, summary),
         started=_moment(summary.started),
         summary=summary,
         tiles=_tiles(history, summary),
@@ -42,6 +55,9 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
     )
 
 
+_MET = 0.02
+"""A feature rate this close to its target, in parts of the target, has met it."""
+
 _FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "": metric,
     "%": percent,
@@ -52,28 +68,73 @@ _FORMATS: Mapping[Unit, Callable[[float], str]] = {
 }
 
 
-_TARGETS = (("rate", "target_rate"), ("size", "target_bytes"))
-
-
-def _headline(config: Mapping[str, Any]) -> str:
-    """Such as "DCN, adam, λ21 = 0.0001 (lasso)"; what the config does not say is left out."""
-    named = (config.get(section) or {} for section in ("model", "optimizer"))
-    model, optimizer = (section if isinstance(section, Mapping) else {"name": section} for section in named)
-    parts = []
-    if "name" in model:
-        parts.append(str(model["name"]).upper())
+def run_title(config: Mapping[str, Any]) -> str:
+    """Such as "DCNv2 with Group Adagrad, target rate 0.1"; settings that the config lacks are left out."""
+    model, optimizer = _section(config, "model"), _section(config, "optimizer")
+    parts = [model_title(str(model["name"]))] if "name" in model else []
     if "name" in optimizer:
-        parts.append(str(optimizer["name"]))
-    penalty = optimizer.get("penalty")
-    if isinstance(penalty, Mapping):
-        penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
-    strength = next(
-        (f"{name} {_setting(optimizer[key])} asked for" for name, key in _TARGETS if optimizer.get(key) is not None),
-        None if optimizer.get("l21") is None else f"λ21 = {_setting(optimizer['l21'])}",
+        parts.append(optimizer_title(str(optimizer["name"])))
+    size = target_words(optimizer.get("target_rate"), optimizer.get("target_bytes"))
+    if size is None and optimizer.get("l21") is not None:
+        penalty = optimizer.get("penalty")
+        if isinstance(penalty, Mapping):
+            penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
+        size = f"λ21 = {_setting(optimizer['l21'])}" + (f" ({penalty})" if penalty else "")
+    return ", ".join(filter(None, (" with ".join(parts), size))) or "Training run"
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name) or {}
+    return section if isinstance(section, Mapping) else {"name": section}
+
+
+def _verdict(config: Mapping[str, Any], summary: Summary) -> str:
+    """How good the model is, which size it has, and how many warnings there are: two or three sentences."""
+    sentences = [_quality(summary)]
+    if summary.features_seen:
+        live = f"{count(summary.live_rows)} of {count(summary.features_seen)} features are live"
+        sentences.append(f"{live}, {percent(summary.feature_rate)}{_against_target(config, summary)}.")
+    warned = len(summary.warnings)
+    sentences.append("No warnings." if not warned else f"{warned} warning{'s' if warned > 1 else ''}:")
+    return " ".join(sentences)
+
+
+def _quality(summary: Summary) -> str:
+    test, baseline = summary.test, summary.baseline
+    if test is None:
+        return "No test rows: the figures are of training samples, each predicted before the model learned from it."
+    if math.isnan(test.auc):
+        return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
+    auc, log_loss = [], []
+    if baseline is not None:
+        auc.append(f", {_compared(test.auc - baseline.auc)} the baseline's (logistic regression)")
+        log_loss.append(f"{_compared(baseline.log_loss - test.log_loss)} the baseline's")
+    if test.normalized_entropy > 0:
+        mean = test.log_loss / test.normalized_entropy
+        log_loss.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
+    return (
+        f"On {count(summary.test_rows)} test rows the AUC is {metric(test.auc)}{''.join(auc)}, and the log loss "
+        f"{metric(test.log_loss)}, {' and '.join(log_loss)}."
     )
-    if strength is not None:
-        parts.append(strength + (f" ({penalty})" if penalty else ""))
-    return ", ".join(parts) or "Training run"
+
+
+def _compared(gain: float) -> str:
+    return f"{metric(abs(gain))} {'better' if gain >= 0 else 'worse'} than"
+
+
+def _against_target(config: Mapping[str, Any], summary: Summary) -> str:
+    optimizer = _section(config, "optimizer")
+    rate, least = optimizer.get("target_rate"), optimizer.get("least_features") or 0
+    words = target_words(rate, optimizer.get("target_bytes"))
+    if words is None:
+        return ""
+    if rate is None:
+        return f"; {words}"
+    if abs(summary.feature_rate - rate) <= _MET * rate:
+        return f": the {words} is met"
+    if summary.feature_rate > rate and summary.live_rows <= least:
+        return f": the {words} would be fewer than the {least} that are kept in any case"
+    return f": the {words} is not met"
 
 
 def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
@@ -127,6 +188,7 @@ def _figure(chart: Chart) -> DrawnChart:
         last="last " + _last(chart, show),
         keys=keys if len(keys) > 1 else (),
         svg=None if empty else to_svg(chart),
+        note=chart.note,
         description=f"{chart.title} over the samples trained on: {', '.join(spans)}",
     )
 

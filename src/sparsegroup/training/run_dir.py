@@ -144,18 +144,17 @@ def finish_run(
 ) -> None:
     """Write what a run that has come to its end leaves behind; `named`: features and their text, to be kept."""
     from sparsegroup.reporting.plots import plot_progress  # charts: not before a run has come to its end
-    from sparsegroup.reporting.run_page import render_report
+    from sparsegroup.reporting.run_page import render_report, run_title
 
     write_history(folder, history)
     if (vocabulary := log.vocabulary) is not None:
         write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
     write_names(named, folder / NAMES)
-    page = render_report(shown_settings(config, log.train_rows), history, summary)
+    settings = shown_settings(config, log.train_rows)
+    page = render_report(settings, history, summary)
     write_atomically(folder / REPORT, lambda path: path.write_text(page, encoding="utf-8"))
-    optimized = config.optimizer
-    title = f"{config.model.name.upper()}, {optimized.name}, λ21 = {optimized.l21:g} ({optimized.penalty})"
     test_auc = math.nan if summary.test is None else summary.test.auc
-    title = f"{title} on {Path(log.name).name}"
+    title = f"{run_title(settings)} on {Path(log.name).name}"
     write_atomically(folder / PLOT, lambda path: plot_progress(history, test_auc, title, path))
     files = {name: facts_of(folder / name) for name in (COLUMNS, METRICS)}
     RUN.write(folder, RunManifest(files=files, summary=summary))
