@@ -182,7 +182,7 @@ def test_a_run_that_is_stopped_is_resumed_to_the_same_bits(tmp_path: Path, monke
         "epoch": lambda: StopAt(validation=1),
     }
     for name, callback in stops.items():
-        with pytest.raises(RunStoppedError, match=r"stopped at row \d+; resume it to go on"):
+        with pytest.raises(RunStoppedError, match=r"stopped at row \d+; `resume` continues it"):
             Session.begin(tmp_path / name, settings, log).train(callbacks=[callback()])
         Session.resume(tmp_path / name, log).train()
         assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / name)), name

@@ -3,13 +3,15 @@
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.table import Table
 
 from sparsegroup.artifact.chain import verified_chain
@@ -24,7 +26,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import is_prepared
 from sparsegroup.reporting.formatting import duration, size
 from sparsegroup.reporting.run_record import Metrics
-from sparsegroup.training import Config, RunError, Session, Summary, load_run
+from sparsegroup.training import Callback, Config, RunError, RunStoppedError, Session, Summary, Trainer, load_run
 from sparsegroup.training.config import read_config
 from sparsegroup.training.run_claim import lock_run, run_beginning
 from sparsegroup.training.run_dir import (
@@ -290,12 +292,65 @@ def _introduce(session: Session, folder: Path) -> None:
     _logger.info(f"{data.name}: {', '.join(parts)}; writing to {folder}")
 
 
+class _Interruption(Callback):
+    """Stops the training behind the batch under way on SIGINT or SIGTERM, so that it is saved.
+
+    A second SIGINT, or one while nothing is trained, is a `KeyboardInterrupt`. A SIGTERM behind another signal is of no
+    effect: torchrun sends one to its processes after their SIGINT.
+
+    Attributes:
+        signal: The first signal; None before.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._trainer: Trainer | None = None
+
+    def on_begin(self, trainer: Trainer) -> None:
+        """See `Callback`."""
+        self._trainer = trainer
+
+    def on_end(self, trainer: Trainer) -> None:
+        """See `Callback`."""
+        self._trainer = None
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """While it lasts, signals come here."""
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.signal is None and self._trainer is not None:
+            self.signal = number
+            self._trainer.stop()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        elif self.signal is None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
 def _train(session: Session, folder: Path) -> None:
     """Train to the end, and let the run take its place in `folder`."""
-    config = session.config
+    config, interruption = session.config, _Interruption()
     left = session.plan.samples - session.position
-    with training_bar(left, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, on_progress):
-        summary = session.train(on_batch=on_batch, on_progress=on_progress)
+    try:
+        with (
+            interruption.handled(),
+            training_bar(left, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, on_progress),
+        ):
+            summary = session.train(on_batch=on_batch, on_progress=on_progress, callbacks=[interruption])
+    except (RunStoppedError, KeyboardInterrupt) as error:
+        saved = session.checkpoints.paths()
+        at = f" at row {session.position:,} of {session.plan.samples:,}" if isinstance(error, RunStoppedError) else ""
+        what = f"the last checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+        _logger.warning(f"interrupted{at}; {what}; continue with {in_shell('train', '--resume', folder)}")
+        raise typer.Exit(128 + (interruption.signal or signal.SIGINT)) from error
     if session.folder != folder:
         session.ranks.first_does(lambda: replace_run(session.folder, folder), "the run's place")
     show(_figures(summary, folder), _outcome(summary, folder))

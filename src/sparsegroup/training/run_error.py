@@ -8,4 +8,4 @@ class RunError(UserError):
 
 
 class RunStoppedError(RunError):
-    """A run that `Trainer.stop` has interrupted. It stands at a checkpoint, from which `Session.resume` goes on."""
+    """A run that `Trainer.stop` has interrupted. `Session.resume` continues it from the checkpoint of that moment."""

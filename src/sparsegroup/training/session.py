@@ -345,7 +345,9 @@ class Session:
             if not trainer.progress.is_over:
                 if self._saved_at != self.step:
                     self.checkpoint()
-                raise RunStoppedError(f"{self.folder}: stopped at row {self.position:,}; resume it to go on")
+                raise RunStoppedError(
+                    f"{self.folder}: stopped at row {self.position:,}; `resume` continues it", "resume"
+                )
         self.checkpoints.pinned = None
         if self._saved_at != self.step:
             self.checkpoint(whole=True)

@@ -1,0 +1,129 @@
+"""Ctrl-C and SIGTERM: `train` saves the run behind the batch under way, and says how to resume it."""
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_cases import COMMAND, click_log
+from command import Run
+from kill_runs import differences, outcome_of
+from sparsegroup.reporting import plots, run_page
+from sparsegroup.training import Session, Trainer
+
+TRAIN = ("--model", "lr", "--batch-size", 80, "--checkpoint-minutes", 0, "--epochs", 2, "--keep-checkpoints", 1)
+SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/step-000000000002; continue with "
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_page, "render_report", lambda *arguments: "the report")
+    monkeypatch.setattr(plots, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
+
+
+def at_a_batch(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:
+    """Do something while a batch, counted from 1, is trained on."""
+    real, count = Trainer._step, 0
+
+    def step(self: Trainer, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number:
+            do()
+        return real(self, *arguments)
+
+    patch.setattr(Trainer, "_step", step)
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_is_saved_and_resumed_to_the_same_bits(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    assert run("train", log, "--out", "whole", *TRAIN).returncode == 0
+    before = signal.getsignal(by)
+    with monkeypatch.context() as patch:
+        at_a_batch(patch, 2, lambda: signal.raise_signal(by))
+        done = run("train", log, "--out", "run", *TRAIN, "--quiet")
+    assert (done.returncode, done.stdout) == (128 + by, "")
+    assert done.stderr == SAYS + "`sparsegroup train --resume run`\n"
+    assert signal.getsignal(by) == before
+    assert run("train", "--resume", "run").returncode == 0
+    assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "run"))
+
+
+def test_a_second_interruption_ends_at_once_and_a_second_request_to_end_does_not(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+
+    def twice(second: signal.Signals) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(second)
+
+    with monkeypatch.context() as patch:  # as torchrun does it
+        at_a_batch(patch, 2, lambda: twice(signal.SIGTERM))
+        done = run("train", log, "--out", "run", *TRAIN, "--quiet")
+    assert (done.returncode, done.stderr) == (130, SAYS + "`sparsegroup train --resume run`\n")
+    with monkeypatch.context() as patch:
+        at_a_batch(patch, 2, lambda: twice(signal.SIGINT))
+        done = run("train", log, "--out", "other", *TRAIN, "--quiet")
+    assert done.returncode == 130
+    assert done.stderr == (
+        "interrupted; there is no checkpoint yet; continue with `sparsegroup train --resume other`\n"
+    )
+    assert run("train", "--resume", "other").returncode == 0
+
+
+def test_an_interruption_while_nothing_is_trained_ends_at_once(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Session.checkpoint
+
+    def interrupted(self: Session, **keywords: Any) -> Path:
+        path = real(self, **keywords)
+        signal.raise_signal(signal.SIGINT)
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "checkpoint", interrupted)  # the last one, before the evaluation
+        done = run("train", click_log(tmp_path / "log.csv", 600), "--out", "run", *TRAIN, "--quiet")
+    assert done.returncode == 130
+    assert done.stderr == (
+        "interrupted; the last checkpoint is run/checkpoints/step-000000000014; continue with "
+        "`sparsegroup train --resume run`\n"
+    )
+    assert run("train", "--resume", "run").returncode == 0
+
+
+def test_a_process_that_gets_ctrl_c_prints_one_line_and_ends_with_130(tmp_path: Path) -> None:
+    log = click_log(tmp_path / "log.csv", 2_000)
+    options = ["--model", "lr", "--batch-size", "2", "--epochs", "50", "--checkpoint-steps", "5", "--no-baseline"]
+    with subprocess.Popen(
+        [COMMAND, "train", log, "--out", "run", *options, "--quiet"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not list((tmp_path / "run" / "checkpoints").glob("step-*")) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        try:
+            out, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (130, ""), said
+    found = re.fullmatch(
+        r"interrupted at row ([\d,]+) of 90,000; the last checkpoint is run/checkpoints/step-(\d{12}); continue "
+        r"with `sparsegroup train --resume run`\n",
+        said,
+    )
+    assert found is not None, said
+    assert int(found[1].replace(",", "")) == 2 * int(found[2])
+    assert (tmp_path / "run" / "checkpoints" / f"step-{found[2]}" / "checkpoint.json").is_file()
