@@ -13,6 +13,7 @@ import pytest
 
 from cli_cases import summary_of
 from command import Run
+from sparsegroup.data.synthetic.typed_clicks import TypedClicks
 
 ROOT = Path(__file__).parent.parent
 ROWS = 12_000
@@ -42,6 +43,15 @@ def carried_out(page: Path, run: Run) -> list[str]:
             continue
         done.append(" ".join([program, *arguments]))
     return done
+
+
+def test_the_tutorial_prints_the_rows_that_it_has_written(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    (rows,) = re.findall(r"synthesize clicks clicks.csv --rows (\d+)", page)
+    (printed,) = re.findall(r"```text\n(request_id.*?)```", page, flags=re.DOTALL)
+    first = next(iter(TypedClicks(int(rows)).blocks())).rows.slice(0, 3)
+    frame = pl.DataFrame(pl.from_arrow(first)).with_columns(pl.col("tags").list.join("|").replace("", None))
+    assert frame.write_csv(datetime_format="%Y-%m-%dT%H:%M:%S") == printed
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])

@@ -135,8 +135,11 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClickLogError, match=r"log\.txt: .*name it \*\.csv or \*\.parquet"):
         write_clicks(tmp_path / "log.txt")
     (tmp_path / "log.csv").touch()
-    with pytest.raises(ClickLogError, match="is there already"):
+    with pytest.raises(ClickLogError, match="exists; give another file, or `overwrite`"):
         write_clicks(tmp_path / "log.csv")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ClickLogError, match="is a folder"):
+        write_clicks(tmp_path / "folder.csv", overwrite=True)
     with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
         TypedClicks(0)
     with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
@@ -152,4 +155,7 @@ def test_the_command_says_what_is_possible_and_the_log_trains(tmp_path: Path, ru
     assert f"all rows: AUC {truth.everything.auc:.4f}" in done.stdout
     assert run("train", "log.csv", "--label", "clicked").returncode == 0
     again = run("synthesize", "clicks", "log.csv")
-    assert (again.returncode, "log.csv: is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "log.csv: exists; give another file, or --overwrite" in again.stderr) == (2, True)
+    assert run("synthesize", "clicks", "log.csv", "--rows", 100, "--overwrite").returncode == 0
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 101
+    assert "--overwrite is for clicks" in run("synthesize", "avazu", "folder", "--overwrite").stderr

@@ -26,6 +26,7 @@ def synthesize_command(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file of clicks.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -38,4 +39,4 @@ def synthesize_command(
     with starting():
         from sparsegroup.cli.synthesize_run import synthesize_run
 
-    synthesize_run(dataset, out, rows, seed)
+    synthesize_run(dataset, out, rows, seed, overwrite=overwrite)

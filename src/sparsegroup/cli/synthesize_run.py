@@ -12,16 +12,19 @@ from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.data.synthetic.typed_click_file import write_clicks
 from sparsegroup.names import ShapeName
+from sparsegroup.user_error import UserError
 
 _CLICKS = 300_000
 
 _Made = TypeVar("_Made")
 
 
-def synthesize_run(dataset: ShapeName, out: Path, rows: int | None, seed: int) -> None:
+def synthesize_run(dataset: ShapeName, out: Path, rows: int | None, seed: int, *, overwrite: bool) -> None:
     """Make up a log; the arguments are those of the command."""
     if dataset == "clicks":
-        _clicks(out, _CLICKS if rows is None else rows, seed)
+        _clicks(out, _CLICKS if rows is None else rows, seed, overwrite)
+    elif overwrite:
+        raise UsageError(f"--overwrite is for clicks, which are a file; {dataset} is written to a new folder")
     else:
         _shaped(dataset, out, rows, seed)
 
@@ -34,8 +37,8 @@ def _shaped(dataset: ShapeName, out: Path, rows: int | None, seed: int) -> None:
     show(log_figures(log.manifest, out), summary(log.manifest, out), *real)
 
 
-def _clicks(out: Path, rows: int, seed: int) -> None:
-    truth = _with_progress("clicks", rows, lambda update: write_clicks(out, rows, seed, update))
+def _clicks(out: Path, rows: int, seed: int, overwrite: bool) -> None:
+    truth = _with_progress("clicks", rows, lambda update: write_clicks(out, rows, seed, update, overwrite=overwrite))
     figures: dict[str, Any] = {"out": str(out), "rows": rows, "positive_rate": truth.everything.positive_rate}
     lines = [f"{out}: {rows:,} rows, {truth.everything.positive_rate:.1%} of them positive"]
     parts = (("test", "the last tenth, the test set", truth.test), ("all", "all rows", truth.everything))
@@ -50,5 +53,7 @@ def _with_progress(name: str, rows: int, make: Callable[[Callable[[int], None]],
     with progress(f"synthetic {name}", "rows", rows) as update:
         try:
             return make(lambda done: update(done, rows, ""))
+        except UserError:
+            raise
         except ValueError as error:
             raise UsageError(str(error)) from error

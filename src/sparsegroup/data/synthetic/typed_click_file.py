@@ -31,7 +31,12 @@ class ClickTruth(NamedTuple):
 
 
 def write_clicks(
-    path: Path, rows: int = 300_000, seed: int = 0, on_progress: Callable[[int], None] | None = None
+    path: Path,
+    rows: int = 300_000,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+    *,
+    overwrite: bool = False,
 ) -> ClickTruth:
     """Write the log that `typed_clicks` describes, block by block.
 
@@ -39,23 +44,27 @@ def write_clicks(
     Parquet, times are timestamps of microseconds, booleans booleans, tags lists of strings, other texts dictionaries.
 
     Args:
-        path: A `.csv` or `.parquet` file that does not exist.
+        path: A `.csv` or `.parquet` file.
         rows: >= 1.
         seed: Seed of everything random; the same rows and seed give the same file.
         on_progress: Is told the rows written so far.
+        overwrite: Replace the file if it exists, once the new one is complete.
 
     Returns:
         What the best possible predictions reach on it.
 
     Raises:
         ValueError: Rows or seed out of range.
-        ClickLogError: Another suffix, a name that is no text, or the file exists.
+        ClickLogError: Another suffix, a name that is no text, the file exists and is not to be replaced, or a folder is
+            in its place.
     """
     check_name(path)
     if path.suffix not in SUFFIXES:
         raise ClickLogError(f"{path}: the log of typed columns is a file; name it *.csv or *.parquet")
-    if path.exists():
-        raise ClickLogError(f"{path}: is there already")
+    if path.is_dir():
+        raise ClickLogError(f"{path}: is a folder; give another file")
+    if path.exists() and not overwrite:
+        raise ClickLogError(f"{path}: exists; give another file, or `overwrite`", "overwrite")
     log, truth = TypedClicks(rows, seed), ClickTruth(BestPossible(), BestPossible())
     train_rows = rows - round(rows * TEST_FRACTION)
 
