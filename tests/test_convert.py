@@ -221,7 +221,7 @@ def test_int32_ids_are_taken_and_floats_refused() -> None:
     model, table_bag = convert(plain), convert(bag)
     assert torch.equal(model(ids), wanted[0])
     assert torch.allclose(table_bag(ids, offsets), wanted[1])
-    with pytest.raises(TypeError, match=r"keys must be int64, got torch\.float32"):
+    with pytest.raises(TypeError, match=r"keys must be int64 or int32, got torch\.float32"):
         model(ids.float())
 
 

@@ -260,5 +260,5 @@ class TestErrors:
         assert not tables.eval()(keys).any()
 
     def test_keys_of_another_dtype(self) -> None:
-        with pytest.raises(TypeError, match=r"keys must be int64, got torch.int32"):
-            embedding()(drawn_keys(3).int())
+        with pytest.raises(TypeError, match=r"keys must be int64 or int32, got torch.int16"):
+            embedding()(drawn_keys(3).short())

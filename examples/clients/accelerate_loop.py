@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from sparsegroup import GroupAdam, HashEmbedding, TargetRate, param_groups
+from sparsegroup import GroupAdam, HashEmbedding, TargetRate, field_keys, param_groups
 
 FIELDS, VALUES, EPOCHS = 4, 10_000, 2
 
@@ -22,8 +22,7 @@ def clicks(rows: int, seed: int) -> TensorDataset:
     effects = torch.randn(FIELDS, VALUES, generator=torch.Generator().manual_seed(0))
     effects[:, 100:] = 0
     logits = effects[torch.arange(FIELDS), values].sum(1)
-    keys = values + (torch.arange(FIELDS) << 56)  # any 64-bit numbers; here the field is in the upper bits
-    return TensorDataset(keys, (torch.rand(rows, generator=draw) < logits.sigmoid()).float())
+    return TensorDataset(field_keys(values), (torch.rand(rows, generator=draw) < logits.sigmoid()).float())
 
 
 class ClickModel(nn.Module):

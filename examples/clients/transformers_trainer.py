@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
-from sparsegroup import GroupAdam, HashEmbedding, TargetRate, param_groups
+from sparsegroup import GroupAdam, HashEmbedding, TargetRate, field_keys, param_groups
 
 FIELDS, VALUES = 4, 10_000
 
@@ -27,7 +27,7 @@ class Clicks(Dataset[dict[str, Tensor]]):
         effects = torch.randn(FIELDS, VALUES, generator=torch.Generator().manual_seed(0))
         effects[:, 100:] = 0
         logits = effects[torch.arange(FIELDS), values].sum(1)
-        self.keys = values + (torch.arange(FIELDS) << 56)  # any 64-bit numbers; here the field is in the upper bits
+        self.keys = field_keys(values)
         self.labels = (torch.rand(rows, generator=draw) < logits.sigmoid()).float()
 
     def __len__(self) -> int:

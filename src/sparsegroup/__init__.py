@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         UnseenFor,
         WithProbability,
         convert,
+        field_keys,
         to_embeddings,
     )
     from sparsegroup.training import Trainer as Trainer
@@ -81,6 +82,7 @@ __all__ = [
     "WithProbability",
     "convert",
     "feature_rate",
+    "field_keys",
     "keep_zeros",
     "param_groups",
     "sparsity_report",

@@ -14,6 +14,7 @@ from sparsegroup.table.eviction import (
 )
 from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.key_array import field_keys
 from sparsegroup.table.row_block import RowBlock
 from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
 from sparsegroup.table.table_report import FieldCount, TableMemory
@@ -38,6 +39,7 @@ __all__ = [
     "WithProbability",
     "ZeroRows",
     "convert",
+    "field_keys",
     "to_embeddings",
 ]
 

@@ -10,7 +10,7 @@ from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.jagged_features import Jagged, JaggedKeys, check_features
-from sparsegroup.table.key_array import check_keys
+from sparsegroup.table.key_array import checked_keys, widened
 
 
 class HashEmbeddingBag(HashEmbedding):
@@ -67,9 +67,9 @@ class HashEmbeddingBag(HashEmbedding):
         """The bags' vectors.
 
         Args:
-            keys: int64 `[bags, keys per bag]`, or `[n]` with `offsets`. Or a `KeyedJaggedTensor` or `JaggedTensor` of
-                TorchRec, of int64 or int32, whose weights, if it has any, are the `per_sample_weights`.
-            offsets: int64 `[bags]`, where each bag begins, ascending from 0; only with 1-d keys.
+            keys: int64 or int32 `[bags, keys per bag]`, or `[n]` with `offsets`. Or a `KeyedJaggedTensor` or
+                `JaggedTensor` of TorchRec, whose weights, if it has any, are the `per_sample_weights`.
+            offsets: int64 or int32 `[bags]`, where each bag begins, ascending from 0; only with 1-d keys.
             per_sample_weights: Shaped as `keys`; only with mode "sum".
 
         Returns:
@@ -85,7 +85,7 @@ class HashEmbeddingBag(HashEmbedding):
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(f"offsets and per_sample_weights are for tensors, not for a {type(keys).__name__}")
             return self._of_features(batch)
-        check_keys(keys)
+        keys = checked_keys(keys)
         if per_sample_weights is not None:
             self._check_weights()
             if per_sample_weights.shape != keys.shape:
@@ -98,7 +98,7 @@ class HashEmbeddingBag(HashEmbedding):
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
             ends = None
         elif keys.ndim == 1:
-            ends = self._bag_ends(len(keys), None if offsets is None else offsets.cpu())
+            ends = self._bag_ends(len(keys), None if offsets is None else widened(offsets).cpu())
         else:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         rows = self._weighted_rows(keys, per_sample_weights)

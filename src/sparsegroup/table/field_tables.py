@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from sparsegroup.table.fallback import field_numbers
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.key_array import checked_keys
 from sparsegroup.table.table_config import check_int
 from sparsegroup.table.table_report import FieldCount, TableMemory
 
@@ -43,10 +44,10 @@ class FieldTables(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from sparsegroup import FieldTables, GroupAdam, param_groups
+        >>> from sparsegroup import FieldTables, GroupAdam, field_keys, param_groups
         >>> embedding = FieldTables(8, {0: 8, 1: 2, 2: 2}, field_bits=8)
         >>> optimizer = GroupAdam(param_groups(embedding, l21=1e-3))
-        >>> keys = torch.tensor([[5, (1 << 56) + 5, (2 << 56) + 7]])  # one of each field
+        >>> keys = field_keys(torch.tensor([[5, 5, 7]]))  # one of each field
         >>> embedding(keys).shape, {name: table.num_rows for name, table in embedding.tables.items()}
         (torch.Size([1, 3, 8]), {'dim_2': 2, 'dim_8': 1})
     """
@@ -88,7 +89,7 @@ class FieldTables(nn.Module):
         """The vectors of `keys`.
 
         Args:
-            keys: int64 of any shape.
+            keys: int64 or int32 of any shape.
             dtype: What the products, and the result, are in; None: the dtype of the tables.
 
         Returns:
@@ -118,9 +119,7 @@ class FieldTables(nn.Module):
 
     def _by_table(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each table its places among the flat keys, and the keys there."""
-        if keys.dtype != torch.int64:
-            raise TypeError(f"keys must be int64, got {keys.dtype}")
-        flat = keys.flatten().to(self.place.device)
+        flat = checked_keys(keys).flatten().to(self.place.device)
         place = self.place.index_select(0, field_numbers(flat, self.field_bits))
         if self.training and bool((place < 0).any()) and any(table.is_trained for table in self.tables.values()):
             field = int(field_numbers(flat[place < 0][:1], self.field_bits))

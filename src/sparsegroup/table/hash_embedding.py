@@ -16,7 +16,7 @@ from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, check_fallback, live_and_known, stand_in
 from sparsegroup.table.graph_lookup import is_recomputation, register, vectors_by_operator, wants_operator
-from sparsegroup.table.key_array import Int64s, check_keys, key_array
+from sparsegroup.table.key_array import Int64s, checked_keys, key_array
 from sparsegroup.table.key_search import LookAhead
 from sparsegroup.table.row_lookup import Found
 from sparsegroup.table.row_start import Init
@@ -171,8 +171,8 @@ class HashEmbedding(TableCounts, nn.Module):
         """The vectors of `keys`.
 
         Args:
-            keys: int64 of any shape, any value, on the CPU. A table on a GPU takes keys on a GPU too, and waits for
-                them: its index is on the host.
+            keys: int64 or int32 (which is widened) of any shape, any value, on the CPU. A table on a GPU also takes
+                keys on a GPU, and waits for them: its index is on the host.
 
         Returns:
             `[*keys.shape, dim]`, where the rows are.
@@ -185,10 +185,10 @@ class HashEmbedding(TableCounts, nn.Module):
             ExchangeError: With `process_group`, the ranks do not come together: one has died, or hangs.
             MemoryError: The system has no more (nothing is inserted).
         """
+        keys = checked_keys(keys)
         if self.across is not None:
             vectors: Tensor = self._of_ranks(self.across, keys)
         elif wants_operator():
-            check_keys(keys)
             vectors = vectors_by_operator(self._number, keys)
         else:
             found = self.find(keys)

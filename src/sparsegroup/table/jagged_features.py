@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparsegroup.table.key_array import widened
+from sparsegroup.table.key_array import field_keys, widened
 from sparsegroup.table.table_config import check_int
 
 
@@ -78,7 +78,11 @@ class JaggedKeys:
         chosen = [names.index(name) for name in fields]
         sizes = lengths.sum(1).tolist()
         parts = torch.split(values, sizes)
-        keys = torch.cat([_in_field(parts[at], fields[names[at]], field_bits) for at in chosen])
+        own = [parts[at] for at in chosen]
+        if field_bits:
+            numbered = zip(own, fields.values(), strict=True)
+            own = [field_keys(some, field, field_bits=field_bits) for some, field in numbered]
+        keys = torch.cat(own)
         if weights is not None:
             of_each = torch.split(weights, sizes)
             weights = torch.cat([of_each[at] for at in chosen])
@@ -115,15 +119,6 @@ def _stride_of(batch: Any, lengths: Tensor, features: int) -> int:
     if stride * features != len(lengths):
         raise ValueError(f"{features} features of {stride} bags need {stride * features} lengths, got {len(lengths)}")
     return stride
-
-
-def _in_field(values: Tensor, field: int, bits: int) -> Tensor:
-    """Keys whose top `bits` bits are the field, and whose others are those of the values."""
-    if not bits:
-        return values
-    low = (1 << (64 - bits)) - 1
-    top = field << (64 - bits)
-    return values & low | (top - (1 << 64) if top >> 63 else top)
 
 
 def _ends_of(lengths: Tensor) -> Tensor:
