@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distributed_cases import Ranks
-from trainer_cases import CASES, TrainerCase, cut_off_and_resumed, failing, refused, trained
+from trainer_cases import CASES, TrainerCase, cut_off_and_resumed, diverging, failing, refused, trained
 
 
 def assert_alike(alone: dict[str, Any], answers: list[dict[str, Any]]) -> None:
@@ -71,4 +71,11 @@ def test_tables_on_other_ranks_than_others_are_refused(ranks: Ranks) -> None:
 def test_a_part_that_cannot_be_read_ends_all(ranks: Ranks) -> None:
     one, two = ranks.call(failing, TrainerCase())
     assert two == "ValueError: line 7 is damaged"
-    assert one.startswith("ExchangeError: ")
+    assert one == "ExchangeError: rank 1 of 2: ValueError: line 7 is damaged"
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_ends_all_before_it_is_learnt(ranks: Ranks) -> None:
+    for error, steps, is_finite in ranks.call(diverging, TrainerCase()):
+        assert error.startswith("FloatingPointError: training has diverged after 120 samples")
+        assert set(steps) == {3.0}
+        assert is_finite

@@ -164,3 +164,22 @@ def failing(case: TrainerCase) -> str:
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def diverging(case: TrainerCase) -> tuple[str, list[float], bool]:
+    """What a rank raises where one rank's network gives NaN, its counts of steps, and whether its rows are finite."""
+    trainer = new_trainer(case)
+
+    def stream() -> Iterator[Batch]:
+        for step, batch in enumerate(own_batches(case, (99,) * 4)):
+            if step == 4 and dist.get_rank() == 1:  # the fourth batch is yet to be trained on
+                trainer.optimizers[0].param_groups[-1]["params"][0].data.fill_(float("nan"))
+            yield batch
+
+    error = ""
+    try:
+        trainer.fit(stream())
+    except FloatingPointError as raised:
+        error = f"FloatingPointError: {raised}"
+    steps = [float(state["step"]) for state in trainer.optimizers[0].state.values()]
+    return error, steps, bool(all(torch.isfinite(row).all() for row in rows_of(trainer.table).values()))

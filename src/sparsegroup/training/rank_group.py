@@ -118,14 +118,12 @@ class RankGroup:
         empty = next((one for one in firsts if one is not None), None)
         while True:
             wants = [asked is not None and asked.is_made, asked is not None and asked.finishes]
-            numbers = [0 if batch is None else len(batch), batch is not None, error is not None, *wants]
+            numbers = [0 if batch is None else len(batch), batch is not None, *wants]
             begun = perf_counter()
-            samples, having, failed, stops, finishes = self._together.total(numbers, "the samples of a step")
+            samples, having, stops, finishes = self._together.total(
+                numbers, "the samples of a step", error, ExchangeError
+            )
             self.waited += perf_counter() - begun
-            if error is not None:
-                raise error
-            if failed:
-                raise ExchangeError("another rank could not read its part of the log, see what it says")
             if agreed is not None and stops:
                 agreed.make(finish=bool(finishes))
             if not having or empty is None:

@@ -231,9 +231,11 @@ class Collectives:
             dist.all_to_all_single(out, values.contiguous(), list(got), list(sent), group=self.group)
         return out
 
-    def total(self, numbers: Numbers, what: str, error: Exception | None = None) -> list[int]:
+    def total(
+        self, numbers: Numbers, what: str, error: Exception | None = None, kind: type[Exception] | None = None
+    ) -> list[int]:
         """The sums over all ranks of at most six int64 numbers; see `meet`."""
-        _, of_all = self.meet(what, numbers=[int(number) for number in numbers], error=error)
+        _, of_all = self.meet(what, numbers=[int(number) for number in numbers], error=error, kind=kind)
         return [sum(column) for column in zip(*of_all, strict=True)]
 
     def norm(self, own: Tensor, order: float) -> Tensor:
