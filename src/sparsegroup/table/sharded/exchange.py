@@ -107,11 +107,13 @@ class Collectives:
     Attributes:
         group, name: As above.
         ranks, rank: How many ranks there are, and the number of this one.
+        device: Where numbers of the host are exchanged: there, or on a GPU where the group has no way to do that.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group, self.name = group, name
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.device = torch.device("cpu" if "cpu:" in dist.get_backend_config(group) else "cuda")
         self._known = _known(group)
         schedule_receivers()
 
@@ -162,20 +164,19 @@ class Collectives:
             return [0] if counts is None else counts.tolist(), [list(numbers)]
         known = self._known
         known.operations += 1
+        own = [0, known.operations, crc32(what.encode()), int(error is not None), *numbers]
         header = np.zeros((self.ranks, _HEADER), np.int64)
-        header[:, 1:4] = known.operations, crc32(what.encode()), error is not None
+        header[:, : len(own)] = own
         if counts is not None:
             header[:, 0] = counts
-        if numbers:
-            header[:, 4 : 4 + len(numbers)] = numbers
         sent = torch.from_numpy(header).to(self.device)
         received = torch.empty_like(sent)
         with self._operation(what):
             dist.all_to_all_single(received, sent, group=self.group)
-            found = received.cpu().numpy()
-        if found[:, 3].any() or (found[:, 1:3] != found[0, 1:3]).any():
+            found: list[list[int]] = received.tolist()
+        if any(line[1:4] != [*own[1:3], 0] for line in found):
             self._raise(what, error, kind)
-        return found[:, 0].tolist(), found[:, 4 : 4 + len(numbers)].tolist()
+        return [line[0] for line in found], [line[4 : len(own)] for line in found]
 
     def _raise(self, what: str, error: Exception | None, kind: type[Exception] | None) -> NoReturn:
         """Raise the same error on all ranks: that of the first one that has failed, or that they have parted."""
@@ -284,12 +285,6 @@ class Collectives:
         with self._operation(what):
             dist.broadcast(lines, dist.get_global_rank(self.group, 0), group=self.group)
         return value if self.rank == 0 else pickle.loads(lines.cpu().numpy().tobytes())
-
-    @property
-    def device(self) -> torch.device:
-        """Where numbers of the host are exchanged: there, or on a GPU where the group has no way to do that."""
-        kinds = dist.get_backend_config(self.group)
-        return torch.device("cpu" if "cpu:" in kinds else "cuda")
 
     @property
     def header_bytes(self) -> int:
