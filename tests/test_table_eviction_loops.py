@@ -376,3 +376,31 @@ def test_notes_that_cannot_be_are_refused(changes: dict[str, Any], message: str)
     with pytest.raises(RuntimeError, match=message):
         table.load_state_dict(state)
     assert table.num_rows == 3
+
+
+class NoMemory:
+    """A ranking for which there is no memory."""
+
+    def ranks(self, rows: RowBlock) -> Any:
+        raise MemoryError("no memory for ranks")
+
+
+def test_a_load_without_memory_to_cut_the_rows_changes_nothing(tmp_path: Path) -> None:
+    large = HashEmbedding(8, huge_pages=False)
+    optimizer = GroupAdam(large.parameters(), lr=0.5)
+    usual(large, optimizer, torch.arange(40_000))
+    save_checkpoint(tmp_path / "large", large, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
+    table = HashEmbedding(8, max_bytes=LIMIT, huge_pages=False, ranking=NoMemory())
+    own = GroupAdam(table.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(own, 0.5)
+    usual(table, own, torch.arange(5))
+
+    def everything() -> list[Any]:
+        return copy.deepcopy([table.state_dict(), own.state_dict(), scheduler.state_dict()])
+
+    before, numbers = everything(), torch.get_rng_state()
+    with pytest.raises(MemoryError, match="no memory for ranks"):
+        load_checkpoint(tmp_path / "large", table, own, scheduler)
+    assert_identical(everything(), before)
+    assert torch.equal(torch.get_rng_state(), numbers)
+    usual(table, own, torch.arange(5))

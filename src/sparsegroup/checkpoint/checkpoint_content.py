@@ -120,6 +120,7 @@ def read_content(
         read = {where: _read(chain, where, table, ranks) for where, table in tables.items()}
         for where, table in tables.items():
             check_room(folder, read[where].num_rows, table)
+            read[where].cut_to_limit()
         check_state(folder, content, optimizers, {table: read[where] for where, table in tables.items()})
     except CheckpointError:
         raise

@@ -211,19 +211,23 @@ def load_checkpoint(
     def take_over() -> None:
         claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
         claimed: set[RowStore] = set()
-        with _all_or_nothing(folder, optimizers, scheduler):
-            for own, saved in zip(optimizers, content["optimizers"], strict=False):
-                if settings == "own":
-                    saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
-                claimed |= load_state_without_rows(own, saved, claims)
-            if scheduler is not None:
-                scheduler.load_state_dict(content["scheduler"])
-            for own, saved in zip(optimizers, found.generators, strict=False):
-                generator = getattr(own, "generator", None)
-                if generator is not None and saved is not None:
-                    generator.set_state(saved)
-        for where, table in tables.items():
-            table.adopt(found.rows[where], claims[table] if table in claimed else None)
+        with _all_or_nothing(optimizers, scheduler):
+            try:
+                for own, saved in zip(optimizers, content["optimizers"], strict=False):
+                    if settings == "own":
+                        saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
+                    claimed |= load_state_without_rows(own, saved, claims)
+                if scheduler is not None:
+                    scheduler.load_state_dict(content["scheduler"])
+                for own, saved in zip(optimizers, found.generators, strict=False):
+                    generator = getattr(own, "generator", None)
+                    if generator is not None and saved is not None:
+                        generator.set_state(saved)
+            except DAMAGE as error:
+                raise CheckpointError(f"{folder}: the optimizer's state does not fit ({error})") from error
+            for where, table in tables.items():
+                table.adopt(found.rows[where], claims[table] if table in claimed else None)
+        for table in tables.values():
             table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
         with rows_left_out():
             model.load_state_dict(content["model"])
@@ -235,21 +239,21 @@ def load_checkpoint(
 
 
 @contextmanager
-def _all_or_nothing(folder: Path, optimizers: Sequence[Optimizer], scheduler: LRScheduler | None) -> Iterator[None]:
-    """Put optimizers and scheduler back to where they were if they cannot take what is loaded into them."""
+def _all_or_nothing(optimizers: Sequence[Optimizer], scheduler: LRScheduler | None) -> Iterator[None]:
+    """Put optimizers and scheduler back to where they were if anything fails."""
     changed = [*optimizers, *_with_parts(scheduler)]
     before = [dict(one.__dict__) for one in changed]
     generators = [found for one in optimizers if (found := getattr(one, "generator", None)) is not None]
     states = [one.get_state() for one in generators]
     try:
         yield
-    except DAMAGE as error:
+    except BaseException:
         for one, content in zip(changed, before, strict=True):
             one.__dict__.clear()
             one.__dict__.update(content)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-        raise CheckpointError(f"{folder}: the optimizer's state does not fit ({error})") from error
+        raise
 
 
 def _with_parts(scheduler: LRScheduler | None) -> list[LRScheduler]:

@@ -277,16 +277,21 @@ class Table(TableInspection):
         with self._pending.lock, self._pending:
             self._steps.track(since)
 
+    def cut_to_limit(self) -> None:
+        """Drop rows that have been read beyond `max_bytes`, and fit the index: all of `adopt` that takes memory."""
+        with self._pending.lock, self._pending:
+            if (kept := self._upkeep.kept_within_limit(self.directory, self.rows)) is not None:
+                self.directory.count_evicted(self._keep(kept))
+            self._upkeep.keep_limit(self.directory, self.rows)
+
     def adopt(self, other: "Table", claim: Claim | None) -> None:
-        """Take over what another table of the same config holds, which is not to be used any more."""
+        """Take over what another table of the same config holds, which must not be used any more."""
+        other.cut_to_limit()
         with self._pending.lock, self._pending:
             self._pending.check_process("load a table")
             self.directory.renumber()
             self._compose(other.directory, other.storage, claim)
             self._upkeep.restart()
-            if (kept := self._upkeep.kept_within_limit(self.directory, self.rows)) is not None:
-                self.directory.count_evicted(self._keep(kept))
-            self._upkeep.keep_limit(self.directory, self.rows)
 
     def become(self, other: "Table") -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
