@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
@@ -14,6 +15,7 @@ from sklearn.metrics import auc
 from cli_cases import click_log, many_features, summary_of
 from command import Run
 from run_folders import state_of
+from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training import evaluate
@@ -72,6 +74,28 @@ def test_a_model_that_loses_to_the_baseline_is_told_in_what() -> None:
     (stretched,) = assess(window_of(0.6 * logits - 0.5, logits, labels), [POINT]).warnings
     assert "AUC" not in stretched
     assert "regression, in log loss, 0." in stretched
+
+
+def test_a_model_too_good_to_be_true_is_told_which_column_knows_the_label() -> None:
+    _, labels, random = drawn(4_000)
+    window = window_of(12 * labels - 6 + random.normal(0, 1, len(labels)), None, labels)
+    frame = pl.DataFrame({"user": random.integers(50, size=4_000), "paid": labels * 3, "id": np.arange(4_000)})
+    kinds = {"user": "category", "paid": "category", "id": "category"}
+    (warning,) = assess(window, [], FrameLog(frame, labels, columns=kinds)).warnings
+    assert "The test AUC is 1.0000, too good to be true" in warning
+    assert "training rows 'paid' 1.0000 alone reaches" in warning
+    assert "(exclude)" in warning
+    (vague,) = assess(window, [], FrameLog(frame.drop("paid"), labels)).warnings
+    assert "no single column alone" in vague
+    logits, labels, _ = drawn(4_000)
+    assert assess(window_of(logits, None, labels), [], FrameLog(frame, labels, columns=kinds)).warnings == ()
+
+
+def test_advice_names_nothing_that_is_on_already() -> None:
+    _, labels, random = drawn()
+    found = assess(window_of(random.normal(-1.2, 1.5, len(labels)), None, labels), [POINT]).warnings
+    assert "worse than their mean" in found[0]
+    assert "standardize" not in "".join(found)
 
 
 def test_noise_alone_seldom_makes_a_model_lose() -> None:

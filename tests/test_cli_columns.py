@@ -73,9 +73,33 @@ def test_columns_of_other_logs(run: Run) -> None:
     assert (kinds["level"], kinds["level.number"], kinds["tags"], kinds["when.hour"]) == (
         "category", "number", "list", "category")  # fmt: skip
     nameless = Path("nameless.csv")
-    nameless.write_text("bought,a\n1,x\n")
-    done = run("columns", nameless)
-    assert (done.returncode, "no label column 'label' or 'click'; name it with --label" in done.stderr) == (0, True)
+    nameless.write_text("bought,a,dear\n1,x,0\n0,y,1\n1,z,2\n")
+    for command in ("columns", "train"):
+        done = run(command, nameless)
+        assert done.returncode == 2
+        said = "no label column 'label' or 'click'; name it with --label, such as --label bought (0 or 1 in each row)"
+        assert said in " ".join(done.stderr.split())
+    assert "category" in run("columns", nameless).stdout
+    found = json.loads(run("columns", nameless, "--json", "--label", "bought").stdout)["columns"]
+    assert found[0]["why"] == "the label, as asked"
+    done = run("columns", nameless, "--label", "brought")
+    assert (done.returncode, "category" in done.stdout, "--label bought" in done.stderr) == (2, True, True)
+
+
+def test_a_column_that_knows_the_label_is_named_before_training(run: Run) -> None:
+    log = Path("log.csv")
+    rows = [f"{i * 7 % 3 // 2},u{i % 50},{'' if i * 7 % 3 < 2 else i / 8},{i % 2}" for i in range(900)]
+    log.write_text("\n".join(["clicked,user,seconds,fair", *rows]) + "\n")
+    done = run("columns", log)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "column 'seconds' alone predicts the label with an AUC of 1.0000" in said
+    assert "leave it out (--exclude)" in said
+    assert ("'user'" in said, "'fair'" in said) == (False, False)
+    assert not run("columns", log, "--exclude", "seconds").stderr
+    done = run("train", log, "--out", "run", *SMALL, "--set", "optimizer.lr=0.05", "--batch-size", "32")
+    assert done.returncode == 0, done.stderr
+    assert "column 'seconds' alone predicts the label" in " ".join(done.stderr.split())
 
 
 def test_a_run_reads_every_later_log_as_its_own(run: Run) -> None:

@@ -111,7 +111,10 @@ WRONG = {
         "--test-fraction and --test cannot both be given",
     ),
     "a fraction of all": ([LOG, "out", "--test-fraction", "1"], "test_fraction must be in [0, 1), got 1.0"),
-    "another label": ([LOG, "out", "--label", "y"], "log.csv:1: no label column 'y'; name it with --label. The"),
+    "another label": (
+        [LOG, "out", "--label", "y"],
+        "no label column 'y'; name it with --label, such as --label label (0",
+    ),
     "a missing schema": (
         [LOG, "out", "--schema", "missing.yaml"],
         "no schema missing.yaml; say with --schema what the",

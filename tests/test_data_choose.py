@@ -36,10 +36,16 @@ def test_label_and_exclude_say_what_the_columns_of_a_header_are(tmp_path: Path) 
     assert chosen(split, label="ts").time is None
 
 
+ANOTHER = "`label` clicked (0 or 1 in each row)"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label": "click"}, f"no label column 'click'; name it with `label`. The columns are {COLUMNS}"),
+        (
+            {"label": "click"},
+            f"no label column 'click'; name it with `label`, such as {ANOTHER}. The columns are {COLUMNS}",
+        ),
         ({"exclude": ["size", "sise"]}, f"no column 'sise' to exclude. The columns are {COLUMNS}"),
     ],
 )

@@ -1,6 +1,5 @@
 """What `sparsegroup columns` does."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,6 @@ from sparsegroup.data.log_opening import given, is_prepared, raw_log_files
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 
-_log = logging.getLogger(__name__)
-
 
 def columns_run(log: LogPaths, options: Any, schema: Path | None, *, overwrite: bool) -> None:
     """Show what the columns of a log are.
@@ -31,27 +28,29 @@ def columns_run(log: LogPaths, options: Any, schema: Path | None, *, overwrite: 
 
     Raises:
         UsageError: A schema that is there, or cannot be written of this log; options of raw logs for a prepared one.
-        ClickLogError, OSError: The log cannot be read.
+        ClickLogError, OSError: The log cannot be read, or has no label; the columns have been shown then.
     """
     if schema is not None and schema.exists() and not overwrite:
         raise UsageError(f"{schema} exists; give another --schema, or --overwrite")
-    found = None if is_prepared(log) else _format_of(log, options)
+    found, problem = (None, None) if is_prepared(log) else _format_of(log, options)
     findings = _of_prepared(log, options) if found is None else findings_of(found)
     if schema is not None:
         _write(schema, found, log)
     written = [] if schema is None else [f"written to {schema}"]
     show({"columns": [asdict(finding) for finding in findings]}, column_table(findings), *written)
     warn_of_columns(findings)
+    if problem is not None:
+        raise problem
 
 
-def _format_of(log: LogPaths, options: Any) -> LogFormat:
+def _format_of(log: LogPaths, options: Any) -> tuple[LogFormat, ClickLogError | None]:
+    """The log's format; of one without its label that of the other columns, and the error that says so."""
     try:
-        return raw_log_files(log, **options)[1]
+        return raw_log_files(log, **options)[1], None
     except ClickLogError as error:
-        if error.parameters != ("label",) or options["label"] is not None:
+        if error.parameters != ("label",):
             raise
-        _log.warning("%s", error.spelled(lambda name: f"--{name}"))
-        return raw_log_files(log, whole=True, **options)[1]
+        return raw_log_files(log, whole=True, **{**options, "label": None})[1], error
 
 
 def _write(schema: Path, found: LogFormat | None, log: LogPaths) -> None:

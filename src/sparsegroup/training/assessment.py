@@ -8,6 +8,8 @@ from statistics import mean
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.data.columns.label_leak import LEAK, leaks_of
+from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, ScoreCurves
 from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow
@@ -60,12 +62,13 @@ class Lead:
     log_loss_is_sure: bool
 
 
-def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint]) -> Assessment:
+def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint], log: Log | None = None) -> Assessment:
     """Compare a model with its test rows, with the baseline, and with what a sane run looks like.
 
     Args:
         window: Predictions of the test rows, with the baseline's where there is one; None without test rows.
         history: The points along the pass.
+        log: Where the model was trained; read where the test AUC is too good, to find the columns that know the label.
     """
     diverging, empty = _divergence(history), _nothing_left(history)
     if window is None or not window.samples:
@@ -73,6 +76,7 @@ def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint]) -> 
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
     test, beside = evaluate(labels, own, weights), window.baseline_metrics()
     warnings = diverging or (
+        *_too_good(test, log),
         *_against_baseline(window, test, beside),
         *_against_the_mean(window, test, beside),
         *_calibration(labels, own, weights, test),
@@ -159,10 +163,23 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics |
             "perhaps in their share of positives. Try training on rows closer in time, or calibrating on recent ones."
         )
     else:
-        why = "Try a lower learning rate (lr), standardized numbers (standardize), a smaller network, or fewer epochs."
+        why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
     return (
         f"The model predicts the test rows worse than their mean would: normalized entropy "
         f"{test.normalized_entropy:.3f}. {why}",
+    )
+
+
+def _too_good(test: Metrics, log: Log | None) -> tuple[str, ...]:
+    """Whether the AUC is above .995, and which columns alone reach that."""
+    if log is None or not test.auc > LEAK:
+        return ()
+    alone = [f"{name!r} {auc:.4f}" for name, auc in leaks_of(log).items()]
+    why = f"{', '.join(alone)} alone" if alone else "no single column alone"
+    return (
+        f"The test AUC is {test.auc:.4f}, too good to be true: probably a column is known only after the label. In "
+        f"the training rows {why} reaches an AUC above {LEAK}. Leave such columns out (exclude), and look for "
+        "rows that are in both training and test set.",
     )
 
 

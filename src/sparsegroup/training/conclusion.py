@@ -27,7 +27,7 @@ def concluded(session: "Session") -> Summary:
         log,
         session.model,
         trainer.history,
-        assess(predictions, trainer.history),
+        assess(predictions, trainer.history, log),
         session.begun.started,
         continued_from=session.begun.continued_from,
         bad_rows=log.bad_rows,

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from shlex import quote
 from typing import Any
+
+import polars as pl
 
 from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
 from sparsegroup.data.columns.column_plan import planned_format
 from sparsegroup.data.columns.inference import infer_columns
+from sparsegroup.data.columns.label_leak import with_leaks
 from sparsegroup.data.columns.log_sample import LogSample
 from sparsegroup.data.formats.log_format import TEST_FRACTION, Head, LogFormat
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
+from sparsegroup.data.raw.encoding import SPELLED_LABELS
 from sparsegroup.names import ColumnsName
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
@@ -62,7 +67,9 @@ def headed(
     if needs_label and found not in header:
         wanted = repr(label) if label is not None else " or ".join(map(repr, LABELS[:2]))
         raise ClickLogError(
-            f"{where}: no label column {wanted}; name it with `label`. The columns are {names}", "label"
+            f"{where}: no label column {wanted}; name it with `label`{_proposed(sample().frame, exclude)}. The columns "
+            f"are {names}",
+            "label",
         )
     found = found or LABELS[0]
     others = _split_of(head, found, test_fraction)
@@ -84,6 +91,8 @@ def headed(
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as asked")
         findings = infer_columns(first.frame, whole=first.whole, known=known, finds_weight=weight is None)
+        if found in first.frame.columns:
+            findings = with_leaks(findings, first.frame, found)
         seen = {finding.name: finding for finding in findings}
         findings = tuple(seen.get(name) or _unseen(name) for name in header)
         columns = kinds_of(findings)
@@ -104,6 +113,14 @@ def _label_of(header: Collection[str], columns: Kinds | None) -> str | None:
     return next((name for name in LABELS if name in header), None) or next(
         (lower[name] for name in LABELS if name in lower), None
     )
+
+
+def _proposed(rows: pl.DataFrame, exclude: Collection[str]) -> str:
+    """The columns that can be the label, for a message: no value but 0 and 1, or the like, and both of them."""
+    spelled = {name: {SPELLED_LABELS.get(str(text).lower()) for text in rows[name].unique()} for name in rows.columns}
+    found = [name for name, labels in spelled.items() if labels == {"0", "1"} and name not in exclude]
+    proposed = " or ".join(f"`label` {quote(name)}" for name in found[:3])
+    return f", such as {proposed} (0 or 1 in each row)" if found else ""
 
 
 def _split_of(head: Head, label: str, test_fraction: float | None) -> dict[str, Any]:

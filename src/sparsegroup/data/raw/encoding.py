@@ -21,7 +21,7 @@ from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 from sparsegroup.names import OnBadRow
 
-_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
+SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
 """Label in lower case → 0 or 1."""
 
 
@@ -211,7 +211,7 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
     valid = frame[log.label].is_in(["0", "1"]).fill_null(False)
     if valid.all():
         return frame
-    spelled = frame[log.label].str.to_lowercase().replace_strict(_LABELS, default=None, return_dtype=pl.String)
+    spelled = frame[log.label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
     frame, valid = frame.with_columns(pl.coalesce(spelled, log.label).alias(log.label)), spelled.is_not_null()
     if valid.all():
         return frame
