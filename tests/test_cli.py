@@ -89,9 +89,9 @@ def test_bad_rows_stop_training_or_are_skipped_and_reported(tmp_path: Path, run:
         (["log.csv", "--optimizer", "ftrl"], "the optimizer ftrl has no default learning rate: give lr"),
         (["log.csv", "--optimizer", "lion"], "'lion' is not one of 'sgd'"),
         (["log.csv", "--norm", "l2"], "'l2' is not one of 's'"),
-        (["log.csv", "--test-fraction", "1"], "data.test_fraction: input should be less than 1, got 1.0"),
-        (["log.csv", "--max-bad", "few"], "data.max_bad: input should be a valid number"),
-        (["log.csv", "--max-bad", "few%"], "data.max_bad: must be a share like 0.1% or 0.001, got 'few%'"),
+        (["log.csv", "--test-fraction", "1"], "data.test_fraction: input should be less than 1, got '1'"),
+        (["log.csv", "--max-bad", "few"], "data.max_bad: must be a share like 5% or .05, got 'few'"),
+        (["log.csv", "--max-bad", "few%"], "data.max_bad: must be a share like 5% or .05, got 'few%'"),
         (
             ["log.csv", "--set", "optimizer.penalti=mcp"],
             "no setting 'optimizer.penalti'; did you mean 'optimizer.penalty'?",

@@ -88,7 +88,7 @@ WRONG = {
     "a file where the folder should be": ([LOG, LOG], "log.csv: File exists"),
     "no share": (
         [LOG, "out", "--max-bad", "few"],
-        "--max-bad must be a share like 0.1% or 0.001, below 100 %, got 'few'",
+        "--max-bad must be a share like 5% or .05, below 100%, got 'few'",
     ),
     "all": ([LOG, "out", "--max-bad", "100%"], "--max-bad must be a share"),
     "more than all": ([LOG, "out", "--max-bad", "2"], "--max-bad must be a share"),
@@ -110,7 +110,10 @@ WRONG = {
         [LOG, "out", "--test", LOG, "--test-fraction", "0.2"],
         "--test-fraction and --test cannot both be given",
     ),
-    "a fraction of all": ([LOG, "out", "--test-fraction", "1"], "test_fraction must be in [0, 1), got 1.0"),
+    "a fraction of all": (
+        [LOG, "out", "--test-fraction", "1"],
+        "--test-fraction must be a share like 5%",
+    ),
     "another label": (
         [LOG, "out", "--label", "y"],
         "no label column 'y'; name it with --label, such as --label label (0",

@@ -94,7 +94,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, run: Run) -> None:
     nowhere = tmp_path / "none.csv"
     for arguments, message in (
         ((log, "--minutes", 0), "--minutes must be above 0, got 0; --trials 0 shows what is searched"),
-        ((log, "--held-out", 1), "--held-out must be a share between 0 and 1"),
+        ((log, "--held-out", 1), "--held-out must be a share like 5% or .05, below 100%"),
         ((log, "--tune-rows", 10**6), "--tune-rows is 1,000,000, but"),
         ((log, "--out", "study"), "study holds a study; give another --out, or `sparsegroup tune --resume study`"),
         ((log, "--out", tmp_path), f"{tmp_path} is not empty; give another --out"),

@@ -57,17 +57,17 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def share_of(value: object) -> object:
-    """A text such as "0.1%" as 0.001; anything else as it is.
+    """A text such as "0.1%" or "0.001" as 0.001; anything else as it is.
 
     Raises:
-        ValueError: No number before the %.
+        ValueError: The text is no number, with or without a %.
     """
-    if not isinstance(value, str) or not value.endswith("%"):
+    if not isinstance(value, str):
         return value
     try:
-        return float(value[:-1]) / 100
+        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
     except ValueError:
-        raise ValueError("must be a share like 0.1% or 0.001") from None
+        raise ValueError("must be a share like 5% or .05") from None
 
 
 Share = Annotated[float, BeforeValidator(share_of), Field(ge=0, lt=1)]

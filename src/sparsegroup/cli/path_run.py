@@ -20,6 +20,7 @@ from sparsegroup.reporting.path_plot import plot_path
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.run_manifest import finite
 from sparsegroup.training.size_path import PathPoint, cheapest, size_path
+from sparsegroup.yaml_settings import share_of
 
 _JSON, _PNG = "path.json", "path.png"
 
@@ -87,7 +88,7 @@ def _plotted(config: Config, name: str, points: Sequence[PathPoint], tolerance: 
 
 def _rates(text: str) -> list[float]:
     try:
-        rates = [float(part) for part in text.split(",")]
+        rates = [float(str(share_of(part.strip()))) for part in text.split(",")]
     except ValueError:
         rates = []
     if not rates or not all(0 < rate < 1 for rate in rates):

@@ -45,7 +45,7 @@ def prepare_command(
     ] = None,
     weight: Annotated[str | None, typer.Option(help=WEIGHT, show_default="weight, sample_weight or the like")] = None,
     test_fraction: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             help="Share of the rows, from the end, for the test set, in [0, 1); for a log with a header and no column "
             "`split`.",
@@ -72,6 +72,7 @@ def prepare_command(
     """
     with starting():
         from sparsegroup.cli.prepare_run import prepare_run
+        from sparsegroup.cli.run_settings import share_given
 
     prepare_run(
         log,
@@ -84,13 +85,13 @@ def prepare_command(
             "label": label,
             "exclude": exclude or (),
             "weight": weight,
-            "test_fraction": test_fraction,
+            "test_fraction": None if test_fraction is None else share_given("--test-fraction", test_fraction),
             "criteo_numbers": criteo_numbers,
             "avazu_hour": avazu_hour,
         },
         sort_files=sort_files,
         on_bad_row=on_bad_row,
-        max_bad=max_bad,
+        max_bad=share_given("--max-bad", max_bad),
         vocabulary=vocabulary,
         threads=threads,
     )

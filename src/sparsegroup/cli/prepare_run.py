@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.column_table import print_columns
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import progress
@@ -26,7 +25,7 @@ def prepare_run(
     *,
     sort_files: SortFiles,
     on_bad_row: OnBadRow,
-    max_bad: str,
+    max_bad: float,
     vocabulary: bool,
     threads: int,
 ) -> None:
@@ -39,12 +38,11 @@ def prepare_run(
         options: What tells the format.
         sort_files: Order of the log's files.
         on_bad_row: "error" stops at a bad row, "skip" leaves it out and counts it.
-        max_bad: Share of bad rows, like 0.1%, above which to stop all the same.
+        max_bad: Share of bad rows above which to stop all the same.
         vocabulary: Write vocabulary.parquet, too.
         threads: That parse and hash.
 
     Raises:
-        UsageError: `max_bad` is no share.
         LogOptionError: Options that do not go together, or not with the log.
     """
     with progress(f"preparing {short_name(log)}", "bytes") as update:
@@ -59,23 +57,13 @@ def prepare_run(
             sort_files=sort_files,
             on_format=lambda found: print_columns(found.findings),
             on_bad_row=on_bad_row,
-            max_bad=_share(max_bad),
+            max_bad=max_bad,
             vocabulary=vocabulary,
             threads=threads,
             on_progress=on_progress,
             **options,
         )
     show(log_figures(done.manifest, out), summary(done.manifest, out), *compare_with_published(done.manifest))
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise UsageError(f"--max-bad must be a share like 0.1% or 0.001, below 100 %, got {text!r}")
-    return share
 
 
 def log_figures(manifest: LogManifest, out: Path) -> dict[str, Any]:

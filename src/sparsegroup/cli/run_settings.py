@@ -1,6 +1,7 @@
 """What the commands that train have in common: settings from options, and the log that they name."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sparsegroup.data.formats.headed import NO_WEIGHT
 from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
-from sparsegroup.yaml_settings import assignment
+from sparsegroup.yaml_settings import assignment, share_of
 
 
 def settings_file(log: Sequence[str] | None) -> Path | None:
@@ -41,6 +42,14 @@ def setting_values(log: Sequence[str] | None, options: Mapping[str, Any], assign
     if log and settings_file(log) is None:
         values["data.log"] = log[0] if len(log) == 1 else list(log)
     return values | dict(map(assignment, assignments))
+
+
+def share_given(option: str, text: str) -> float:
+    """A share in [0, 1) that an option is given as .05 or 5%; raises UsageError where it is none."""
+    with suppress(ValueError):
+        if 0 <= (share := float(str(share_of(text)))) < 1:
+            return share
+    raise UsageError(f"{option} must be a share like 5% or .05, below 100%, got {text!r}")
 
 
 def log_name(config: Config) -> str:

@@ -76,7 +76,7 @@ def train_command(
     exclude: Exclude = None,
     weight: Weight = None,
     test_fraction: Annotated[
-        float | None,
+        str | None,
         log_option(
             "Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`.",
             "0.1",
@@ -134,7 +134,7 @@ def train_command(
         ),
     ] = None,
     target_rate: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             rich_help_panel="Size",
             help="Share of the features to keep, such as .03: λ21 is adjusted during training.",

@@ -57,7 +57,7 @@ def tune_command(
         ),
     ] = None,
     held_out: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             help="Share of these, from the end, to measure trials on; test rows are not touched.", show_default="0.2"
         ),
@@ -99,7 +99,7 @@ def tune_command(
     schedule: Schedule = None,
     warmup: Warmup = None,
     target_rate: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             rich_help_panel="Size",
             help="Share of the features to keep, such as .05, in all trials.",
@@ -133,6 +133,7 @@ def tune_command(
     """
     options = {name: value for name, value in locals().items() if value is not None}
     with starting():
+        from sparsegroup.cli.run_settings import share_given
         from sparsegroup.cli.tune_run import TuningLimits, resume_study, show_space, tune_run
 
     if not minutes > 0:
@@ -147,4 +148,4 @@ def tune_command(
     elif trials == 0:
         show_space(log, options, set_ or [], threads)
     else:
-        tune_run(log, options, set_ or [], out, tune_rows, 0.2 if held_out is None else held_out, limits)
+        tune_run(log, options, set_ or [], out, tune_rows, share_given("--held-out", held_out or "0.2"), limits)

@@ -15,7 +15,7 @@ from sparsegroup.training.click_model import NETWORKS
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.optimizer_config import SizeSetting
-from sparsegroup.yaml_settings import SettingsError, StrictSettings
+from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings
 
 
 def _age(given: object) -> object:
@@ -60,7 +60,7 @@ class ModelConfig(StrictSettings):
     dim: int | None = Field(default=None, ge=1, le=1 << 20)
     dims: dict[str, Annotated[int, Field(ge=1, le=1 << 20)]] = Field(default_factory=dict)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    dropout: float | None = Field(default=None, ge=0, lt=1)
+    dropout: Share | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     fallback: bool = False
     admit_after: int = Field(default=1, ge=1)

@@ -38,7 +38,7 @@ from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
 from sparsegroup.training.further_options import check_further_options, check_magnitude
 from sparsegroup.training.rate_schedule import RateSchedule
-from sparsegroup.yaml_settings import Share, StrictSettings
+from sparsegroup.yaml_settings import Share, StrictSettings, share_of
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,
@@ -87,6 +87,10 @@ def targets_in(content: Mapping[str, Any]) -> list[str]:
     return [name for name in ("target_rate", "target_bytes") if content.get(name) is not None]
 
 
+Rate = Annotated[float, BeforeValidator(share_of), Field(gt=0, le=1)]
+"""A number in (0, 1], or a text such as "5%"."""
+
+
 class OptimizerConfig(StrictSettings):
     """The Group optimizer; with all λ = 0 it is the base optimizer.
 
@@ -118,7 +122,7 @@ class OptimizerConfig(StrictSettings):
     norm: NormName = "s"
     penalty: PenaltySetting = Lasso()
     state_dtype: StateDtype = "float32"
-    target_rate: float | None = Field(default=None, gt=0, le=1)
+    target_rate: Rate | None = None
     target_bytes: SizeSetting | None = None
     least_features: int = Field(default=0, ge=0)
     options: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,42 @@
+"""Shares: the same spellings in every option, setting and file."""
+
+import pytest
+import yaml
+
+from command import Run
+from sparsegroup.training import Config
+from sparsegroup.yaml_settings import SettingsError
+
+SETTINGS = ("target_rate", "test_fraction", "max_bad", "validation", "warmup", "dropout")
+OPTIONS = {
+    "train": ("--target-rate", "--test-fraction", "--max-bad", "--validation", "--warmup"),
+    "tune": ("--target-rate", "--max-bad", "--warmup", "--held-out"),
+    "path": ("--validation", "--warmup", "--rates"),
+    "prepare": ("--test-fraction", "--max-bad"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(one, option) for one, options in OPTIONS.items() for option in options]
+)
+def test_an_option_that_is_a_share_takes_a_number_or_percent(command: str, option: str, run: Run) -> None:
+    out = ["out"] if command == "prepare" else []
+    for text in ("5%", ".05"):
+        done = run(command, "no.csv", *out, option, text)
+        assert (done.returncode, done.stderr) == (2, "error: no.csv: no such file\n")
+    for text in ("five", "%", "150%", "nan"):
+        done = run(command, "no.csv", *out, option, text)
+        assert done.returncode == 2
+        assert "no such file" not in done.stderr
+
+
+def test_settings_take_both() -> None:
+    given = Config.of(**dict.fromkeys(SETTINGS, "5%"))
+    assert given == Config.of(**dict.fromkeys(SETTINGS, 0.05))
+    assert given == Config.of(**dict.fromkeys(SETTINGS, ".05"))
+    assert yaml.safe_load(given.as_yaml())["optimizer"]["target_rate"] == 0.05
+    for name in SETTINGS:
+        with pytest.raises(SettingsError, match="must be a share like 5%"):
+            Config.of(**{name: "a few"})
+    with pytest.raises(SettingsError, match="greater than 0"):
+        Config.of(target_rate="0%")
