@@ -70,7 +70,7 @@ def auc_of_values(values: Int64s, labels: Labels) -> float:
     learnt, measured = slice(0, None, 2), slice(1, None, 2)
     counts = np.bincount(codes[learnt], minlength=len(distinct))
     positives = np.bincount(codes[learnt], labels[learnt], minlength=len(distinct))
-    rates = (positives + labels[learnt].mean()) / (counts + 1) if len(labels) else positives
+    rates = (positives + labels.mean()) / (counts + 1.0) if len(labels) else np.zeros(0)
     return _auc(rates[codes[measured]], labels[measured])
 
 
