@@ -14,6 +14,8 @@ from family import FAMILY
 from sparsegroup import GroupOptimizer
 
 ALL = tuple(member.optimizer for member in FAMILY.values())
+KINDS = tuple(FAMILY[name].optimizer for name in ("sgd", "adam", "ftrl", "adahessian"))
+"""Optimizers without state, with two moments, with a σ at the start, and of second order: one of each kind."""
 FIRST_ORDER = tuple(cls for cls in ALL if not cls.rule.second_order)
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 

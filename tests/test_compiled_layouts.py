@@ -1,6 +1,7 @@
 """The compiled step on tensors of any shape, grouping, width and layout in memory is `eager_step.advance`."""
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from compiled_step_cases import (
     SOME_ROWS,
     assert_step,
     build,
-    every_dtype,
     follow,
     give_gradient,
     normal,
@@ -80,11 +80,15 @@ WIDTHS = (
 )
 
 
-@pytest.mark.parametrize("norm", ["s", "s_tilde", "metric"])
 @pytest.mark.parametrize("width", [*WIDTHS, 4095, 4096, 4097, 10_001])
-def test_rows_of_any_width(width: int, norm: str) -> None:
+def test_rows_of_any_width(width: int) -> None:
     """Also such as fill a cache or a block exactly, or by one element too few or too many."""
-    for dtype in (torch.float64, torch.float32):
+    for norm, dtype in (
+        ("s", torch.float64),
+        ("s", torch.float32),
+        ("s_tilde", torch.float64),
+        ("metric", torch.float32),
+    ):
         for rows in (lambda t: None, lambda t: SOME_ROWS[t]):
             optimizer = GroupAdam([parameter_of(9, width, dtype=dtype)], lr=0.1, norm=norm, l1=0.02, l21=0.3)
             follow(optimizer, steps=3, rows=rows)
@@ -138,11 +142,10 @@ def layouts(dtype: torch.dtype) -> dict[str, nn.Parameter]:
     }
 
 
-@every_dtype
 @pytest.mark.parametrize("layout", layouts(torch.float64))
 @pytest.mark.parametrize("spec", ["rows", "columns", "all", 2, torch.tensor([1, 0, 1, 4, 0, 1])], ids=str)
-def test_parameters_in_any_memory_layout(layout: str, spec: GroupSpec, dtype: torch.dtype) -> None:
-    for cls in (GroupAdam, GroupSGD):
+def test_parameters_in_any_memory_layout(layout: str, spec: GroupSpec) -> None:
+    for cls, dtype in itertools.product((GroupAdam, GroupSGD), DTYPES):
         x = layouts(dtype)[layout]
         stride = x.stride()
         follow(make(cls, [x], groups=spec, **REGULARIZED), steps=3)
@@ -161,19 +164,19 @@ def gradient_layouts(g: Tensor) -> dict[str, Tensor]:
     }
 
 
-@every_dtype
 @pytest.mark.parametrize("layout", gradient_layouts(torch.zeros(2, 2)))
 @pytest.mark.parametrize("transposed", [False, True])
-def test_gradients_in_any_memory_layout(layout: str, transposed: bool, dtype: torch.dtype) -> None:
-    x = parameter_of(6, 10, dtype=dtype)
-    if transposed:
-        x = nn.Parameter(x.detach().t().contiguous().t())
-    optimizer = GroupAdam([x], lr=0.1, maximize=True, weight_decay=0.1, **REGULARIZED)
-    for t in range(3):
-        x.grad = gradient_layouts(normal((6, 10), t).to(dtype))[layout]
-        before = x.grad.clone()
-        assert_step(optimizer)
-        assert_identical(x.grad, before)
+def test_gradients_in_any_memory_layout(layout: str, transposed: bool) -> None:
+    for dtype in DTYPES:
+        x = parameter_of(6, 10, dtype=dtype)
+        if transposed:
+            x = nn.Parameter(x.detach().t().contiguous().t())
+        optimizer = GroupAdam([x], lr=0.1, maximize=True, weight_decay=0.1, **REGULARIZED)
+        for t in range(3):
+            x.grad = gradient_layouts(normal((6, 10), t).to(dtype))[layout]
+            before = x.grad.clone()
+            assert_step(optimizer)
+            assert_identical(x.grad, before)
 
 
 def test_memory_that_moves_between_steps() -> None:

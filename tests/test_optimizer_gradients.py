@@ -9,6 +9,7 @@ from torch import nn
 from optimizer_cases import (
     ALL,
     ALLOW_CREATE_GRAPH,
+    KINDS,
     LOW_PRECISION,
     assert_identical,
     backward,
@@ -87,7 +88,7 @@ def test_a_sparse_gradient_without_entries_advances_the_step_and_nothing_else(cl
     assert_identical(after["params"], before["params"])
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", KINDS)
 @pytest.mark.parametrize("shape", [(6,), (6, 2), (6, 2, 3)])
 def test_sparse_gradients_of_any_dimension(cls, shape):
     averaging = {"spatial_average_block_size": (1, 1, 1, 1)} if cls is GroupAdaHessian else {}
@@ -106,21 +107,21 @@ def test_sparse_gradients_of_any_dimension(cls, shape):
 
 
 @pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *LOW_PRECISION])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_state_and_arithmetic_are_float32_but_for_float64_parameters(cls, dtype, sparse):
-    x, expected = parameter(5, 3, dtype=dtype), parameter(5, 3, dtype=dtype).detach().double()
-    optimizer = make(cls, [x], **REGULARIZED)
-    exact = make(cls, [nn.Parameter(expected)], **REGULARIZED)
-    for each in (optimizer, exact):
-        if sparse:
-            train_lookup(each, [[0, 1, 2, 3, 4]] * 3)
-        else:
-            train(each, 3)
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    assert {v.dtype for name, v in optimizer.state[x].items() if name != "step"} == {compute}
-    assert x.dtype == dtype
-    torch.testing.assert_close(x.detach().double(), *parameters_of(exact), rtol=0, atol=16 * torch.finfo(dtype).eps)
+def test_state_and_arithmetic_are_float32_but_for_float64_parameters(cls, sparse):
+    for dtype in (torch.float64, torch.float32, *LOW_PRECISION):
+        x, expected = parameter(5, 3, dtype=dtype), parameter(5, 3, dtype=dtype).detach().double()
+        optimizer = make(cls, [x], **REGULARIZED)
+        exact = make(cls, [nn.Parameter(expected)], **REGULARIZED)
+        for each in (optimizer, exact):
+            if sparse:
+                train_lookup(each, [[0, 1, 2, 3, 4]] * 3)
+            else:
+                train(each, 3)
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        assert {v.dtype for name, v in optimizer.state[x].items() if name != "step"} == {compute}
+        assert x.dtype == dtype
+        torch.testing.assert_close(x.detach().double(), *parameters_of(exact), rtol=0, atol=16 * torch.finfo(dtype).eps)
 
 
 def layouts() -> dict[str, nn.Parameter]:
@@ -135,17 +136,17 @@ def layouts() -> dict[str, nn.Parameter]:
     }
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", KINDS)
 @pytest.mark.parametrize("layout", layouts())
-@pytest.mark.parametrize("groups", ["rows", "columns", "all", 2, torch.tensor([1, 0, 1, 4])], ids=str)
-def test_memory_layout_does_not_matter(cls, layout, groups):
-    plain, other = parameter(4, 6, 2, 2), layouts()[layout]
-    stride = other.stride()
-    assert not other.is_contiguous()
-    for x in (plain, other):
-        train(make(cls, [x], groups=groups, **REGULARIZED), 3)
-    torch.testing.assert_close(other, plain, rtol=1e-13, atol=1e-13)
-    assert other.stride() == stride
+def test_memory_layout_does_not_matter(cls, layout):
+    for groups in ("rows", "columns", "all", 2, torch.tensor([1, 0, 1, 4])):
+        plain, other = parameter(4, 6, 2, 2), layouts()[layout]
+        stride = other.stride()
+        assert not other.is_contiguous()
+        for x in (plain, other):
+            train(make(cls, [x], groups=groups, **REGULARIZED), 3)
+        torch.testing.assert_close(other, plain, rtol=1e-13, atol=1e-13)
+        assert other.stride() == stride
 
 
 def test_a_step_on_a_slice_leaves_the_rest_of_its_memory_alone():
@@ -163,7 +164,7 @@ def test_sparse_gradients_update_a_transposed_table():
     assert_identical(table, plain)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", KINDS)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (5, 3), (5, 2, 2), (5, 2, 1, 2), (5, 1, 2, 1, 2)])
 def test_rows_of_any_shape_are_the_rows_of_a_matrix(cls, shape):
     """A 0-d parameter is one group, the rows of a 1-d one are its elements."""
@@ -175,14 +176,13 @@ def test_rows_of_any_shape_are_the_rows_of_a_matrix(cls, shape):
 
 
 @pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
-@pytest.mark.parametrize("groups", ["rows", "all", -1, "index"])
-def test_a_parameter_without_elements_takes_steps(cls, shape, groups):
-    x = parameter(*shape)
-    spec = torch.arange(shape[0]) if groups == "index" else groups
-    optimizer = make(cls, [x], groups=spec, **REGULARIZED)
-    train(optimizer, 2)
-    assert optimizer.state[x]["step"] == 2
+def test_a_parameter_without_elements_takes_steps(cls):
+    for shape in ((0,), (0, 3), (3, 0)):
+        for groups in ("rows", "all", -1, torch.arange(shape[0])):
+            x = parameter(*shape)
+            optimizer = make(cls, [x], groups=groups, **REGULARIZED)
+            train(optimizer, 2)
+            assert optimizer.state[x]["step"] == 2
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -276,16 +276,16 @@ def test_torchs_other_arguments_mean_the_same(cls, theirs, options):
 
 @pytest.mark.parametrize("cls", ALL)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("options", [{}, {"l1": 0.01}, {"l21": 0.02}, {"l21": 0.02, "penalty": "hard"}], ids=str)
-def test_a_gradient_that_is_not_finite_shows_in_the_weight(cls, bad, options):
+def test_a_gradient_that_is_not_finite_shows_in_the_weight(cls, bad):
     """As in torch: a training run that diverged must not end as one with conveniently many zeros."""
-    x = parameter(3, 2)
-    optimizer = make(cls, [x], **options)
-    train(optimizer, 2)
-    backward(optimizer, separable_loss(x))
-    x.grad = x.grad + torch.tensor([[0.0, 0.0], [bad, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    optimizer.step()
-    assert not x[1, 0].isfinite()
-    assert x[[0, 2]].isfinite().all(), "other groups"
+    for options in ({}, {"l1": 0.01}, {"l21": 0.02}, {"l21": 0.02, "penalty": "hard"}):
+        x = parameter(3, 2)
+        optimizer = make(cls, [x], **options)
+        train(optimizer, 2)
+        backward(optimizer, separable_loss(x))
+        x.grad = x.grad + torch.tensor([[0.0, 0.0], [bad, 0.0], [0.0, 0.0]], dtype=torch.float64)
+        optimizer.step()
+        assert not x[1, 0].isfinite()
+        assert x[[0, 2]].isfinite().all(), "other groups"
     train(optimizer, 1, start=3)
     assert not x[1, 0].isfinite(), "nor does the next step hide it"
