@@ -233,16 +233,6 @@ def test_a_fresh_optimizers_state_changes_nothing() -> None:
     assert model.table.weight.grad is None
 
 
-def test_a_fresh_optimizers_state_hides_no_penalty_on_a_whole_weight() -> None:
-    """The step with zero gradients by which DCP makes it is not the first one that is looked at."""
-    model = nn.Embedding(300, 4)
-    optimizer = GroupAdam(model.parameters(), l21=1e-3)
-    get_optimizer_state_dict(model, optimizer)
-    (model(torch.arange(5)).sum() + 0.1 * (model.weight**2).sum()).backward()
-    with pytest.warns(RuntimeWarning, match="penalty of the model on the whole weight"):
-        optimizer.step()
-
-
 def test_keys_and_what_else_a_state_dict_has_are_attributes() -> None:
     table = TABLES["policies"]()
     table(torch.tensor([5, -7]))

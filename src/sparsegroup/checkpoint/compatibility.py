@@ -14,10 +14,9 @@ from sparsegroup.checkpoint.checkpoint_manifest import CheckpointManifest, versi
 from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.loaded_state import LAST_STEP
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.stored import rows_left_out, store_of
 from sparsegroup.penalties import Penalty
 from sparsegroup.table.table import Table
-from sparsegroup.table.table_state_dict import rows_left_out
 from sparsegroup.tensor_words import shape_of
 
 _LARGEST = torch.finfo(torch.float32).max

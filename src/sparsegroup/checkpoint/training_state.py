@@ -26,12 +26,11 @@ from sparsegroup.checkpoint.compatibility import (
 from sparsegroup.checkpoint.plain import as_plain
 from sparsegroup.checkpoint.rng import rng_state
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.optim.rowless_state import load_state_without_rows, state_without_rows
-from sparsegroup.optim.stored import Claim, RowStore
+from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.stored import Claim, RowStore, rows_left_out, store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, write_changes, write_table
-from sparsegroup.table.table_state_dict import rows_left_out
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
@@ -95,8 +94,9 @@ def save_checkpoint(
     for one in _listed(optimizer) if sweep else ():
         if isinstance(one, GroupOptimizer):
             one.sweep()
-    content: dict[str, Any] = {"optimizers": [_optimizer_state(one) for one in _listed(optimizer)], "extra": extra}
+    content: dict[str, Any] = {"extra": extra}
     with rows_left_out():
+        content["optimizers"] = [_optimizer_state(one) for one in _listed(optimizer)]
         content["model"] = model.state_dict()
     content["scheduler"] = None if scheduler is None else scheduler.state_dict()
     content["scheduler_kind"] = None if scheduler is None else type(scheduler).__name__
@@ -216,7 +216,7 @@ def load_checkpoint(
                 for own, saved in zip(optimizers, content["optimizers"], strict=False):
                     if settings == "own":
                         saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
-                    claimed |= load_state_without_rows(own, saved, claims)
+                    claimed |= _load_optimizer(own, saved, claims)
                 if scheduler is not None:
                     scheduler.load_state_dict(content["scheduler"])
                 for own, saved in zip(optimizers, found.generators, strict=False):
@@ -236,6 +236,35 @@ def load_checkpoint(
 
     ranks.do(take_over)
     return LoadResult(manifest.step, content["extra"], found.notes)
+
+
+def _load_optimizer(
+    optimizer: Optimizer, content: Mapping[str, Any], claims: Mapping[RowStore, Claim]
+) -> set[RowStore]:
+    """Load a state without rows; gives the stores whose state is this optimizer's, by their `claims`.
+
+    Raises:
+        ValueError: State of another optimizer or shape; nothing is changed.
+    """
+    state = content["state"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if strange := [key for key in state if type(key) is not int or not 0 <= key < len(parameters)]:
+        raise ValueError(f"there is state of parameter {strange[0]!r}; the optimizer has {len(parameters)}")
+    stores = {number: store for number in state if (store := store_of(parameters[number])) is not None}
+    dense = {number: entry for number, entry in state.items() if number not in stores}
+    optimizer.load_state_dict({"param_groups": content["param_groups"], "state": dense})
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    loaded = dict(optimizer.state)
+    optimizer.state.clear()
+    for number in state:  # in this order, so that a resumed run writes what one writes that was not cut off
+        parameter = parameters[number]
+        if number in stores:
+            entry = optimizer.state[parameter] = {"step": state[number]["step"].clone()}
+            step = GroupStep(optimizer.rule, groups[parameter])  # type: ignore[attr-defined]
+            step.prepare_in_rows(parameter, entry, claims[stores[number]])
+        elif parameter in loaded:
+            optimizer.state[parameter] = loaded[parameter]
+    return set(stores.values())
 
 
 @contextmanager
@@ -292,8 +321,11 @@ def is_tracked(model: nn.Module, since: str) -> bool:
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     generator = getattr(optimizer, "generator", None)
+    content = optimizer.state_dict()
     return {
-        **state_without_rows(optimizer),
+        "param_groups": content["param_groups"],
+        # An entry is empty where another optimizer holds a table's rows by now.
+        "state": {key: entry for key, entry in content["state"].items() if entry},
         "kind": kind_of(optimizer),
         "generator": None if generator is None else generator.get_state(),
     }

@@ -64,9 +64,6 @@ class ParameterAdapter(Protocol):
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:
         """The state as `state_dict` has it."""
 
-    def exported_without_rows(self, parameter: Tensor, entry: Entry) -> Entry | None:
-        """The state without what lies in stores; None where the store holds another optimizer's by now."""
-
     def adapted(self, parameter: Tensor, entry: Entry, rule: Rule, where: str) -> Entry:
         """A loaded state as torch's loader can take it, checked.
 

@@ -84,10 +84,6 @@ class ShardAdapter:
         """The entry itself: DTensors, as `torch.distributed.checkpoint` wants them."""
         return entry
 
-    def exported_without_rows(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
-        """The entry itself."""
-        return entry
-
     def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
         """See `ParameterAdapter.adapted`: DTensors, or tensors that each rank has whole."""
         return _TENSOR.adapted(parameter, entry, rule, where)

@@ -87,10 +87,6 @@ class StoreAdapter:
         own = {store.own_name(name): torch.from_numpy(array) for name, array in content.items()}
         return {"step": entry["step"], **own}
 
-    def exported_without_rows(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any] | None:
-        """The step alone."""
-        return {"step": entry["step"]} if _store(parameter).holds(entry[KEYS]) else None
-
     def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
         """See `ParameterAdapter.adapted`. Entries are of all rows, or of this rank's."""
         entry = {_entry_of(parameter, name, where): value for name, value in entry.items()}

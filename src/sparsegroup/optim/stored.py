@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
@@ -26,6 +28,20 @@ HEIGHT = 1 << 40
 
 KEYS = "keys"
 """The name that the rows' keys have in an optimizer's state."""
+
+
+ROWS_LEFT_OUT: ContextVar[bool] = ContextVar("ROWS_LEFT_OUT", default=False)
+"""Whether state dicts leave out what lies in stores."""
+
+
+@contextmanager
+def rows_left_out() -> Iterator[None]:
+    """While it lasts, state dicts of modules and optimizers hold nothing of rows, which are kept elsewhere."""
+    token = ROWS_LEFT_OUT.set(True)
+    try:
+        yield
+    finally:
+        ROWS_LEFT_OUT.reset(token)
 
 
 class Claim:
@@ -156,9 +172,6 @@ class RowStore(Protocol):
             IndexError: The gradient has rows that the store has not.
             FloatingPointError: The gradient, or one of a step before, is not finite, and such rows are not skipped.
         """
-
-    def holds(self, claim: Claim) -> bool:
-        """Whether the state in the rows is that of `claim`."""
 
     def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
         """The largest λ21 at which each row is zero, by the closed form without a gradient.

@@ -65,10 +65,6 @@ class TensorAdapter:
         """The entry itself."""
         return entry
 
-    def exported_without_rows(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
-        """The entry itself."""
-        return entry
-
     def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
         """See `ParameterAdapter.adapted`."""
         check_names(entry, rule, (), where)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.optim.stored import Claim, RowStep
+from sparsegroup.optim.stored import ROWS_LEFT_OUT, Claim, RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table import key_search, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
@@ -171,10 +171,6 @@ class Table(TableInspection):
             gradient, rule, claim=claim, maximize=maximize, wants_u=wants_u, where=where, state_dtype=state_dtype
         )
 
-    def holds(self, claim: Claim) -> bool:
-        """Whether the state in the rows is that of `claim`."""
-        return self._steps.claim is claim
-
     def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
         """See `RowStore`."""
         return self._steps.critical_l21(request, rows)
@@ -199,7 +195,9 @@ class Table(TableInspection):
     def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.stored.RowStore`."""
         with self._pending.lock, self._pending:
-            return self.snapshot(self.state_names).arrays() if self.holds(claim) else None
+            if self._steps.claim is not claim:
+                return None
+            return {} if ROWS_LEFT_OUT.get() else self.snapshot(self.state_names).arrays()
 
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None

@@ -1,6 +1,7 @@
 """Reading a table from files: all of it, or the part of one rank, whatever ranks have written it."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from safetensors import safe_open
 
 from sparsegroup.artifact.tensor_file import NAMES
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.buckets import ABSENT
 from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes, joined_notes, left_to_another
 from sparsegroup.table.index import Index
@@ -19,7 +21,6 @@ from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_file import TableFacts, pieces
-from sparsegroup.table.write_helper import WriteHelper
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -188,7 +189,10 @@ class _Reader:
     ) -> None:
         directory, memory, facts = self._directory, self._storage.rows, part.facts
         was_empty, came_all = not directory.num_rows, 0
-        with WriteHelper(not self._config.on_device) as write:
+        # Memory that has never been written takes the system longest: another thread writes while this one reads on.
+        helps = not self._config.on_device and threads.get_num_threads() > 1  # a device's work belongs in one stream
+        written: Future[None] | None = None
+        with ThreadPoolExecutor(1, "sparsegroup-read") as helper:
             for piece in pieces(count, memory):
                 some = keys[piece]
                 mask = self._mask(some, part)
@@ -212,4 +216,12 @@ class _Reader:
                 its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in notes.items()}
                 directory.set_uses(its, numbers)
                 values = rows[piece]
-                write(memory.write_whole, numbers, values[mask].reshape(len(some), values.shape[1] * values.shape[2]))
+                values = values[mask].reshape(len(some), values.shape[1] * values.shape[2])
+                if helps and (written is None or written.done()):
+                    if written is not None:
+                        written.result()
+                    written = helper.submit(memory.write_whole, numbers, values)
+                else:
+                    memory.write_whole(numbers, values)
+        if written is not None:
+            written.result()

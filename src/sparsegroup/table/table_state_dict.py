@@ -1,12 +1,11 @@
 """A table's rows in a module's state dict."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
+from sparsegroup.optim.stored import ROWS_LEFT_OUT
 from sparsegroup.table.directory_notes import NOTES
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.sharded.rank_parts import RankPart, joined_parts
@@ -15,22 +14,10 @@ from sparsegroup.table.table_snapshot import TableSnapshot
 
 _Class = TypeVar("_Class", bound=type)
 
-_rows_left_out: ContextVar[bool] = ContextVar("rows_left_out", default=False)
-
-
-@contextmanager
-def rows_left_out() -> Iterator[None]:
-    """While it lasts, state dicts know nothing of tables, whose rows are kept elsewhere."""
-    token = _rows_left_out.set(True)
-    try:
-        yield
-    finally:
-        _rows_left_out.reset(token)
-
 
 def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
     """Put keys, vectors and notes into a state dict; see `nn.Module._save_to_state_dict`."""
-    if _rows_left_out.get():
+    if ROWS_LEFT_OUT.get():
         return
     named = table.own_name  # so that no one takes those of several ranks for copies of each other
     for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
@@ -97,7 +84,7 @@ def load_rows(
 
     A table on several ranks takes the entries of this rank's part, or its part of those of all rows.
     """
-    if _rows_left_out.get():
+    if ROWS_LEFT_OUT.get():
         return
     try:
         part = _part_in(state_dict, prefix, table)
