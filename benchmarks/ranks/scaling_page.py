@@ -54,8 +54,8 @@ def _bytes(figures: Figures) -> Iterator[str]:
     yield (
         "The least that can be sent: each distinct key of a rank's batch whose row is on another rank goes there, 8 "
         "bytes, its vector comes back, and its gradient goes, each of 4 (in bfloat16 2) bytes a number. A rank sends "
-        f"at most {max(ratios):.4f} of that, with the numbers of keys, where {MOST_BYTES} was the aim. *On the card*: "
-        "what the network cards of so many network namespaces have sent in the same steps, with headers and "
+        f"at most {max(ratios):.4f} of that, with the headers of exchanges, where {MOST_BYTES} was the aim. *On the "
+        "card*: what the network cards of so many network namespaces have sent in the same steps, with headers and "
         "acknowledgements, in packets of up to 64 KB; where a packet has 1,500 bytes, headers are another 5 %. The "
         "network's gradients are left out. 2,048 samples of each rank; with more, there are fewer distinct keys a "
         "sample.\n"
@@ -162,8 +162,8 @@ def _parts(figures: Figures) -> Iterator[str]:
         "Milliseconds of each part of a step, 2,048 samples of each rank. Here the ranks first wait for each other "
         "wherever they meet, and do nothing else while they exchange; so *waiting* is for the slower one alone, and "
         "the sum is more than an ordinary step, in which the all-reduce goes on beside the table's exchange. "
-        "*Threads* is handing over to the thread in which keys are exchanged, and vectors' way into the exchange and "
-        "out of it.\n"
+        "*Threads* is vectors' way into the exchange and out of it. These times are from before each exchange had a "
+        "header, with which ranks check that they do the same: *numbers out* was one exchange a step, and is four.\n"
     )
     names = {part: part.replace(" ", "_") for part in PARTS}
     lines = [
