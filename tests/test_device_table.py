@@ -19,6 +19,7 @@ from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.kernels.gpu import launch_rows, runtime
 from sparsegroup.models import DCN
+from sparsegroup.table.device_rows import DeviceRows
 from sparsegroup.table.device_storage import DeviceStorage
 from sparsegroup.training import Trainer
 from table_cases import random_keys
@@ -371,3 +372,22 @@ def test_a_sweep_is_the_hosts(penalty: str, dtype: torch.dtype) -> None:
     assert ours.num_live == int((vectors[0] != 0).any(1).sum())
     if dtype == torch.float32:
         torch.testing.assert_close(*vectors, rtol=1e-3, atol=1e-5)
+
+
+def test_without_memory_on_the_device_no_key_is_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(self: DeviceRows) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    table = new_table()
+    optimizer = make(GroupAdam, table.parameters(), **REGULARIZED)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceRows, "_new_page", no_memory)
+        for keys in (KEYS[:8], KEYS):
+            with pytest.raises(MemoryError, match="no memory on"):
+                table(keys)
+            assert (table.num_rows, table.num_seen, table.num_live) == (0, 0, 0)
+            assert not table.contains(KEYS).any()
+            assert not table.lookup(KEYS).any()
+            assert table.shrink() == 0
+    step(table, optimizer, KEYS)
+    assert table.num_rows == len(KEYS)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from sparsegroup.table.buckets import hash_of, secret_of
+from sparsegroup import HashEmbedding
+from sparsegroup.table.buckets import hash_of, home, secret_of
 from sparsegroup.table.hashing import mixed
 from sparsegroup.table.index import Index
 
@@ -77,3 +78,24 @@ def test_a_copy_with_other_buckets_finds_all() -> None:
     index.insert(keys, np.arange(COUNT))
     other = index.with_buckets(index.buckets * 2)
     np.testing.assert_array_equal(other.find(keys), np.arange(COUNT))
+
+
+@njit
+def _homes(hashes: np.ndarray, old: int, new: int, frontier: int, out: np.ndarray) -> None:
+    for i in range(len(hashes)):
+        out[i] = home(hashes[i], (old, new, frontier))
+
+
+@pytest.mark.parametrize("buckets", [1024, 2**31 - 1, 2**31, 2**31 + 2**30, 2**32])
+def test_homes_of_an_index_of_any_size(buckets: int) -> None:
+    hashes = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
+    old, frontier, found = buckets * 4 // 5, buckets // 3, np.empty(len(hashes), np.int64)
+    _homes(hashes, old, buckets, frontier, found)
+    expected = [(h * old >> 32) if h * old >> 32 < frontier else h * buckets >> 32 for h in hashes.tolist()]
+    assert found.tolist() == expected
+    assert expected[-1] == buckets - 1
+
+
+def test_more_rows_than_an_index_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_rows must be in \[1, 10000000000\], got 10000000001"):
+        HashEmbedding(1, max_rows=10_000_000_001)

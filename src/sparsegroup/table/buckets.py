@@ -17,6 +17,9 @@ SLACK = 1 << 12
 # The state of an index, an int64 array that the kernels read and write.
 OLD, NEW, FRONTIER, COUNT, PHYSICAL, MASK, FACTOR, STATE_LENGTH = 0, 1, 2, 3, 4, 5, 6, 7
 
+MOST_ROWS = 10_000_000_000
+"""An index of more would grow beyond 2³² buckets, and a hash has only 32 bits."""
+
 ABSENT = -1
 
 AHEAD = 48
@@ -51,8 +54,14 @@ def measure(state: Any) -> Any:
 def home(hashed: Any, measure: Any) -> Any:
     """The bucket at which the search for a key begins."""
     old, new, frontier = measure
-    bucket = (hashed * old) >> 32
-    return bucket if bucket < frontier else (hashed * new) >> 32
+    bucket = _scaled(hashed, old)
+    return bucket if bucket < frontier else _scaled(hashed, new)
+
+
+@jitted
+def _scaled(hashed: Any, buckets: Any) -> Any:
+    """hashed · buckets / 2³²; unsigned, because int64 overflows from 2³¹ buckets."""
+    return np.int64((np.uint64(hashed) * np.uint64(buckets)) >> np.uint64(32))
 
 
 @jitted

@@ -1,6 +1,6 @@
 """How many rows a table may have, so that all that belongs to it stays below a number of bytes."""
 
-from sparsegroup.table.buckets import BUCKET_BYTES, SLACK
+from sparsegroup.table.buckets import BUCKET_BYTES, MOST_ROWS, SLACK
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.index import KEYS_PER_BUCKET
 from sparsegroup.table.row_storage import RowMemory
@@ -38,7 +38,7 @@ class ByteBudget:
 
     def most_rows(self, memory: RowMemory, *, known: bool = False) -> int:
         """How many rows there can be, with the parts that they may get, or just with those that are `known`."""
-        return max(0, int(self._left / self._bytes_of_row(memory, known=known)))
+        return min(MOST_ROWS, max(0, int(self._left / self._bytes_of_row(memory, known=known))))
 
     def buckets(self, memory: RowMemory, *, known: bool = False) -> int:
         """How many an index of that many keys takes."""

@@ -50,7 +50,6 @@ class DeviceStorage:
         """The rows, with those that have been waiting for it."""
         while self._waiting:
             first, starts = self._waiting[0]
-            self._rows.reserve(first + len(starts))
             (values,) = self._transfer.send(starts)
             self._rows.set_weights(torch.arange(first, first + len(starts), device=self.config.device), values)
             self._waiting.pop(0)
@@ -100,6 +99,7 @@ class DeviceStorage:
 
     def new_rows(self, first: int, count: int) -> RowSpace:
         """See `RowStorage`."""
+        self._rows.reserve(first + count)  # before the index gets the keys: without memory for them none is inserted
         starts = np.empty((count, self.config.dim), self.config.dtype)
         self._waiting.append((first, starts))
         row_bytes = self.config.dim * starts.itemsize

@@ -46,7 +46,7 @@ class HashEmbedding(TableCounts, nn.Module):
         std: Standard deviation ≥ 0 of a new row's elements.
         init: "normal" or "uniform" (on ±√3 std).
         seed: The initializer's, in [0, 2⁶⁴). A row's start depends on seed and key alone.
-        max_rows: Raise instead of going beyond so many rows. None: up to 2⁴⁰, that is as memory lasts.
+        max_rows: Raise rather than have more rows, ≤ 10¹⁰. None: as many as memory holds.
         field_bits: How many high bits of a key say which field it belongs to, for `field_counts`; 0 to 16.
         nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
             anything is changed, or "skip" the row and count it in `skipped_rows`. On a GPU the row is skipped in any

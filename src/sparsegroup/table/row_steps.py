@@ -132,7 +132,7 @@ class RowSteps:
             )
 
     def _carry_out(self, read: RowGradient, request: RowStep) -> None:
-        with self._pending.lock:  # rows that a pending lookup may add are none of these
+        with self._pending.lock:
             self.lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
             storage = self._storage
             self._directory.generation.note_step(read.lines)

@@ -9,9 +9,9 @@ import torch
 
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES
-from sparsegroup.optim.stored import HEIGHT
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
+from sparsegroup.table.buckets import MOST_ROWS
 from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sighting_sketch import HIGHEST
@@ -97,7 +97,7 @@ def checked_config(
     if ranking is not None and max_bytes is None:
         raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
     if max_rows is not None:
-        check_int("max_rows", max_rows, 1, HEIGHT)
+        check_int("max_rows", max_rows, 1, MOST_ROWS)
     if isinstance(std, bool) or not isinstance(std, Real):
         raise TypeError(f"std must be a number, got {std!r}")
     if not 0 <= float(std) < float("inf"):
@@ -119,7 +119,7 @@ def checked_config(
         std=float(std),
         init=init,
         seed=seed,
-        max_rows=HEIGHT if max_rows is None else max_rows,
+        max_rows=MOST_ROWS if max_rows is None else max_rows,
         field_bits=field_bits,
         skips_nonfinite=nonfinite == "skip",
         huge_pages=bool(huge_pages),
