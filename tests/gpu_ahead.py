@@ -1,11 +1,13 @@
 """Compiling Triton's kernels for a GPU that is not there: a launch compiles for some targets instead.
 
-As a program, without TRITON_INTERPRET: writes what became of all kernels to standard output, a list of `Compiled`.
+As a program, without TRITON_INTERPRET: writes what became of all kernels to standard output, a list of `Compiled`. Its
+arguments: `first` or `all` of the launches, and the architectures.
 """
 
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -23,8 +25,6 @@ from sparsegroup.kernels.numbers import Numbers
 from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
-
-ARCHITECTURES = (80, 90)
 
 _TYPES = {
     torch.float32: "*fp32",
@@ -180,10 +180,10 @@ LAUNCHES = (
 """Arguments of `launch_all`: all rules, norms, penalties, types and widths, not all of each other's."""
 
 
-def compile_all() -> list[Compiled]:
+def compile_all(architectures: Sequence[int], launches: Sequence[tuple[Any, ...]] = LAUNCHES) -> list[Compiled]:
     compiled = []
-    with compiled_instead(ARCHITECTURES) as done:
-        for arguments in LAUNCHES:
+    with compiled_instead(architectures) as done:
+        for arguments in launches:
             done.clear()
             launch_all(*arguments)
             rule, width = arguments[0].name, arguments[5]
@@ -195,4 +195,5 @@ def compile_all() -> list[Compiled]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_all()))
+    first = LAUNCHES[:1] if sys.argv[1] == "first" else LAUNCHES
+    print(json.dumps(compile_all([int(word) for word in sys.argv[2:]], first)))

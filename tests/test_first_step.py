@@ -46,6 +46,7 @@ def test_the_readme_example_compiles_one_kernel_and_the_next_process_none_of_the
     assert "compiling" not in told
 
 
+@pytest.mark.slow
 def test_two_processes_that_find_no_kernels_both_compile_them(tmp_path: Path) -> None:
     for process in [started(tmp_path, EXAMPLE) for _ in range(2)]:
         output(process)
@@ -85,6 +86,7 @@ for width, l21 in {kinds}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "names"),
     [

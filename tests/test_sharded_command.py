@@ -80,6 +80,7 @@ def test_rank_killed_in_an_exchange_and_started_anew(undisturbed: Path, tmp_path
     assert bits_of(tmp_path / "run") == bits_of(undisturbed)
 
 
+@pytest.mark.slow
 def test_all_killed_in_a_save_and_resumed_on_three(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, *SETTINGS, "--out", "run", killed="save-3:0,1")
     assert done.returncode != 0
