@@ -105,7 +105,7 @@ def test_bad_rows_stop_training_or_are_skipped_and_reported(tmp_path: Path, run:
         (["wrong.yaml"], "wrong.yaml: no setting 'optimizer.nrom'; did you mean 'optimizer.norm'?"),
         (["no.yaml"], "no.yaml: No such file"),
         (["list.yaml"], "list.yaml: keys and values are expected, got list"),
-        (["log.csv", "--continue", "no"], "no: no run (summary.json is missing)"),
+        (["log.csv", "--continue", "no"], "no: no run (there is no such folder)"),
         (["log.csv", "--schema", "s.yaml", "--label", "label"], "--label and --schema cannot both be given"),
         (["--colour"], "No such option: --colour"),
     ],

@@ -41,6 +41,16 @@ def test_the_same_command_again_leaves_the_folder_alone_and_says_the_same(tmp_pa
     assert (tmp_path / "out" / "log.json").stat().st_mtime_ns == before
 
 
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("model: {}\n")
+    done = run("prepare", log, "run")
+    assert done.returncode == 2
+    assert "run: holds config.yaml, which is no part of a prepared log; give an empty folder" in done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
+
+
 def test_a_test_log_is_the_test_set(tmp_path: Path, run: Run) -> None:
     train, test = click_log(tmp_path / "train.csv", 300), click_log(tmp_path / "test.csv", 100)
     done = run("prepare", train, "out", "--test", test)

@@ -31,7 +31,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the export
 @app.command("export")
 def export_command(
     model: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained model.", show_default=False)],
-    out: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
     dtype: Annotated[
         Dtype | None, typer.Option(help="Format of the vectors.", show_default="float32, or that of --since")
     ] = None,

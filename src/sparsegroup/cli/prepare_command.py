@@ -20,7 +20,9 @@ def prepare_command(
             help="Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow: " + RAW_LOG + ".",
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder for the prepared log; an interrupted preparation is resumed.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder for the prepared log; an interrupted preparation is resumed.")
+    ],
     test: Annotated[str | None, typer.Option(help="A separate log to use as the test set.", show_default=False)] = None,
     sort_files: Annotated[SortFiles, typer.Option(help=SORT_FILES)] = "name",
     dataset: Annotated[

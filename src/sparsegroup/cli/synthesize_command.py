@@ -13,11 +13,16 @@ from sparsegroup.names import ShapeName
 @app.command("synthesize")
 def synthesize_command(
     dataset: Annotated[
-        ShapeName, typer.Argument(help="Public log whose shape to imitate, or clicks for a raw log of typed columns.")
+        ShapeName,
+        typer.Argument(
+            metavar="DATASET", help="Public log whose shape to imitate, or clicks for a raw log of typed columns."
+        ),
     ],
     out: Annotated[
         Path,
-        typer.Argument(help="Folder for the log, as `prepare` writes it; for clicks, a .csv or .parquet file."),
+        typer.Argument(
+            metavar="OUT", help="Folder for the log, as `prepare` writes it; for clicks, a .csv or .parquet file."
+        ),
     ],
     rows: Annotated[
         int | None,

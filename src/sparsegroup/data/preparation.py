@@ -247,6 +247,9 @@ def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int
         state, files[path.name] = _State(**content["state"]), metadata.num_rows
     if state.rows != sum(files.values()):
         raise ClickLogError(f"{folder}: parts of a prepared log are missing; give an empty folder")
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith((".", "part-", "vocabulary-")))
+    if others and not files:
+        raise ClickLogError(f"{folder}: holds {others[0]}, which is no part of a prepared log; give an empty folder")
     for left_behind in folder.glob(".*.tmp"):
         left_behind.unlink()
     return state, files

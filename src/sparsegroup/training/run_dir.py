@@ -199,6 +199,8 @@ def config_of(folder: str | Path) -> Config:
         RunError: The folder holds none.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no run ({'it is a file' if folder.exists() else 'there is no such folder'})")
     if not (folder / SUMMARY).is_file():
         begun = (folder / CONFIG).is_file()
         what = "a run that did not finish; `resume` completes it" if begun else "no run"
