@@ -316,11 +316,11 @@ def test_what_is_not_installed_is_said_before_anything_is_read(
     assert (done.returncode, "pip install 'sparsegroup[mlflow]'" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("uri", ["http://here:5000", "sqlite:///runs.db", "databricks"])
+@pytest.mark.parametrize("uri", ["http://here:5000", "sqlite:///runs.db", "file:runs", "databricks"])
 def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble, uri: str) -> None:
-    (named,) = tracking_callbacks(TrackingConfig(mlflow="clicks"), tmp_path / "run")
+    (named,) = tracking_callbacks(TrackingConfig(mlflow="ads: June"), tmp_path / "run")
     (elsewhere,) = tracking_callbacks(TrackingConfig(mlflow=uri), tmp_path / "run")
     assert isinstance(named, MLflowCallback)
     assert isinstance(elsewhere, MLflowCallback)
-    assert (named.experiment, named.tracking_uri) == ("clicks", None)
+    assert (named.experiment, named.tracking_uri) == ("ads: June", None)
     assert (elsewhere.experiment, elsewhere.tracking_uri) == ("sparsegroup", uri)

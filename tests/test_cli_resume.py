@@ -206,7 +206,39 @@ def test_two_runs_cannot_begin_in_one_folder(tmp_path: Path, run: Run) -> None:
     assert not any((tmp_path / "run").iterdir())
 
 
+def test_a_number_of_local_ranks_that_is_none_is_no_reason_to_fail() -> None:
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": "two"}
+    done = subprocess.run([COMMAND, "--version"], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_encoding_without_lambda_is_no_reason_to_fail(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([COMMAND, "train", "--help"], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_next_log_is_shuffled_by_its_own_length(tmp_path: Path, run: Run) -> None:
+    short, long = click_log(tmp_path / "short.csv", 600), click_log(tmp_path / "long.csv", 1_000)
+    assert run("train", short, "--model", "lr", "--no-baseline", "--batch-size", 100).returncode == 0
+    assert read_config(tmp_path / "runs" / "short" / "latest" / "config.yaml", {}).training.shuffle_buffer == 540
+    done = run("train", long, "--continue", "runs/short", "--out", "next")
+    assert done.returncode == 0, done.stderr
+    after = read_config(tmp_path / "next" / "config.yaml", {}).training
+    assert (after.batch_size, after.shuffle_buffer) == (100, 900)
+
+
+def test_a_log_of_one_row_is_refused(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log.csv").write_text("label,color\n1,red\n")
+    done = run("train", "log.csv")
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: log.csv: has 1 row, 1 for training; a run needs at least 2 rows to train on\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_second_epoch_that_resets_what_a_run_has_learnt_is_refused_by_options(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv", 600)
+    assert run("train", log, "--model", "lr", "--out", "run").returncode == 0
+    done = run("train", log, "--continue", "run", "--out", "next", "--epochs", 2, "--after-first-epoch", "reset")
+    assert done.returncode == 2
+    assert done.stderr.endswith("give --epochs=1, or --after-first-epoch=train or freeze\n")

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config
-from sparsegroup.training.config import read_config
+from sparsegroup.training.config import SHORT, read_config
 from sparsegroup.training.defaults import RULES, LogFacts
 from sparsegroup.yaml_settings import SettingsError
 
@@ -112,7 +112,9 @@ def test_given_settings_stay_apart_from_defaults(before: dict[str, Any], name: s
     file = tmp_path / "settings.yaml"
     file.write_text(config.as_yaml())
     again = read_config(file, {})
-    for same in (Config.of(**before).replace(**more), again, again.replace(), copy.deepcopy(config)):
+    file.write_text(Config.of(**before).as_yaml())
+    by_assignment = read_config(file, {SHORT[name]: value for name, value in more.items()})  # --set
+    for same in (Config.of(**before).replace(**more), again, again.replace(), copy.deepcopy(config), by_assignment):
         assert (same, same.given(), same.resolved_for(log)) == (config, config.given(), resolved)
     file.write_text(resolved.as_yaml())
     assert read_config(file, {}) == resolved == pickle.loads(pickle.dumps(resolved))

@@ -175,6 +175,21 @@ def test_what_was_fitted_stays_where_a_later_fit_fails() -> None:
     assert model.n_features_in_ == 6
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_model_that_diverges_while_it_learns_further_is_not_kept(is_later: bool) -> None:
+    model = small(optimizer="momentum", lr=0.05 if is_later else 1e30)
+    if is_later:
+        model.partial_fit(FRAME, LABELS, classes=[0, 1])
+        for group in model.optimizer_.param_groups:
+            group["initial_lr"] = 1e30
+    with pytest.raises(FloatingPointError, match="training has diverged"):
+        model.partial_fit(FRAME, LABELS, classes=[0, 1])
+    with pytest.raises(NotFittedError):
+        model.predict_proba(NEW)
+    model.set_params(lr=0.05).partial_fit(FRAME, LABELS, classes=[0, 1])  # the first call anew
+    np.testing.assert_array_equal(probabilities(model), probabilities(clone(model).partial_fit(FRAME, LABELS, [0, 1])))
+
+
 def test_it_learns() -> None:
     model = small(epochs=4).fit(*rows(2_000))
     assert roc_auc_score(rows(2_000, seed=1)[1], probabilities(model, rows(2_000, seed=1)[0])) > 0.7

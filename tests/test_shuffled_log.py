@@ -10,6 +10,9 @@ from data_cases import CSV, HEADER, good_rows
 from sparsegroup.data import LogView, PreparedLog, ShuffledLog, open_log, prepare
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.log import Log
+from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.training.epoch_parts import EpochParts
+from sparsegroup.training.epoch_plan import EpochPlan
 
 
 class Everything(Log):
@@ -32,6 +35,15 @@ class Everything(Log):
                 rows.repeat_interleave(counts), torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
             )
             yield Batch(rows[:, None], rows[:, None].float(), (rows % 2).float(), rows, rows.float(), (bags,))
+
+
+class Short(Everything):
+    """Says that it has more rows than it yields."""
+
+    name = "short"
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        return super().batches(start, min(stop, 90), size)
 
 
 def order_of(log: Log, start: int = 0, stop: int | None = None, size: int = 7) -> list[int]:
@@ -122,3 +134,12 @@ def test_nothing_after_the_last_block_asked_for_is_read() -> None:
     assert len(order_of(shuffled, edge - 7, edge - 2)) == 5
     assert log.read == edge
     assert shuffled.cuts(100).tolist() == shuffled.edges[:-1]
+
+
+@pytest.mark.parametrize("buffer", [0, 8, 1_000])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fewer_rows_than_the_log_says_are_an_error_with_its_name(buffer: int, ranks: int) -> None:
+    parts = EpochParts(EpochPlan(100, 7, shuffle_buffer=buffer), ranks - 1, ranks)
+    with pytest.raises(ClickLogError, match=r"^short: \d+ rows were read where its length says \d+$"):
+        list(parts.batches(Short(120, 100), epoch=0, step=0))
+    assert sum(map(len, parts.batches(Everything(120, 100), epoch=0, step=0))) == 100 // ranks

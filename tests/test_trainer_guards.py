@@ -1,7 +1,7 @@
 """What a trainer is given must be trainable: optimizers have the parameters, labels are 0 or 1."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -98,3 +98,30 @@ class TestLabels:
         trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
         unknown = torch.full((4,), float("nan"))
         assert np.isfinite(trainer.predict([(KEYS, unknown)])).all()
+
+
+def test_the_clock_stops_where_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def stream(broken: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal now
+        for _ in range(3):
+            now += 1.0
+            yield KEYS, LABELS
+        if broken:
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr("sparsegroup.training.trainer.perf_counter", clock)
+    model, table = parts()
+    trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(stream(broken=True))
+    spent = trainer.seconds
+    assert spent > 0
+    now += 100.0
+    assert trainer.seconds == spent
+    trainer.fit(stream(broken=False))
+    assert trainer.seconds == 2 * spent

@@ -43,7 +43,8 @@ Threads = Annotated[
         min=1, help="Threads that share the table's work; the network uses one. They don't change the result."
     ),
 ]
-THREADS = max(1, min(2, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+_local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+THREADS = max(1, min(2, (os.cpu_count() or 1) // max(1, int(_local_ranks) if _local_ranks.isdecimal() else 1)))
 
 
 @contextmanager

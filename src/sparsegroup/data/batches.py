@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.data.arrow_arrays import numpy_of
+from sparsegroup.data.log_errors import ClickLogError
 
 T = TypeVar("T")
 
@@ -148,14 +149,25 @@ def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
         yield rest
 
 
+def complete(parts: Iterator[Batch], rows: int, name: str) -> Iterator[Batch]:
+    """The batches of a log of that name. In the end it raises ClickLogError unless they had `rows` rows."""
+    found = 0
+    for part in parts:
+        found += len(part)
+        yield part
+    if found != rows:
+        raise ClickLogError(f"{name}: {found:,} rows were read where its length says {rows:,}")
+
+
 def resized(parts: Iterator[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
     """The rows of `parts`, in batches of the given sizes, as far as they go; some of these may be 0.
 
     Args:
-        parts: Batches, one at least.
+        parts: Batches; without any there is none.
         sizes: How many rows each batch has.
     """
-    held = next(parts)
+    if (held := next(parts, None)) is None:
+        return
     for size in sizes:
         pieces = [held]
         while sum(map(len, pieces)) < size and (part := next(parts, None)) is not None:

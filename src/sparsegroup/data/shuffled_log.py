@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from sparsegroup.data.batches import Batch, concatenated, read_ahead, rebatched
+from sparsegroup.data.batches import Batch, complete, concatenated, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_view import LogView
@@ -89,14 +89,17 @@ class ShuffledLog(LogView):
         """Number and rows of each block that rows `start` to `stop` are in, in the log's order."""
         first = bisect_right(self.edges, start) - 1
         end = self.edges[bisect_left(self.edges, stop)]
-        parts, rest, held = self.log.batches(self.edges[first], end, _READ), list[Batch](), 0
+        begin, rest, held = self.edges[first], list[Batch](), 0
+        parts = complete(self.log.batches(begin, end, _READ), end - begin, self.log.name)
         for number in range(first, len(self.edges) - 1):
             begin, end = self.edges[number : number + 2]
             if begin >= stop:
                 return
             while held < end - begin:
-                rest.append(next(parts))
-                held += len(rest[-1])
+                if (part := next(parts, None)) is None:
+                    return
+                rest.append(part)
+                held += len(part)
             joined = concatenated(rest)
             yield number, joined[: end - begin]
             rest = [joined[end - begin :]]

@@ -200,6 +200,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises:
             ValueError: As `fit`; no or other classes, or another label in y.
+            FloatingPointError: The training has diverged. The model is lost then: this is no longer fitted. An export,
+                or a copy by pickle, made before is not.
         """
         is_first = not hasattr(self, "model_")
         if is_first and classes is None:
@@ -207,17 +209,18 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = None if classes is None else two_classes(np.asarray(classes))
         if not is_first and given is not None and not np.array_equal(given, self.classes_):
             raise ValueError(f"classes {given.tolist()} are not those of the first call: {self.classes_.tolist()}")
-        labels = checked_labels(self, y)
-        frame = feature_frame(self, X, None if is_first else list(self.columns_))
-        if is_first:
-            assert given is not None
-            log = self._begin(frame, y, labels, given, sample_weight)
-        else:
-            log = self._log(frame, codes_of(labels, self.classes_), self.columns_, sample_weight)
-        plan = EpochPlan(log.train_rows, self.config_.training.batch_size)
-        for group in self.optimizer_.param_groups:  # where a schedule has ended
-            group["lr"] = group.get("initial_lr", group["lr"])
-        self._train(log, self.config_.replace(schedule="constant", warmup=0.0), plan)
+        with self._as_before_if_it_fails(also_if_diverged=is_first):
+            labels = checked_labels(self, y)
+            frame = feature_frame(self, X, None if is_first else list(self.columns_))
+            if is_first:
+                assert given is not None
+                log = self._begin(frame, y, labels, given, sample_weight)
+            else:
+                log = self._log(frame, codes_of(labels, self.classes_), self.columns_, sample_weight)
+            plan = EpochPlan(log.train_rows, self.config_.training.batch_size)
+            for group in self.optimizer_.param_groups:  # where a schedule has ended
+                group["lr"] = group.get("initial_lr", group["lr"])
+            self._train(log, self.config_.replace(schedule="constant", warmup=0.0), plan)
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
@@ -280,12 +283,14 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # How both ways of fitting train
 
     @contextmanager
-    def _as_before_if_it_fails(self) -> Iterator[None]:
+    def _as_before_if_it_fails(self, *, also_if_diverged: bool = True) -> Iterator[None]:
+        """What fails leaves the attributes as they were; a model that was there and has diverged in place goes."""
         before = dict(vars(self))
         try:
             yield
-        except BaseException:
-            self.__dict__ = before
+        except BaseException as error:
+            lost = isinstance(error, FloatingPointError) and not also_if_diverged
+            self.__dict__ = self.get_params(deep=False) if lost else before
             raise
 
     def _begin(

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from sparsegroup.artifact.validation import STRICT, Count
-from sparsegroup.data.batches import Batch, resized
+from sparsegroup.data.batches import Batch, complete, resized
 from sparsegroup.data.log import Log
 from sparsegroup.data.rank_shares import RankShares, Stand
 from sparsegroup.training.epoch_plan import EpochPlan
@@ -72,12 +72,13 @@ class EpochParts:
         sizes = [stop - start for start, stop in pairwise(edges)]
         if not len(share):
             return iter([_nothing(log)] * len(sizes))
-        return resized(share.batches(edges[0], len(share), plan.batch_size), sizes)
+        rows = share.batches(edges[0], len(share), plan.batch_size)
+        return resized(complete(rows, len(share) - edges[0], log.name), sizes)
 
     def of_rows(self, log: Log, start: int, stop: int, size: int) -> Iterator[Batch]:
         """The rows that this rank evaluates of rows `start` to `stop`: those behind the part of the rank before it."""
         first, last = (start + (stop - start) * rank // self.count for rank in (self.rank, self.rank + 1))
-        return log.batches(first, last, size)
+        return complete(log.batches(first, last, size), last - first, log.name)
 
 
 def _nothing(log: Log) -> Batch:

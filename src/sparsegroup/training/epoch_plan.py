@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TypedDict
 
-from sparsegroup.data.batches import Batch
+from sparsegroup.data.batches import Batch, complete
 from sparsegroup.data.log import Log
 from sparsegroup.data.shuffled_log import ShuffledLog
 from sparsegroup.names import AfterFirstEpoch
@@ -90,7 +90,7 @@ class EpochPlan:
         """The rows of an epoch, numbered from 0, in its order, from row `start` of that order on."""
         if self.shuffle_buffer:
             log = ShuffledLog(log, self.shuffle_buffer, rows=self.rows, seed=self.seed, epoch=epoch)
-        return log.batches(start, self.rows, self.batch_size)
+        return complete(log.batches(start, self.rows, self.batch_size), max(self.rows - start, 0), log.name)
 
     def arguments(self, log: Log, rows: Rows | None = None) -> EpochArguments:
         """What `Trainer.fit` is given of it.

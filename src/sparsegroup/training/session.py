@@ -113,8 +113,12 @@ class Session:
         Raises:
             SettingsError: The settings ask for what the log has not, fields or times; or a run that is continued would
                 have its embeddings reset.
-            RunError: The log has other columns than the run, or the folder is not free, or another process holds it.
+            RunError: The log has fewer than two training rows or other columns than the run, or the folder is not free,
+                or another process holds it.
         """
+        if log.train_rows < 2:
+            rows = f"{len(log)} row{'s' * (len(log) != 1)}, {log.train_rows} for training"
+            raise RunError(f"{log.name}: has {rows}; a run needs at least 2 rows to train on")
         config.check_log(log)
         config = config.for_log(log)
         if run is None:
@@ -125,7 +129,9 @@ class Session:
             if config.training.epochs > 1 and config.training.after_first_epoch == "reset":
                 raise SettingsError(
                     f"training.after_first_epoch: reset would undo, in the second epoch, what {run.folder} has learnt; "
-                    "give --epochs 1, or --after-first-epoch train or freeze"
+                    "give `epochs`=1, or `after_first_epoch`=train or freeze",
+                    "epochs",
+                    "after_first_epoch",
                 )
         ranks = RankGroup(process_group)
         with claimed(folder, ranks, is_new=True) as lock:

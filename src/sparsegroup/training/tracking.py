@@ -31,7 +31,7 @@ def tracking_callbacks(tracking: TrackingConfig, folder: Path) -> list[Callback]
         events = folder / TENSORBOARD if auto else Path(tracking.tensorboard) / run_name(folder)
         callbacks.append(TensorBoardCallback(events))
     if tracking.mlflow is not None:
-        is_uri = ":" in tracking.mlflow or tracking.mlflow == "databricks"
+        is_uri = "://" in tracking.mlflow or tracking.mlflow.startswith("file:") or tracking.mlflow == "databricks"
         where = {"tracking_uri" if is_uri else "experiment": tracking.mlflow}
         callbacks.append(MLflowCallback(**where, run_name=run_name(folder)))
     return callbacks

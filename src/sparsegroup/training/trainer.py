@@ -1,8 +1,8 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -210,7 +210,8 @@ class Trainer:
             best = own if best is None else best
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
-                is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
+                with self._timed():
+                    is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
                 last = self.record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
                 if last is not None:
@@ -275,7 +276,6 @@ class Trainer:
         after_batch: Callable[[], None] | None,
     ) -> bool:
         """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
-        self._begun = perf_counter()
         self.record.begin()
         self._model.train()
         if self._is_frozen:
@@ -326,13 +326,20 @@ class Trainer:
         if is_whole and not self.progress.epoch:
             self.lessons.merge(self.ranks)
         self.record.pause()
-        self._seconds, self._begun = self.seconds, None
         return is_whole
 
     def _end_window(self, metrics: ThreadPoolExecutor) -> None:
         if not self.ranks.is_alone:
             self.lessons.wait()  # what they predict joins that of the other ranks
         self.record.end(metrics, lambda window: point_of(self, window))
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        self._begun = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds, self._begun = self.seconds, None
 
     @property
     def seconds(self) -> float:
