@@ -1,8 +1,10 @@
 """State: its names, when `u` exists, saving, loading, resuming, copying."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -267,3 +269,24 @@ def test_state_of_a_parameter_without_steps_loads(cls):
     other = make(cls, [parameter(2), parameter(3)], l21=0.1)
     other.load_state_dict(optimizer.state_dict())
     assert len(other.state) == 1
+
+
+def test_a_parameter_that_was_replaced_is_not_kept() -> None:
+    """Pruning replaces parameters: nothing holds the memory of those that are gone."""
+    optimizer = GroupAdam([{"params": [nn.Parameter(torch.ones(5))], "lr": lr} for lr in (0.1, torch.tensor(0.1))])
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            group["params"][0].grad = torch.ones_like(group["params"][0])
+        optimizer.step()
+
+    for group in optimizer.param_groups:
+        step()
+        gone = group["params"][0]
+        reference = weakref.ref(gone)
+        group["params"][0] = nn.Parameter(torch.ones(3))
+        del optimizer.state[gone], gone
+        step()
+        gc.collect()
+        assert reference() is None
+        assert (group["params"][0] != 1).all()

@@ -340,6 +340,7 @@ class GroupOptimizer(Optimizer):
         before, parameters = known.get(number), list(map(id, group["params"]))
         if before is not None and before.is_of(group, parameters):
             return before.step
+        self._executor.note_parameters(number, parameters)
         options = [_unchanging(name, group) for name in group if name != "params"]
         if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
             known.pop(number, None)

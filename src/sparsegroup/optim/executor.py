@@ -30,6 +30,7 @@ class StepExecutor:
         self._backends = backends_of(rule)
         self.places: dict[int, Place] = {}
         self._executions: dict[int, Execution] = {}
+        self._stepped: dict[int, list[int]] = {}
 
     def check(self) -> None:
         """Raise what a device has reported of the steps before, if it has come by now.
@@ -39,6 +40,12 @@ class StepExecutor:
         """
         for backend in self._backends:
             backend.check()
+
+    def note_parameters(self, number: int, parameters: list[int]) -> None:
+        """Forget all places if param group `number` has other parameters, by `id`, than before: some may be gone."""
+        if self._stepped.get(number, parameters) != parameters:
+            self.places.clear()
+        self._stepped[number] = parameters
 
     def carry_out(self, step: GroupStep, plans: Sequence[ParameterPlan], states: Mapping[Tensor, State]) -> None:
         """The step of one param group. `states[parameter]` is empty before a parameter's first."""

@@ -49,10 +49,9 @@ def check_notes(notes: Mapping[str, npt.NDArray[Any]], config: TableConfig, num_
             raise ValueError(
                 f"{min(together & notes.keys())}: {', '.join(sorted(missing))} would have to be there, too"
             )
-    trial = new_directory(config)
-    trial.came(num_rows)
-    trial.set_notes(notes)
-    trial.set_uses(notes, np.arange(num_rows))
+    if config.unit is not None and any(len(notes[name]) != num_rows for name in OF_ROWS & notes.keys()):
+        raise ValueError(f"{', '.join(sorted(OF_ROWS))}: int64 [{num_rows}] is expected, one for each row")
+    new_directory(config).set_notes(notes)
 
 
 def joined_notes(notes: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Mapping[str, npt.NDArray[Any]]:
