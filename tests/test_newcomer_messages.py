@@ -61,12 +61,12 @@ def test_a_misspelt_option_of_an_optimizer_has_its_near_match(options: dict[str,
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: HashEmbedding(10_000, 8), r"grows by itself: HashEmbedding\(8\)"),  # type: ignore
-        (lambda: HashEmbeddingBag(10_000, 8), "HashEmbeddingBag: a table has no vocabulary"),  # type: ignore
+        (lambda: HashEmbedding(10_000, 8), r"a table grows by itself: HashEmbedding\(dim\)"),  # type: ignore
+        (lambda: HashEmbeddingBag(10_000, 8), r"HashEmbeddingBag: a table grows by itself: HashEmbeddingBag\(dim\)"),  # type: ignore
         (lambda: HashEmbedding(8, 0.1), r"all but dim is given by name, got \[8, 0\.1\]"),  # type: ignore
         (lambda: HashEmbedding(num_embeddings=9, embedding_dim=8), "'embedding_dim': the length of a vector is called"),  # type: ignore
-        (lambda: HashEmbedding(8, padding_idx=0), "each key has a row of its own: leave padding out"),  # type: ignore
-        (lambda: HashEmbedding(8, sparse=True), "gradients are always sparse: leave it out"),  # type: ignore
+        (lambda: HashEmbedding(8, padding_idx=0), "there is no 'padding_idx': leave padding out"),  # type: ignore
+        (lambda: HashEmbedding(8, sparse=True), "there is no 'sparse': gradients are always sparse"),  # type: ignore
         (lambda: HashEmbeddingBag(8, max_norm=1.0), "HashEmbeddingBag: there is no 'max_norm'"),
         (lambda: HashEmbedding(8, fieldbits=4), r"there is no 'fieldbits': did you mean 'field_bits'\?"),  # type: ignore
         (lambda: HashEmbeddingBag(8, fieldbits=4), r"did you mean 'field_bits'\?"),

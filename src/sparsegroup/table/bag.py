@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sparsegroup.bags import BagMode, pool, pool_ragged
-from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.jagged_features import Jagged, JaggedKeys, check_features
 from sparsegroup.table.key_array import checked_keys, widened
+from sparsegroup.table.table_config import with_argument_hints
 
 
 class HashEmbeddingBag(HashEmbedding):
@@ -44,7 +44,7 @@ class HashEmbeddingBag(HashEmbedding):
 
     features: Mapping[str, int] | None
 
-    @told_arguments
+    @with_argument_hints
     def __init__(
         self,
         dim: int,

@@ -12,7 +12,6 @@ from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.admission import AdmissionPolicy
 from sparsegroup.table.differentiable_lookup import for_autograd
-from sparsegroup.table.embedding_arguments import told_arguments
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.fallback import begin_dead, check_fallback, live_and_known, stand_in
 from sparsegroup.table.graph_lookup import is_recomputation, register, vectors_by_operator, wants_operator
@@ -23,7 +22,7 @@ from sparsegroup.table.row_start import Init
 from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_sharded
 from sparsegroup.table.sharded.lookup import ShardedLookup
 from sparsegroup.table.table import Table
-from sparsegroup.table.table_config import check_int, checked_config
+from sparsegroup.table.table_config import check_int, checked_config, with_argument_hints
 from sparsegroup.table.table_counts import TableCounts
 from sparsegroup.table.table_state_dict import PartEntries, load_rows, save_rows, unknown_entries, with_state_entries
 from sparsegroup.table.world_check import check_world
@@ -104,7 +103,7 @@ class HashEmbedding(TableCounts, nn.Module):
     fallback: nn.Parameter | None
     per_rank: bool
 
-    @told_arguments
+    @with_argument_hints
     def __init__(
         self,
         dim: int,

@@ -1,20 +1,26 @@
 """The settings of a table."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES
+from sparsegroup.near_match import did_you_mean
 from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.buckets import MOST_ROWS
 from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sighting_sketch import HIGHEST
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 _SCRATCH = 64 << 20
 
@@ -157,3 +163,35 @@ def check_int(name: str, value: object, lowest: int, highest: int) -> None:
         raise TypeError(f"{name} must be an int, got {value!r}")
     if not lowest <= value <= highest:
         raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
+
+
+_HINTS: Mapping[str, str] = {
+    "num_embeddings": "a table has no vocabulary and grows by itself (max_rows limits it)",
+    "embedding_dim": "the length of a vector is called dim",
+    "padding_idx": "leave padding out, as by a bag with offsets, or multiply by a mask",
+    "sparse": "gradients are always sparse",
+}
+"""An argument of `nn.Embedding` → what a table has in its place."""
+
+
+def with_argument_hints(init: Constructor) -> Constructor:
+    """A constructor of a table whose TypeError says what to give in place of arguments that it does not take."""
+    takes = signature(init)
+
+    @wraps(init)
+    def checked(self: object, /, *given: Any, **named: Any) -> None:
+        try:
+            takes.bind(self, *given, **named)
+        except TypeError as error:
+            name, known = type(self).__name__, takes.parameters
+            hints = [
+                f"there is no {one!r}: {_HINTS.get(one) or did_you_mean(one, known, most=3) or 'leave it out'}"
+                for one in named
+                if one not in known
+            ]
+            if len(given) > 1:
+                hints.append(f"a table grows by itself: {name}(dim); all but dim is given by name, got {list(given)}")
+            raise TypeError(f"{name}: {'; '.join(hints) or error}") from None
+        init(self, *given, **named)
+
+    return checked  # type: ignore[return-value]
