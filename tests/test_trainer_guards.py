@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding
 from sparsegroup.models import MLP
-from sparsegroup.training import Trainer
+from sparsegroup.training import ClickModel, Trainer
 
 KEYS = torch.arange(12).view(4, 3)
 LABELS = torch.tensor([0, 1, 1, 0])
@@ -26,6 +27,12 @@ class TestOptimizers:
         model, table = parts()
         with pytest.raises(TypeError, match=r"got MLP: the order is Trainer\(table, network, optimizer\)"):
             Trainer(model, table, GroupAdam(model.parameters()))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"got MLP: the order is ClickModel\(table, network\)"):
+            ClickModel(model, table)  # type: ignore[arg-type]
+        with pytest.raises(
+            TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, such as GroupAdam, got 'adam'"
+        ):
+            Trainer(table, model, "adam")  # type: ignore[arg-type]
 
     def test_rows_that_no_optimizer_has_are_an_error_that_says_what_to_give(self) -> None:
         model, table = parts()
@@ -69,6 +76,25 @@ def fit(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
 
 def evaluate(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
     trainer.evaluate(stream)
+
+
+@pytest.mark.parametrize(
+    ("sample", "error", "message"),
+    [
+        (
+            (np.zeros((4, 3), np.int64), np.zeros(4)),
+            TypeError,
+            r"\(keys, numbers, labels\), got \['ndarray', 'ndarray'\]",
+        ),
+        ({"keys": torch.zeros(4, 3)}, TypeError, r"got \['dict'\]"),
+        ((torch.zeros(4, 3), torch.zeros(4), torch.ones(4)), ValueError, r"must be \[batch, numbers\], got \[4\]"),
+    ],
+)
+def test_a_batch_of_another_kind_is_named(sample: Any, error: type[Exception], message: str) -> None:
+    model, table = parts()
+    trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+    with pytest.raises(error, match=message):
+        trainer.fit([sample])
 
 
 class TestLabels:

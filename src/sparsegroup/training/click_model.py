@@ -32,6 +32,14 @@ NETWORKS: Mapping[ModelName, NetworkClass] = {
 INITIAL_STD = 0.01
 
 
+def check_table(table: nn.Module, order: str) -> None:
+    """Raise TypeError unless a module holds a table; `order`: of the arguments, for the message."""
+    if not tables_in(table):
+        raise TypeError(
+            f"table must be a HashEmbedding or FieldTables, got {type(table).__name__}: the order is {order}"
+        )
+
+
 class ClickModel(LookupModel):
     """A table, or one for each size of a field's vectors, and a network over them.
 
@@ -40,11 +48,15 @@ class ClickModel(LookupModel):
     Args:
         embedding: The table, or the tables.
         network: The network, of its dimension.
+
+    Raises:
+        TypeError: `embedding` is no table.
     """
 
     embedding: HashEmbedding | FieldTables
 
     def __init__(self, embedding: HashEmbedding | FieldTables, network: nn.Module) -> None:
+        check_table(embedding, "ClickModel(table, network)")
         super().__init__(embedding, network)
 
     @property

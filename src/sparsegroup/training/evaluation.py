@@ -38,12 +38,19 @@ def as_batch(sample: Sample) -> Batch:
 
     Raises:
         TypeError: It is neither a `Batch` nor two or three tensors.
+        ValueError: The numbers are no matrix.
     """
     if isinstance(sample, Batch):
         return sample
+    if not isinstance(sample, Sequence) or not all(isinstance(part, Tensor) for part in sample):
+        parts = [type(part).__name__ for part in sample] if isinstance(sample, Sequence) else [type(sample).__name__]
+        raise TypeError(f"a batch is a Batch or tensors (keys, labels) or (keys, numbers, labels), got {parts}")
     if not 2 <= len(sample) <= 3:
         raise TypeError(f"a batch is a Batch, (keys, labels) or (keys, numbers, labels), got {len(sample)} parts")
     keys, *numbers, labels = sample
+    if numbers and numbers[0].ndim != 2:
+        shape = [*numbers[0].shape]
+        raise ValueError(f"of (keys, numbers, labels), numbers must be [batch, numbers], got {shape}")
     given = numbers[0] if numbers else torch.empty(len(labels), 0)
     return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
 

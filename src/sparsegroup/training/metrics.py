@@ -28,4 +28,4 @@ def evaluate(
     rate = positives / total if has_both else 0.5
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)) if has_both else np.nan
     calibration = predicted / positives if positives else np.nan
-    return Metrics(auc, loss, loss / entropy, calibration)
+    return Metrics(auc, loss, float(loss / entropy), float(calibration))

@@ -21,6 +21,7 @@ from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.callbacks import Callback, told
+from sparsegroup.training.click_model import check_table
 from sparsegroup.training.divergence import check_loss, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
@@ -62,7 +63,7 @@ class Trainer:
         baseline: Learns from the batches of the first epoch; its AUC and log loss stand beside the model's.
 
     Raises:
-        TypeError: `table` is something else.
+        TypeError: `table` holds no table, or `optimizer` is something else.
         ValueError: A window < 1, or no optimizer has a table's rows; where one lacks others, it warns. Tables on other
             ranks than others, or, on several, `GroupAdaHessian`.
 
@@ -102,15 +103,14 @@ class Trainer:
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
-        if not tables_in(table):
-            raise TypeError(
-                f"table must be a HashEmbedding or FieldTables, got {type(table).__name__}: the order is "
-                "Trainer(table, network, optimizer)"
-            )
+        check_table(table, "Trainer(table, network, optimizer)")
         self.table, self.network, self.window = table, network, window
         self.ranks = RankGroup.of(table)
         self.record = RecordedWindows(window, self.ranks)
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        for one in self.optimizers:
+            if not isinstance(one, torch.optim.Optimizer):
+                raise TypeError(f"optimizer must be a torch.optim.Optimizer, such as GroupAdam, got {optimizer!r}")
         self.scheduler, self.target = scheduler, target
         self.callbacks = list(callbacks)
         self.progress, self._is_frozen = EpochProgress(), False
