@@ -134,6 +134,11 @@ def test_path_shows_what_each_size_costs(tmp_path: Path, run: Run) -> None:
         assert point["feature_rate"] == pytest.approx(point["asked"], rel=0.02)
         assert point["bytes"] == point["live_rows"] * (8 * 4 + 8)
         assert f"{point['test']['auc']:.4f}" in done.stdout
+    chosen = [line for line in done.stdout.splitlines() if "*" in line]
+    assert len(chosen) == 2  # the row, and what the mark means
+    (best,) = (point for point in content["points"] if point["feature_rate"] == content["no_loss_down_to"])
+    assert f"{best['live_rows']:,}" in chosen[0]
+    assert "*: the smallest size" in chosen[1]
     assert content["config"]["optimizer"]["penalty"] == "hard"
     assert (tmp_path / "paths" / "log" / "path.png").read_bytes().startswith(b"\x89PNG")
 

@@ -262,7 +262,7 @@ def test_figures_are_those_of_the_run_and_add_up(model: Path, run: Run) -> None:
     assert kept[0] >= 0
 
 
-def test_the_largest_features_are_named_by_the_vocabulary(model: Path) -> None:
+def test_the_largest_features_are_named_by_the_vocabulary(model: Path, run: Run) -> None:
     opened = open_trained(model)
     found = inspect(opened, 8)
     norms = {
@@ -276,6 +276,12 @@ def test_the_largest_features_are_named_by_the_vocabulary(model: Path) -> None:
     assert {"c<1>", "c<3>"} <= colors  # which the label is a function of
     (model / "vocabulary.parquet").unlink()
     assert inspect(open_trained(model), 8).top == found.top  # by the names of the largest ones
+    (model / "names.parquet").write_bytes(b"rubbish")
+    done = run("inspect", model)
+    assert (done.returncode, done.stderr.startswith(f"error: {model / 'names.parquet'}: missing or damaged (")) == (
+        2,
+        True,
+    )
     (model / "names.parquet").unlink()
     assert {feature.value for feature in inspect(open_trained(model), 8).top} == {None}
 

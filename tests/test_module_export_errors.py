@@ -113,7 +113,26 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     refused(tmp_path, Scored(), "'keys' names two of the inputs and outputs", outputs=["keys"])
     diverged = Scored()
     diverged.table.assign(torch.tensor([3]), torch.full((1, 4), torch.inf))
-    refused(tmp_path, diverged, "not finite: training has diverged")
+    refused(tmp_path, diverged, "table: the table holds vectors that are not finite: training has diverged")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_refused_by_its_name(value: float, tmp_path: Path) -> None:
+    model = Scored()
+    with torch.no_grad():
+        model.layer.weight[0, 2] = value
+    for formats in ([], ["program"]):
+        refused(tmp_path, model, "layer.weight: 1 of 4 values are not finite: training has diverged", formats=formats)
+    model = Scored()
+    model.table = HashEmbedding(4, fallback=True)
+    with torch.no_grad():
+        model.table.fallback.fill_(value)
+    refused(tmp_path, model, "table: a fallback vector is not finite")
+    model = Scored()
+    model.register_buffer("mean", torch.full((3,), torch.nan))
+    refused(tmp_path, model, "mean: 3 of 3 values are not finite")
+    model.register_buffer("mean", torch.full((3,), -torch.inf))
+    export_scored(model, tmp_path / "masked", formats=[])  # a mask may be infinite
 
 
 def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:

@@ -99,14 +99,12 @@ def _rates(text: str) -> list[float]:
 
 
 def _table(points: Sequence[PathPoint], best: PathPoint, tolerance: float) -> Table:
-    table = Table(
-        caption=f"loss: AUC lost against all features; bold: the smallest size that loses at most {tolerance:g}"
-    )
+    table = Table(caption=f"loss: AUC lost against all features; *: the smallest size that loses at most {tolerance:g}")
     for column in ("features", "live", "bytes", "test AUC", "loss", "log loss", "calibr."):
         table.add_column(column, justify="left" if column == "features" else "right")
     for point in points:
         table.add_row(
-            "all" if point.asked is None else percent(point.feature_rate),
+            ("all" if point.asked is None else percent(point.feature_rate)) + (" *" if point is best else ""),
             count(point.live_rows),
             size(point.bytes),
             metric(point.test.auc),

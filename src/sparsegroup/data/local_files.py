@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -55,6 +57,20 @@ def parquet_writer(path: Path, schema: pa.Schema, **options: Any) -> pq.ParquetW
 def write_parquet(path: Path, rows: pl.LazyFrame) -> None:
     """Write rows to a file, on the way without having all of them in memory where that can be."""
     rows.sink_parquet(on_disk(path))
+
+
+def names_of(path: Path, keys: npt.NDArray[np.int64]) -> dict[int, str]:
+    """The values of those of `keys` `[n]` that a Parquet file of columns `key` and `value` has.
+
+    Raises:
+        ClickLogError: It is missing or damaged.
+    """
+    try:
+        named = scan_parquet([path]).filter(pl.col("key").is_in(keys.tolist())).select("key", "value")
+        return dict(named.collect(engine="streaming").iter_rows())
+    except (OSError, pl.exceptions.PolarsError) as error:
+        what = f"missing or damaged ({str(error).splitlines()[0]})"
+        raise ClickLogError(f"{path}: {what}; without this file, features are shown by key") from error
 
 
 def scan_parquet(paths: Iterable[Path]) -> pl.LazyFrame:

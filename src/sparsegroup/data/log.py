@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from sparsegroup.data.batches import Batch, rebatched
 from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
-from sparsegroup.data.local_files import scan_parquet
+from sparsegroup.data.local_files import names_of
 from sparsegroup.data.row_runs import Run
 
 Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
@@ -124,11 +123,13 @@ class Log(ABC):
         Args:
             keys: Those of any fields.
             most_rows: A log that has to be read for it is read no further than to about this row.
+
+        Raises:
+            ClickLogError: The vocabulary is damaged.
         """
         if self.vocabulary is None or not len(keys):
             return {}
-        named = scan_parquet([self.vocabulary]).filter(pl.col("key").is_in(keys.tolist())).select("key", "value")
-        return dict(named.collect(engine="streaming").iter_rows())
+        return names_of(self.vocabulary, keys)
 
     @property
     def features(self) -> int | None:

@@ -59,7 +59,7 @@ def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     With fallback vectors, which stand in for absent keys, they stay.
 
     Raises:
-        ExportError: A vector that the format cannot hold.
+        ExportError: A vector that is not finite, or that the format cannot hold.
     """
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
@@ -67,6 +67,8 @@ def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     keys, order = keys.sort()
     encoded = encode(vectors[order], dtype)
     fallback = _fallback_of(table)
+    if fallback is not None and not bool(fallback.isfinite().all()):
+        raise ExportError("a fallback vector is not finite: training has diverged; there is nothing to serve")
     live = encoded.vectors.ne(0).any(1)
     found = Embeddings(keys, encoded, fallback)
     return found if fallback is not None or bool(live.all()) else found[live]

@@ -89,7 +89,8 @@ def export(
     Raises:
         ExportError: The module has no table; it cannot be copied or traced, or ONNX has no operators for what it does,
             and what that is; `folder` is taken; ONNX's packages are missing; vectors that the format does not have; a
-            file that does not compute what the module does. Nothing is written then.
+            parameter or vector that is not finite, by its name; a file that does not compute what the module does.
+            Nothing is written then.
         TypeError: `args` is no tuple, or `model` no module.
         ValueError: A format that is not known.
     """
@@ -99,8 +100,9 @@ def export(
     if "onnx" in formats:
         require_onnx()
     found = tables_of(model, tables)
-    rows = {name: live_rows(table, dtype) for name, table in found.items()}
+    rows = {name: _rows_of(name, table, dtype) for name, table in found.items()}
     frozen = frozen_copy(model, found, rows)
+    _check_finite(frozen)
     with evaluating(model):
         live = call.outputs_of(model)
     given = call.on_cpu()
@@ -210,6 +212,25 @@ def _draft(
         ),
         content=ExportContent(tables=dict.fromkeys(entries, NO_FILE), network=NO_FILE),
     )
+
+
+def _rows_of(name: str, table: AnyTable, dtype: Dtype) -> Embeddings:
+    try:
+        return live_rows(table, dtype)
+    except ExportError as error:
+        raise ExportError(f"{name}: {error}") from error
+
+
+def _check_finite(frozen: nn.Module) -> None:
+    """Raise ExportError for a parameter that is not finite, or a buffer with NaN (a mask may have -inf)."""
+    parameters = dict(frozen.named_parameters(remove_duplicate=False))
+    for name, values in other_weights(frozen).items():
+        wrong = ~values.isfinite() if name in parameters else values.isnan()
+        if bool(wrong.any()):
+            raise ExportError(
+                f"{name}: {int(wrong.sum()):,} of {values.numel():,} values are not finite: training has diverged; "
+                "there is nothing to serve"
+            )
 
 
 def _frozen_outputs(frozen: nn.Module, call: ExampleCall) -> list[Tensor]:

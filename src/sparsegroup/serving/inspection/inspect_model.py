@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from sparsegroup.data.keys import fields_of
-from sparsegroup.data.local_files import scan_parquet
+from sparsegroup.data.local_files import names_of
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.reporting.formatting import target_words
 from sparsegroup.serving.finite_rows import check_rows
@@ -272,9 +271,7 @@ def _of_inverse(bins: Bins) -> dict[float, float]:
 def _features(largest: Largest, trained: TrainedModel) -> tuple[Feature, ...]:
     values: dict[int, str] = {}
     if (source := trained.vocabulary or trained.names) is not None and len(largest.keys):
-        wanted = scan_parquet([source]).filter(pl.col("key").is_in(largest.keys.tolist()))
-        found = wanted.select("key", "value").collect(engine="streaming")
-        values = dict(zip(found["key"].to_list(), found["value"].to_list(), strict=True))
+        values = names_of(source, largest.keys)
     names = [trained.columns.fields[number] for number in fields_of(largest.keys)]
     rows = zip(names, largest.keys.tolist(), largest.values.tolist(), strict=True)
     return tuple(Feature(field, key, values.get(key), norm) for field, key, norm in rows)
