@@ -115,10 +115,10 @@ class StepParts:
             with self.part(SPREADING):
                 return expanded(*arguments)
 
-        def finding(table: Table, keys: Any, *arguments: Any) -> Any:
+        def finding(table: Table, keys: Any, insert: bool) -> Any:
             self._owned += len(keys)
             with self.part(FINDING):
-                return look_up(table, keys, *arguments)
+                return look_up(table, keys, insert)
 
         @contextmanager
         def threads(shards: Shards) -> Iterator[None]:

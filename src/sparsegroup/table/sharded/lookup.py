@@ -75,12 +75,8 @@ class ShardedLookup:
             error = error or failure
         else:
             exchange = shards.exchange_keys(keys, "a recomputation" if is_again else _purpose(insert), error)
-            look_up = (
-                partial(table.look_up_again, exchange.keys)
-                if is_again
-                else partial(table.look_up, exchange.keys, insert)
-            )
-            found, error = attempt(look_up)
+            look_up = table.look_up_again if is_again else partial(table.look_up, insert=insert)
+            found, error = attempt(lambda: look_up(exchange.keys))
         begins_dead = self._begins_dead and insert and not is_again
         counts = shards.agree(exchange, live_and_known(table) if begins_dead else (), error)
         assert found is not None
