@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.optim.lr_scheduler import StepLR
 
 from distributed_cases import Ranks
 from optimizer_cases import make
@@ -200,6 +202,40 @@ def test_one_rank_without_tracking_makes_all_write_everything(tmp_path: Path, fo
     assert found_seen == seen
     assert found.keys() == rows.keys()
     assert all(torch.equal(row, rows[key]) for key, row in found.items())
+
+
+class StubbornOnOne(StepLR):
+    """A scheduler whose state one rank cannot load."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("no thanks")
+        super().load_state_dict(state_dict)
+
+
+def loaded_on_one(folder: Path) -> str:
+    made = trained(2, {})
+    if made is None:
+        return ""
+    table, optimizer = made
+    scheduler = StubbornOnOne(optimizer, 3)
+    learn(table, optimizer, 0, 1)
+    save_checkpoint(folder / "one", table, optimizer, scheduler)
+    learn(table, optimizer, 1, 2)
+    optimizer.param_groups[0]["lr"] = 0.125
+    before = rows_of(table)
+    with pytest.raises(CheckpointError, match="no thanks") as caught:
+        load_checkpoint(folder / "one", table, optimizer, scheduler)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    after = rows_of(table)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(row, before[key]) for key, row in after.items())
+    return str(caught.value)
+
+
+def test_a_load_that_fails_on_one_rank_changes_nothing_on_any(tmp_path: Path, four_ranks: Ranks) -> None:
+    first, second, *_ = four_ranks.call(loaded_on_one, tmp_path)
+    assert first == f"rank 1 of 2: CheckpointError: {second}"
 
 
 def followed_by_one(folder: Path) -> None:

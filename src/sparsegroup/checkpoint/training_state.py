@@ -208,33 +208,37 @@ def load_checkpoint(
     found = ranks.do(lambda: read_content(folder, ranks, model, tables, optimizers, scheduler, settings))
     manifest, content = found.manifest, found.state
 
-    def take_over() -> None:
-        claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
-        claimed: set[RowStore] = set()
-        with _all_or_nothing(optimizers, scheduler):
-            try:
-                for own, saved in zip(optimizers, content["optimizers"], strict=False):
-                    if settings == "own":
-                        saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
-                    claimed |= _load_optimizer(own, saved, claims)
-                if scheduler is not None:
-                    scheduler.load_state_dict(content["scheduler"])
-                for own, saved in zip(optimizers, found.generators, strict=False):
-                    generator = getattr(own, "generator", None)
-                    if generator is not None and saved is not None:
-                        generator.set_state(saved)
-            except DAMAGE as error:
-                raise CheckpointError(f"{folder}: the optimizer's state does not fit ({error})") from error
-            for where, table in tables.items():
-                table.adopt(found.rows[where], claims[table] if table in claimed else None)
-        for table in tables.values():
-            table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
-        with rows_left_out():
-            model.load_state_dict(content["model"])
-        if rng:
-            found.set_rng()
+    claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
+    claimed: set[RowStore] = set()
 
-    ranks.do(take_over)
+    def load_optimizers() -> None:
+        try:
+            for own, saved in zip(optimizers, content["optimizers"], strict=False):
+                if settings == "own":
+                    saved = {**saved, "param_groups": Optimizer.state_dict(own)["param_groups"]}
+                claimed.update(_load_optimizer(own, saved, claims))
+            if scheduler is not None:
+                scheduler.load_state_dict(content["scheduler"])
+            for own, saved in zip(optimizers, found.generators, strict=False):
+                generator = getattr(own, "generator", None)
+                if generator is not None and saved is not None:
+                    generator.set_state(saved)
+        except DAMAGE as error:
+            raise CheckpointError(f"{folder}: the optimizer's state does not fit ({error})") from error
+
+    def adopt_rows() -> None:
+        for where, table in tables.items():
+            table.adopt(found.rows[where], claims[table] if table in claimed else None)
+
+    with _all_or_nothing(optimizers, scheduler):
+        ranks.do(load_optimizers)
+        ranks.do(adopt_rows)
+    for table in tables.values():
+        table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
+    with rows_left_out():
+        model.load_state_dict(content["model"])
+    if rng:
+        found.set_rng()
     return LoadResult(manifest.step, content["extra"], found.notes)
 
 
