@@ -39,6 +39,20 @@ Number = Annotated[
 _SHOWN = 60
 
 
+def finite(value: Any) -> Any:
+    """`value` with None for numbers that JSON does not have: an AUC of one class is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def number(value: Any) -> Any:
+    """NaN for None, as `finite` has made it."""
+    return math.nan if value is None else value
+
+
 def validated(kind: type[Kind], content: Any) -> Kind:
     """What `content` describes: a dataclass of `kind`, those inside it made likewise.
 

@@ -101,7 +101,7 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
     if _choices.json:
         import json
 
-        from sparsegroup.training.run_manifest import finite
+        from sparsegroup.artifact.validation import finite
 
         with to_stdout():
             print(json.dumps(finite(dict(result)), ensure_ascii=False, default=str))

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from sparsegroup.artifact.disk import made_folder, write_atomically
+from sparsegroup.artifact.validation import finite
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
@@ -18,7 +19,6 @@ from sparsegroup.cli.run_settings import log_name, open_config_log, setting_valu
 from sparsegroup.reporting.formatting import count, metric, percent, size
 from sparsegroup.reporting.path_plot import plot_path
 from sparsegroup.training.config import Config, read_config
-from sparsegroup.training.run_manifest import finite
 from sparsegroup.training.size_path import PathPoint, cheapest, size_path
 from sparsegroup.yaml_settings import share_of
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
 from sparsegroup.near_match import did_you_mean
@@ -18,7 +19,6 @@ from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow, logits_over
 from sparsegroup.training.group_metrics import GroupedAuc, ValueMetrics, grouped_auc, metrics_by_value
 from sparsegroup.training.missing_numbers import numbers_named
-from sparsegroup.training.run_manifest import finite
 from sparsegroup.user_error import UserError
 
 Int64s = npt.NDArray[np.int64]

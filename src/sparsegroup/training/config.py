@@ -143,7 +143,7 @@ class TrainingConfig(StrictSettings):
 
 
 class CheckpointConfig(StrictSettings):
-    """When the state of a run is written, so that it can be gone on with.
+    """When checkpoints are written.
 
     Attributes:
         minutes: Between two checkpoints; 0 for none by time.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from sparsegroup.artifact import disk
 from sparsegroup.artifact.disk import write_atomically
 from sparsegroup.artifact.file_facts import facts_of
-from sparsegroup.artifact.validation import validated
+from sparsegroup.artifact.validation import finite, validated
 from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
@@ -34,7 +34,7 @@ from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
-from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest, finite
+from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 from sparsegroup.training.shown_settings import shown_settings
 from sparsegroup.yaml_settings import checked, read_yaml

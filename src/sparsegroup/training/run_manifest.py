@@ -1,11 +1,10 @@
 """`summary.json`: what a run came to. It is written last: a folder without it holds no whole run."""
 
-import math
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
-from sparsegroup.artifact.validation import validated
+from sparsegroup.artifact.validation import finite, validated
 from sparsegroup.reporting.run_record import Summary
 from sparsegroup.training.run_error import RunError
 
@@ -38,20 +37,6 @@ class RunManifest(Manifest):
         for name, rows in self.summary.fields.items():
             if not 0 <= rows.live <= rows.rows or rows.seen < 0:
                 raise ValueError(f"fields.{name}: {rows.live:,} live of {rows.rows:,} rows, {rows.seen:,} seen")
-
-
-def finite(value: Any) -> Any:
-    """`value` with None for numbers that JSON does not have: an AUC of one class is null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def number(value: Any) -> Any:
-    """NaN for None, as `finite` has made it."""
-    return math.nan if value is None else value
 
 
 RUN = FolderFormat(

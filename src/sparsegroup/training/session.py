@@ -18,15 +18,18 @@ from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.checkpoint_content import kept_state
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, RankFigures, Summary
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.training.assessment import assess
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.callbacks import Callback, told
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.conclusion import concluded
 from sparsegroup.training.config import Config
 from sparsegroup.training.divergence import check_weights
 from sparsegroup.training.epoch_parts import EarlierRanks, EpochParts
+from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.input_columns import Columns
+from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.missing_numbers import numbers_named
 from sparsegroup.training.provenance import Provenance
@@ -38,8 +41,10 @@ from sparsegroup.training.run_dir import (
     append_point,
     begin_run,
     checkpoint_extra,
+    finish_run,
     load_run,
     read_columns,
+    summarize,
     write_history,
 )
 from sparsegroup.training.run_error import RunError, RunStoppedError
@@ -256,7 +261,7 @@ class Session:
         return self.trainer.progress.best * self.plan.epoch_steps
 
     def keep(self) -> None:
-        """Write where the run stands, to be come back to: see `BestState`.
+        """Save the state after the best epoch so far: see `BestState`.
 
         Raises:
             CheckpointError, OSError: It cannot be written. Those that there are stay.
@@ -359,7 +364,47 @@ class Session:
             self.checkpoint(whole=True)
         else:  # cut off after that one
             self.ranks.first_does(self.checkpoints.tidy, "the checkpoints")
-        return concluded(self)
+        return self._conclude()
+
+    def _conclude(self) -> Summary:
+        """Evaluate the model on the test rows, and write what the run leaves behind; all ranks do."""
+        log, trainer, ranks = self.log, self.trainer, self.ranks
+        stream = self.parts.of_rows(log, log.train_rows, len(log), EVALUATED)
+        predictions = trainer.predictions(stream) if len(log) > log.train_rows else None
+        named = named_features(log, self.model.rows.values(), ranks)
+        summary = summarize(
+            log,
+            self.model,
+            trainer.history,
+            assess(predictions, trainer.history),
+            self.begun.started,
+            continued_from=self.begun.continued_from,
+            bad_rows=log.bad_rows,
+            progress=trainer.progress,
+            validation_rows=self.plan.validation_rows,
+            largest=named[:SHOWN],
+            ranks=self._rank_figures(),
+        )
+        finish = partial(finish_run, self.folder, self.config, log, named, trainer.history, summary)
+        ranks.first_does(finish, "what the run leaves behind")
+        for warning in summary.warnings:
+            _logger.warning(warning)
+        return summary
+
+    def _rank_figures(self) -> list[RankFigures]:
+        """The figures of each of several ranks."""
+        ranks = self.ranks
+        if ranks.is_alone:
+            return []
+        tables = tables_in(self.model).values()
+        traffic = [table.across.shards.traffic for table in tables if table.across is not None]
+        own = RankFigures(
+            rows=self.trainer.trained,
+            features=sum(table.num_rows for table in self.model.rows.values()),
+            sent=ranks.sent + sum(one.sent for one in traffic),
+            waited=ranks.waited + sum(one.waited for one in traffic),
+        )
+        return ranks.of_all([own], "their figures")
 
     def _is_due(self) -> bool:
         settings = self.config.checkpoint

@@ -17,19 +17,15 @@ from sparsegroup.training.epoch_progress import EpochProgress
 NotNegative = Annotated[Real, Field(ge=0)]
 
 
-def _none() -> Tensor:
-    return torch.zeros(0)
-
-
 @dataclass(frozen=True)
 class WindowState:
-    """Predictions since the last point; see `PredictionWindow.state_dict`. Windows of version 0.1 have no baseline."""
+    """Predictions since the last point; see `PredictionWindow.state`. What there is not is empty."""
 
     logits: Tensor
     labels: Tensor
     weights: Tensor
     seconds: Real
-    baseline: Tensor = field(default_factory=_none)
+    baseline: Tensor
 
     def check(self) -> None:
         """Raise ValueError unless there is a number of each kind for each sample."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sparsegroup.training.run_manifest import finite, number
+from sparsegroup.artifact.validation import finite, number
 from sparsegroup.tuning.search_parameter import shown_value
 from sparsegroup.tuning.search_space import SearchSpace
 
