@@ -15,7 +15,18 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    ("names", "near_match", "tensor_words", "extras", "user_error", "bags", "untraced", "garbage", "constructor_help"),
+    (
+        "names",
+        "near_match",
+        "byte_sizes",
+        "tensor_words",
+        "extras",
+        "user_error",
+        "bags",
+        "untraced",
+        "garbage",
+        "constructor_help",
+    ),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),

@@ -83,7 +83,7 @@ class TestKeys:
     @pytest.mark.parametrize(
         "keys",
         [
-            torch.tensor([1, 2], dtype=torch.int32),
+            torch.tensor([1, 2], dtype=torch.int16),
             torch.tensor([1, 2], dtype=torch.uint8),
             torch.tensor([1.0, 2.0]),
             torch.tensor([True]),

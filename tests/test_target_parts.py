@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.optim.group_census import GroupCensus, l21_for
-from sparsegroup.optim.target_rate import bytes_of
 
 
 class TestBytes:

@@ -298,7 +298,7 @@ class StoredParameter(Tensor):
         if function is torch.ops.aten.detach.default:
             return cls(arguments[0].store, requires_grad=False)
         if function is torch.ops.aten.clone.default:
-            return cls(copy.copy(arguments[0].store), requires_grad=False)
+            return cls(copy.copy(arguments[0].store), requires_grad=False)  # with rows of its own: a store copies all
         return computed(function, arguments, keywords or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StoredParameter":

@@ -55,7 +55,7 @@ class AfterSightings:
     Args:
         k: In so many lookups of training mode, ≥ 1; twice in one lookup is one sighting.
         sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early, see
-            `SightingSketch` for how often; k is 255 at most. None: exactly, in some 36 bytes for each key that waits
+            `SightingSketch` for how often; k is 255 at most. None: exactly, in some 40 bytes for each key that waits
             (with `max_bytes`: in a sketch of a sixteenth of these).
 
     Raises:

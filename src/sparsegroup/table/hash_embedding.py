@@ -1,4 +1,4 @@
-"""`HashEmbedding` and `HashEmbeddingBag`: the table as modules."""
+"""`HashEmbedding`: the table as a module."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
@@ -35,54 +35,62 @@ _FALLBACK = "fallback"
 class HashEmbedding(TableCounts, nn.Module):
     """An embedding for 64-bit keys whose rows appear when a key is first seen: `nn.Embedding` without a vocabulary.
 
-    In training mode a key that has no row gets one; in evaluation mode it gives zeros and nothing is inserted (the
-    mode decides, not `torch.no_grad`). Frozen by `requires_grad_(False)`, it looks up as in evaluation mode, and drops
-    no rows. It is trained by any optimizer of this library; u and the optimizer's state lie in the rows, beside the
-    weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`.
+    In training mode a key without a row gets one; in evaluation mode it gives zeros and nothing is inserted (the
+    mode decides, not `torch.no_grad`). Frozen by `requires_grad_(False)`, it looks up as in evaluation mode and drops
+    no rows. Any optimizer of this library trains it; u and the optimizer's state are stored in the rows, next to the
+    weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`. All arguments except `dim` are given by
+    name.
 
-    Args:
+    Args: Vectors
         dim: Length of a vector, ≥ 1.
         std: Standard deviation ≥ 0 of a new row's elements.
         init: "normal" or "uniform" (on ±√3 std).
-        seed: The initializer's, in [0, 2⁶⁴). A row's start depends on seed and key alone.
-        max_rows: Raise rather than have more rows, ≤ 10¹⁰. None: as many as memory holds.
-        field_bits: How many high bits of a key say which field it belongs to, for `field_counts`; 0 to 16.
-        nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
-            anything is changed, or "skip" the row and count it in `skipped_rows`. On a GPU the row is skipped in any
-            case, and "raise" raises in a step soon after.
-        huge_pages: Ask the system for huge pages, which lookups in large tables gain much by (Linux).
+        seed: The initializer's seed, in [0, 2⁶⁴). A row's start depends on the seed and its key only.
+        dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
+        device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
+
+    Args: Which keys get and keep rows
+        field_bits: How many high bits of a key hold its field (see `field_keys`), for `field_counts` and `fallback`;
+            0 to 16.
         admission: Decides which keys get a row in training, see `AdmissionPolicy`. None: every key.
-        eviction: Decides which rows are dropped, see `EvictionPolicy`. None: those that are exactly zero, by `shrink`.
-        max_bytes: What `memory().total` never exceeds, a number or a text such as "2GB". Where room gets scarce, a
-            tenth of the rows goes, between two steps: dead ones first, then live ones, see `ranking`; until then, new
-            keys get no row. Both are counted, `num_evicted` and `num_refused`; training goes on. `num_seen` is then an
-            estimate, within .8 % (1.6 % of each field's, with `field_bits`), and sightings are counted in a sketch.
-        ranking: With `max_bytes`, which rows go first, see `RankingPolicy`. None: dead ones, then those that came least
-            often (`LeastOftenUsed`).
-        fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that stands in for keys without a
-            live row: dead, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient of a
-            dead row's key still counts for the row. In training it also stands in for new keys, in the batch that they
-            first come in, for as large a share of these as are dead of all (drawn by key), so that it learns what to
-            expect of the unknown. Regularize `weight` alone, as `param_groups` does.
-        per_rank: Each rank of a distributed world trains a table of its own, which may differ from those of the others.
-            Without it, training on several ranks raises; see "On several ranks". May be set later, as an attribute.
-        process_group: One table on all ranks of a `torch.distributed` group: each row lies on the rank that its key's
-            hash names, and all ranks look up together, each its own part of the batch, which may be empty. Every rank
-            makes the table, with the same arguments. `torch.distributed.group.WORLD` are all ranks; any other group
-            must be for tables alone. See "On several ranks".
+        eviction: Decides which rows are dropped, see `EvictionPolicy`. None: zero rows, by `shrink`.
+        fallback: Learn a vector per field (one for all keys, with `field_bits=0`) that replaces the vectors of keys
+            without a live row: zero, evicted, not admitted, or unknown in evaluation. It starts at zero. The gradient
+            of a zero row's key still counts for the row. In training it also replaces the vectors of new keys, in
+            their first batch, for the share of them that is the share of zero rows among all (drawn by key), so that
+            it learns what to expect of unknown keys. Regularize `weight` only, as `param_groups` does.
+
+    Args: Memory
+        max_rows: Raise rather than have more rows, ≤ 10¹⁰. None: as many as memory holds.
+        max_bytes: What `memory().total` never exceeds, a number or a text such as "2GB". When the limit is near, the
+            lowest-ranked tenth of the rows is evicted between two steps (`num_evicted`); until then new keys get no row
+            (`num_refused`). Training continues. `num_seen` is then an estimate, within .8 % (1.6 % of each field's,
+            with `field_bits`), and occurrences of keys without a row are counted in a sketch.
+        ranking: With `max_bytes`, which rows are evicted first, see `RankingPolicy`. None: zero rows, then the rows
+            looked up least often (`LeastOftenUsed`).
+        huge_pages: Ask the system for huge pages, which make lookups in large tables much faster (Linux).
+
+    Args: Training, on one rank or several
+        nonfinite: What a step does with a row whose gradient is infinite or NaN: "raise" FloatingPointError before
+            anything is changed, or "skip" the row and count it in `skipped_rows`. A GPU skips the row in either case,
+            and "raise" raises in a later step.
+        per_rank: Each rank of a distributed world trains a separate table. Without it, training on several ranks
+            raises; see "On several ranks". May be set later, as an attribute.
+        process_group: One table on all ranks of a `torch.distributed` group: each row is stored on the rank that its
+            key's hash names, and all ranks look up together, each its part of the batch, which may be empty. Every
+            rank makes the table, with the same arguments. `torch.distributed.group.WORLD` is all ranks; only tables
+            may use any other group. See "On several ranks".
         reduction: With `process_group`, whether gradients are averaged over the ranks ("mean", as
             `DistributedDataParallel` does) or added up ("sum").
-        wire_dtype: With `process_group`, torch.bfloat16 or torch.float16: in which vectors and gradients travel. None:
-            as they are.
-        device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
-        dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
+        wire_dtype: With `process_group`, the dtype in which vectors and gradients travel: torch.bfloat16 or
+            torch.float16. None: unchanged.
 
     Raises:
         ValueError, TypeError: An argument out of range.
 
     Attributes:
-        weight: The parameter. It is no tensor that one can compute with; see `lookup` and `items`.
-        fallback: `[2**field_bits, dim]`, the vectors that stand in, by the number in a key's top bits; or None.
+        weight: The parameter. You cannot compute with it as with a tensor; see `lookup` and `items`.
+        fallback: `[2**field_bits, dim]`, the fallback vectors, by the number in a key's top bits; or None.
 
     Examples:
         >>> import torch
@@ -111,21 +119,21 @@ class HashEmbedding(TableCounts, nn.Module):
         std: float = 0.01,
         init: Init = "normal",
         seed: int = 0,
-        max_rows: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         field_bits: int = 0,
-        nonfinite: Literal["raise", "skip"] = "raise",
-        huge_pages: bool = True,
         admission: AdmissionPolicy | None = None,
         eviction: EvictionPolicy | None = None,
+        fallback: bool = False,
+        max_rows: int | None = None,
         max_bytes: int | str | None = None,
         ranking: RankingPolicy | None = None,
-        fallback: bool = False,
+        huge_pages: bool = True,
+        nonfinite: Literal["raise", "skip"] = "raise",
         per_rank: bool = False,
         process_group: dist.ProcessGroup | None = None,
         reduction: Reduction = "mean",
         wire_dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         config = checked_config(

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import torch
 
+from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.near_match import did_you_mean
-from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.buckets import MOST_ROWS
 from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit

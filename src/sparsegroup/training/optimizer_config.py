@@ -16,6 +16,7 @@ from pydantic import (
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.groups import is_rows
 from sparsegroup.names import NormName, OptimizerName, ScheduleName, StateDtype, unknown_optimizer
 from sparsegroup.optim import (
@@ -33,7 +34,6 @@ from sparsegroup.optim import (
     TargetRate,
     param_groups,
 )
-from sparsegroup.optim.target_rate import bytes_of
 from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
 from sparsegroup.training.further_options import check_further_options, check_magnitude
