@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
 from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.distributed import data_parallel
+from sparsegroup.integrations import data_parallel
 from sparsegroup.models import DCN
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.distributed import ExchangeError
+from sparsegroup.table import ExchangeError
 from sparsegroup.table.sharded.exchange import group_of_tables
 
 WORLD = 3

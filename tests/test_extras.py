@@ -126,7 +126,7 @@ def test_the_adapter_of_torchrec_says_what_to_install() -> None:
 import sys
 sys.modules["torchrec"] = None
 try:
-    import sparsegroup.distributed.torchrec
+    import sparsegroup.integrations.torchrec
 except ImportError as error:
     print(error)
 """

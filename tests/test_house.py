@@ -33,7 +33,7 @@ FLOORS = (
     ("optim",),
     ("artifact",),
     ("table", "sparsity"),
-    ("checkpoint", "distributed"),
+    ("checkpoint", "integrations"),
     ("models", "data", "yaml_settings"),
     ("training", "reporting"),
     ("serving", "tuning"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from distributed_cases import Ranks
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding
-from sparsegroup.distributed import ExchangeError
+from sparsegroup.table import ExchangeError
 
 KEYS = torch.arange(20) * 0x9E3779B97F4A7C1
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from distributed_cases import Ranks
 from sharded_cases import batches, evenly, first_ranks, rows_of
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, param_groups
-from sparsegroup.distributed import TableLoadPlanner, data_parallel
+from sparsegroup.integrations import TableLoadPlanner, data_parallel
 from sparsegroup.table import AfterSightings, UnseenFor
 
 pytestmark = pytest.mark.filterwarnings(

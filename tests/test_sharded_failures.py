@@ -10,7 +10,7 @@ from torch import nn
 
 from failing_ranks import WORLD, Training, hang, kill, played
 from sparsegroup.checkpoint import save_checkpoint
-from sparsegroup.distributed import ExchangeError
+from sparsegroup.table import ExchangeError
 
 
 def lookup(training: Training) -> None:

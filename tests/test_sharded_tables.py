@@ -21,7 +21,7 @@ from sparsegroup import (
     param_groups,
     to_embeddings,
 )
-from sparsegroup.distributed import data_parallel
+from sparsegroup.integrations import data_parallel
 from sparsegroup.table.sharded.exchange import schedule_receivers
 
 KEYS = torch.arange(40) * 0x9E3779B97F4A7C1

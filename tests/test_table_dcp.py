@@ -35,7 +35,7 @@ from sparsegroup import (
     convert,
     param_groups,
 )
-from sparsegroup.distributed import TableLoadPlanner
+from sparsegroup.integrations import TableLoadPlanner
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated", "ignore:.*will be removed.*"

@@ -17,7 +17,7 @@ from ranks.step_parts import StepParts, hook_of
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.row_generator import synthetic_batches
-from sparsegroup.distributed import data_parallel
+from sparsegroup.integrations import data_parallel
 from sparsegroup.models import DCN
 
 SHAPE = DATASETS["criteo"]

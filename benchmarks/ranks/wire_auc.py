@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ranks.crew import Crew
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
 from sparsegroup.data import Log
-from sparsegroup.distributed import data_parallel
+from sparsegroup.integrations import data_parallel
 from sparsegroup.models import DCN
 from sparsegroup.training.metrics import evaluate
 

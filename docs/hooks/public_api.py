@@ -17,7 +17,7 @@ ROOMS = (
     "training",
     "tuning",
     "checkpoint",
-    "distributed",
+    "integrations",
     "serving",
     "estimator",
 )

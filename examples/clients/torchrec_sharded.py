@@ -17,7 +17,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.streamable import Pipelineable
 
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate, param_groups
-from sparsegroup.distributed.torchrec import HashEmbeddingCollectionSharder, plan_tables
+from sparsegroup.integrations.torchrec import HashEmbeddingCollectionSharder, plan_tables
 
 FIELDS, VALUES, STEPS, ROWS = ("user", "item", "tags"), 20_000, 300, 512
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from distributed_cases import Ranks
 from sparsegroup import GroupAdam, HashEmbeddingBag, param_groups
-from sparsegroup.distributed import data_parallel
+from sparsegroup.integrations import data_parallel
 
 pytest.importorskip("torchrec")
 

@@ -22,7 +22,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from sparsegroup.distributed.torchrec import HashEmbeddingCollectionSharder, plan_tables
+from sparsegroup.integrations.torchrec import HashEmbeddingCollectionSharder, plan_tables
 from sparsegroup.table.sharded.routing import Routing
 from torchrec_cases import (
     DIM,

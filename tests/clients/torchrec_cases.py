@@ -16,8 +16,7 @@ from torchrec.streamable import Pipelineable
 
 from sparsegroup import GroupAdam, HashEmbedding, TableEmbedding, param_groups
 from sparsegroup.bags import pool_ragged
-from sparsegroup.distributed.torchrec import HashEmbeddingCollectionSharder, plan_tables
-from sparsegroup.distributed.torchrec.table_sharding import table_arguments
+from sparsegroup.integrations.torchrec import HashEmbeddingCollectionSharder, plan_tables, table_arguments
 
 DIM, STEPS, ROWS = 4, 8, 12
 FEATURES = ("item", "seen", "user")

@@ -122,7 +122,7 @@ def _status_of(run: Callable[[], None]) -> int:
     except OSError as error:
         return _end_of(error)
     except RuntimeError as error:
-        from sparsegroup.distributed import ExchangeError
+        from sparsegroup.table import ExchangeError
 
         if not isinstance(error, ExchangeError):
             raise

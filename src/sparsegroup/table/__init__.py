@@ -16,6 +16,7 @@ from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.key_array import field_keys
 from sparsegroup.table.row_block import RowBlock
+from sparsegroup.table.sharded.exchange import ExchangeError
 from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
 from sparsegroup.table.table_report import FieldCount, TableMemory
 
@@ -24,6 +25,7 @@ __all__ = [
     "AfterSightings",
     "EveryKey",
     "EvictionPolicy",
+    "ExchangeError",
     "FieldCount",
     "FieldTables",
     "HashEmbedding",

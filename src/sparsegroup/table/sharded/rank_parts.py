@@ -57,7 +57,7 @@ class RankPart:
         if found != self:
             raise ValueError(
                 f"holds the rows of {found} alone, and {self} needs others: take them over by sparsegroup.checkpoint, "
-                "or by torch.distributed.checkpoint with sparsegroup.distributed.TableLoadPlanner"
+                "or by torch.distributed.checkpoint with sparsegroup.integrations.TableLoadPlanner"
             )
         return name.partition(".")[2]
 
