@@ -84,6 +84,7 @@ def test_the_next_day_goes_on_at_the_rate_of_the_day_before(tmp_path: Path, run:
     ("options", "message"),
     [
         (["--target-rate", 0.1, "--l21", 0.5], "target_rate sets l21 during training"),
+        (["--target-rate", 0.1, "--l21", 1e-3], "target_rate sets l21 during training"),
         (["--target-rate", 0.1, "--target-bytes", "1MB"], "exclude each other"),
         (["--target-rate", 1.5], "target_rate"),
         (["--target-bytes", "many"], "a size must be a number of bytes"),

@@ -381,6 +381,13 @@ def test_a_model_all_of_whose_rows_are_zero_is_shown(tmp_path: Path, run: Run) -
     assert "No row is live." in Path("page.html").read_text(encoding="utf-8")
 
 
+def test_a_page_in_a_folder_that_does_not_exist_is_an_error_that_names_it(model: Path, run: Run) -> None:
+    done = run("inspect", "model", "--html", "nowhere/page.html")
+    assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
+    done = run("train", "model")
+    assert (done.returncode, done.stderr.startswith("error: model is a run, not a log: --continue model")) == (2, True)
+
+
 def test_what_is_no_model_is_named(tmp_path: Path, run: Run) -> None:
     done = run("inspect", "nothing")
     assert (done.returncode, done.stderr.startswith("error: nothing")) == (2, True)

@@ -3,6 +3,7 @@
 All of it goes through `write`, `sync` and `rename`, so that tests can let the process die at each of them.
 """
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -91,6 +92,8 @@ def rename(source: Path, target: Path) -> None:
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
     """Let `make(temporary)` make a file, and put it in its place when it is on disk."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     temporary = beside(path, ".", ".tmp")
     try:
         with named(path):

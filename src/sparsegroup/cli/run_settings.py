@@ -13,6 +13,7 @@ from sparsegroup.data.formats.headed import NO_WEIGHT
 from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
+from sparsegroup.training.run_naming import CONFIG
 from sparsegroup.yaml_settings import assignment, share_of
 
 
@@ -74,6 +75,11 @@ def open_config_log(config: Config, threads: int, *, as_before: bool = False) ->
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)
+    if isinstance(data.log, str) and (Path(data.log) / CONFIG).is_file() and not is_prepared(data.log):
+        raise UsageError(
+            f"{data.log} is a run, not a log: --continue {data.log} with a log trains it further, and --resume "
+            f"{data.log} completes it if it was cut off"
+        )
     as_before = as_before and not is_prepared(data.log)
     with reading_bar(short_name(data.log)) as on_progress:
         log = open_log(

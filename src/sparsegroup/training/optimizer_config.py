@@ -140,8 +140,7 @@ class OptimizerConfig(StrictSettings):
             return check(content)
         if len(targets) > 1:
             raise ValueError("target_rate and target_bytes exclude each other: give one")
-        l21 = content.get("l21", DEFAULT_L21)
-        if l21 not in (0, DEFAULT_L21):
+        if l21 := content.get("l21"):
             raise ValueError(f"{targets[0]} sets l21 during training: give one of them, not both (l21 is {l21})")
         given = {name: value for name, value in content.items() if value is not None}
         if "name" not in given:
