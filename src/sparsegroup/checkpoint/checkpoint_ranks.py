@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class CheckpointRanks:
-    """The ranks that a model's tables lie on; one alone where they lie on none.
+    """The ranks that a model's tables lie on; a single one where the tables are on one process.
 
     Args:
         shards: The ranks.
@@ -60,14 +60,14 @@ class CheckpointRanks:
 
     @property
     def plain_routing(self) -> dict[str, Any] | None:
-        """What a checkpoint says of who has which key; None of one alone."""
+        """What a checkpoint says of which rank has which key; None of a single rank."""
         return None if self._shards is None else self.routing.as_plain()
 
     def all_of(self, own: Result) -> list[Result]:
         """What all ranks have, in their order.
 
         Raises:
-            ExchangeError: The ranks do not come together.
+            ExchangeError: The ranks do not meet.
         """
         return [own] if self._shards is None else self._shards.of_all([own], self.doing)
 
@@ -75,7 +75,7 @@ class CheckpointRanks:
         """Whether all ranks have the same value. All of them have to ask.
 
         Raises:
-            ExchangeError: The ranks do not come together.
+            ExchangeError: The ranks do not meet.
         """
         values = self.all_of(own)
         return values.count(own) == len(values)
@@ -85,7 +85,7 @@ class CheckpointRanks:
 
         Raises:
             CheckpointError: It has failed on another rank.
-            ExchangeError: The ranks do not come together.
+            ExchangeError: The ranks do not meet.
             Exception: What it has raised on this one.
         """
         if self._shards is None:

@@ -238,6 +238,8 @@ class GroupOptimizer(Optimizer):
 
     def _on_all_ranks(self, action: Callable[[], Result], what: str) -> Result:
         """What an action gives; where tables lie on several ranks, it raises on all of them if it does on one."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return action()
         stores = (store_of(parameter) for group in self.param_groups for parameter in group["params"])
         ranks = {store.ranks.group: store.ranks for store in stores if store is not None and store.ranks is not None}
         for one in ranks.values():

@@ -216,7 +216,7 @@ class Collectives:
         Args:
             values: `[n, …]`, those for rank 0 first.
             sent: `[ranks]`, how many lines go to each.
-            got: `[ranks]`, how many come from each.
+            got: `[ranks]`, how many lines this rank receives from each.
             what: Names the operation.
 
         Returns:
@@ -382,8 +382,8 @@ class Direction:
     """Which lines go from where to where.
 
     Attributes:
-        carry: Carries lines `[Σ sent, dim]`, and gives those that have come, `[Σ got, dim]`.
-        sent, got: `[ranks]`, how many go to each rank and come from each.
+        carry: Sends lines `[Σ sent, dim]`, and gives the received ones, `[Σ got, dim]`.
+        sent, got: `[ranks]`, how many go to each rank, and how many are received from each.
         lookup: Names the lookup in messages.
         is_back: Whether they are gradients.
         have_met: Whether the ranks have met for it already.
@@ -416,7 +416,7 @@ class _Exchange(Function):
 
 
 class Shards:
-    """The ranks that a table lies on. Whatever is asked, all of them have to ask it, in the same order.
+    """The ranks that a table lies on. All of them call each method, in the same order.
 
     Args:
         group: The ranks.
@@ -566,9 +566,11 @@ class Shards:
                 self._run(self._collectives.meet, what)
                 self.traffic.headers += self._collectives.header_bytes
             packed = packed.contiguous()
-            come = self._run(self._collectives.swapped, packed.view(torch.uint8), direction.sent, direction.got, what)
+            received = self._run(
+                self._collectives.swapped, packed.view(torch.uint8), direction.sent, direction.got, what
+            )
         setattr(self.traffic, kind, getattr(self.traffic, kind) + sent)
-        return come.view(packed.dtype).to(dtype)
+        return received.view(packed.dtype).to(dtype)
 
     # Agreement
 

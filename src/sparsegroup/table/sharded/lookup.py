@@ -25,7 +25,7 @@ from sparsegroup.table.table import Table
 
 @dataclass(frozen=True)
 class _Ahead:
-    """A lookup to come: its keys, what the ranks exchange for it, and what is found of that."""
+    """A later lookup: its keys, what the ranks exchange for it, and what is found of that."""
 
     keys: Int64s
     insert: bool
@@ -36,7 +36,7 @@ class _Ahead:
 class ShardedLookup:
     """Looks keys up on all ranks of a table. All of them have to call each method, in the same order.
 
-    What can fail on one rank alone, for lack of memory, say, is reported to the others before they wait for it.
+    An error of one rank, such as a lack of memory, is reported to the others before they wait for that rank.
 
     Args:
         table: The rows of this rank.
@@ -110,13 +110,13 @@ class ShardedLookup:
         shards = self.shards
         exchange = shards.exchange_keys(keys, "assign()")
         twice = len(exchange.keys) - len(np.unique(exchange.keys))
-        come = shards.values(vectors, exchange)
+        received = shards.values(vectors, exchange)
         if shards.totals([twice], "keys that came twice")[0]:
             raise ValueError("keys must be distinct, also those that different ranks give")
-        shards.do(lambda: self.table.assign(exchange.keys, come.numpy()), "assigning vectors")
+        shards.do(lambda: self.table.assign(exchange.keys, received.numpy()), "assigning vectors")
 
     def look_ahead(self, keys: Int64s, insert: bool) -> None:
-        """Exchange and find the keys of a lookup to come while others compute."""
+        """Exchange and find the keys of a later lookup while others compute."""
         keys = keys.copy()
         exchange = self.shards.begin_exchange_of_keys(keys, _purpose(insert))
 

@@ -111,7 +111,7 @@ def _wanted(keys: Tensor, wanted: RankPart) -> Tensor:
 
 
 def _notes_of(part: RankPart, entries: Mapping[str, Tensor], wanted: RankPart) -> dict[str, npt.NDArray[Any]]:
-    """What the directory knew beside rows."""
+    """What the directory knew in addition to rows."""
     notes = {name: entries[name].numpy() for name in NOTES if name in entries and name not in OF_ROWS}
     if _WAITING in notes:
         mask = _wanted(entries[_WAITING], wanted).numpy()
