@@ -3,11 +3,13 @@
 from contextlib import nullcontext
 
 import numpy as np
+import pytest
 import torch
 
 from gpu_cases import DEVICE
 from sparsegroup import GroupAdagrad, HashEmbedding
 from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.gpu.watch import Watch
 
 
 def test_they_stand_in_and_learn_as_on_the_host() -> None:
@@ -37,3 +39,12 @@ def test_they_stand_in_and_learn_as_on_the_host() -> None:
     assert not ours[0].all()
     for one, other in zip(ours[1:], theirs[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lookup_without_new_keys_does_not_wait_for_the_counts_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = runtime.rehearsal() if DEVICE.type == "cpu" else nullcontext()
+    with rehearsal, np.errstate(all="ignore"):
+        table = HashEmbedding(4, device=DEVICE, huge_pages=False, fallback=True)
+        vectors = table(torch.arange(12))
+        monkeypatch.setattr(Watch, "now", None)
+        assert torch.equal(table(torch.arange(12)), vectors)

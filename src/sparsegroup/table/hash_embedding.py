@@ -229,7 +229,7 @@ class HashEmbedding(TableCounts, nn.Module):
             found = self.table.fetch(ahead)
         else:
             found = self.table.look_up(array, insert=trains)
-        if self.fallback is not None and trains:
+        if self.fallback is not None and trains and len(found.search.new_places):
             begin_dead(found, *live_and_known(self.table))
         return found
 
