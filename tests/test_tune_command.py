@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from time import monotonic
 from unittest.mock import patch
 
 import pytest
@@ -11,12 +12,38 @@ import yaml
 
 from cli_cases import many_features
 from command import Run
+from sparsegroup.cli import tune_run
 from sparsegroup.cli.train_words import train_command_line
 from sparsegroup.data import open_log
+from sparsegroup.kernels.cpu.kernel_cache import compiling, seconds_compiling
 from sparsegroup.training import Config
 from sparsegroup.training.config import read_config
 
 QUICK = ("--model", "lr", "--optimizer", "adagrad", "--batch-size", 64)
+
+
+def test_the_time_limit_does_not_count_the_compiling_of_kernels(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = seconds_compiling()
+    with compiling("a kernel", is_kept=False):
+        pass
+    assert seconds_compiling() > before
+    monkeypatch.setattr(tune_run, "seconds_compiling", monotonic)  # as if all time so far went into it
+    log = many_features(tmp_path / "log.csv")
+    done = run("tune", log, *QUICK, "--set", "training.baseline=false", "--trials", 2, "--minutes", 1e-9, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["trials"] == 2
+
+
+def test_the_number_of_epochs_is_searched_unless_it_is_given(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+
+    def searched(*options: object) -> list[str]:
+        return [one["key"] for one in json.loads(run("tune", log, "--trials", 0, "--json", *options).stdout)["space"]]
+
+    assert "training.epochs" in searched()
+    assert "training.epochs" not in searched("--epochs", 3)
 
 
 def test_no_trials_show_the_space_and_leave_nothing(tmp_path: Path, run: Run) -> None:
@@ -68,7 +95,8 @@ def test_the_default_folder_is_named_by_the_time_and_goes_on(tmp_path: Path, run
     log = many_features(tmp_path / "log.csv")
     first = run("tune", log, *QUICK, "--trials", 1)
     assert first.returncode == 0, first.stderr
-    assert "best: trial 0" in first.stdout
+    assert "best: `train` as it is" in first.stdout
+    assert first.stdout.count("`train` as it is") == 1  # there is nothing to compare it with
     assert "sparsegroup train" in first.stdout
     assert "continues the study with more --trials" in first.stderr
     latest = tmp_path / "studies" / "log" / "latest"

@@ -18,8 +18,14 @@ from sparsegroup.tuning.trial_record import RungScore, TrialRecord, best_of
 from sparsegroup.yaml_settings import SettingsError
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "compile": "never"}
-KEYS = {"model.name": "lr", "optimizer.name": "adagrad", "training.batch_size": 64, "training.shuffle_buffer": 0}
+GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "epochs": 1, "compile": "never"}
+KEYS = {
+    "model.name": "lr",
+    "optimizer.name": "adagrad",
+    "training.batch_size": 64,
+    "training.shuffle_buffer": 0,
+    "training.epochs": 1,
+}
 
 
 class KilledError(BaseException):

@@ -44,7 +44,7 @@ _MINUTES, _TRIALS = 30.0, 50
 @app.command("tune")
 def tune_command(
     log: LogOrConfig = None,
-    minutes: Annotated[float, typer.Option(help="Time limit of this call.")] = _MINUTES,
+    minutes: Annotated[float, typer.Option(help="Time limit, without compiling kernels.")] = _MINUTES,
     trials: Annotated[
         int, typer.Option(min=0, help="Total number of trials in the study; 0 only shows what is searched.")
     ] = (_TRIALS),

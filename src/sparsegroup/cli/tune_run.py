@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from sparsegroup.cli.app import UsageError, in_shell
@@ -14,6 +15,7 @@ from sparsegroup.cli.run_settings import log_name, open_config_log, setting_valu
 from sparsegroup.cli.train_words import train_command_line
 from sparsegroup.cli.tune_tables import outcome_table, space_table, trial_line
 from sparsegroup.data.log import Log
+from sparsegroup.kernels.cpu.kernel_cache import seconds_compiling
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest
 from sparsegroup.tuning.search_space import SearchSpace
@@ -121,7 +123,13 @@ def _carry_on(study: Study, log: Log, limits: TuningLimits) -> None:
         if record.state == "complete" and record.last is not None:
             before = record.last.log_loss if before is None else min(before, record.last.log_loss)
 
-    study.run(limits.trials, 60 * limits.minutes, on_trial=on_trial, reporting=_rung_bar)
+    study.run(
+        limits.trials,
+        60 * limits.minutes,
+        on_trial=on_trial,
+        reporting=_rung_bar,
+        clock=lambda: monotonic() - seconds_compiling(),  # each optimizer's kernels are compiled once per machine
+    )
     trials, best = study.trials(), study.best
     again = f"{in_shell('tune', '--resume', folder)} continues the study"
     if best is None:

@@ -55,14 +55,15 @@ def trial_line(record: TrialRecord, best_before: float | None) -> str:
 
 
 def outcome_table(space: SearchSpace, first: TrialRecord, best: TrialRecord) -> Table:
-    """The best trial beside the first: what they scored, and the settings in which they differ."""
+    """The best trial and, if that is another, the first: what they scored, and the settings in which they differ."""
     table = Table(
         caption="on the rows held out, by which the best was chosen: its figures are better than new rows will show"
     )
     table.add_column("")
-    for name in (f"best: trial {best.number}", "`train` as it is"):
+    is_first = best.number == first.number
+    pair = (best,) if is_first else (best, first)
+    for name in ("best: `train` as it is",) if is_first else (f"best: trial {best.number}", "`train` as it is"):
         table.add_column(name, justify="right")
-    pair = (best, first)
     scores = [one.last if one.state == "complete" else None for one in pair]
     if first.state != "complete":
         table.add_row("", "", first.state)
@@ -73,6 +74,6 @@ def outcome_table(space: SearchSpace, first: TrialRecord, best: TrialRecord) -> 
     for key in space.keys:
         section, name = key.split(".")
         values = [shown_value(of[section][name]) for of in plain]
-        if values[0] != values[1]:
+        if values[0] != values[-1]:
             table.add_row(key, *values)
     return table

@@ -1,6 +1,7 @@
 """OPNN, the outer product-based neural network (Qu et al., ICDM 2016), as §4.1 uses it on iPinYou."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +44,10 @@ class OPNN(nn.Module):
         width = fields * dim + numbers + products
         self.hidden = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(hidden[-1] if hidden else width, 1)
-        first, second = torch.triu_indices(fields, fields, offset=1)
-        self.register_buffer("first", first, persistent=False)
-        self.register_buffer("second", second, persistent=False)
+        pairs = list(combinations(range(fields), 2))  # torch.triu_indices takes seconds on the meta device
+        for name, place in (("first", 0), ("second", 1)):
+            indices = torch.tensor([pair[place] for pair in pairs], dtype=torch.int64)
+            self.register_buffer(name, indices, persistent=False)
 
     @property
     def logit_bias(self) -> nn.Parameter:

@@ -33,6 +33,7 @@ SEARCHED: tuple[Parameter, ...] = (
     Choice(key="optimizer.l2", values=(0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
     Choice(key="training.batch_size", times_default=(0.25, 0.5, 1, 2, 4)),
     Choice(key="training.shuffle_buffer", values=(0, 100_000)),
+    Choice(key="training.epochs", values=(1, 2, 3)),
 )
 """All that can be searched. A parameter that another's condition names stands before it."""
 

@@ -78,11 +78,22 @@ class _Compilation:
 
     def end(self) -> None:
         """It is there, or failed."""
+        global _seconds
         if self._timer is None:
             return
         self._timer.cancel()
+        seconds = time.perf_counter() - self._started
+        _seconds += seconds
         if self._said:
-            _logger.info("compiled %s in %.1f s", self._name, time.perf_counter() - self._started)
+            _logger.info("compiled %s in %.1f s", self._name, seconds)
+
+
+_seconds = 0.0
+
+
+def seconds_compiling() -> float:
+    """Seconds that this process has spent on compiling kernels, which are then on disk for all later ones."""
+    return _seconds
 
 
 _here = threading.local()
