@@ -10,13 +10,26 @@ from typing import Any
 
 import pytest
 
-from cli_cases import COMMAND, click_log
+from cli_cases import COMMAND
 from command import Run
 from kill_runs import differences, outcome_of
 from sparsegroup.reporting import plots, run_page
 from sparsegroup.training import Session, Trainer
 
-TRAIN = ("--model", "lr", "--batch-size", 80, "--checkpoint-minutes", 0, "--epochs", 2, "--keep-checkpoints", 1)
+TRAIN = (
+    "--rows",
+    600,
+    "--model",
+    "lr",
+    "--batch-size",
+    80,
+    "--checkpoint-minutes",
+    0,
+    "--epochs",
+    2,
+    "--keep-checkpoints",
+    1,
+)
 SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/step-000000000002; continue with "
 
 
@@ -44,12 +57,11 @@ def at_a_batch(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -
 def test_a_run_that_is_interrupted_is_saved_and_resumed_to_the_same_bits(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    log = click_log(tmp_path / "log.csv", 600)
-    assert run("train", log, "--out", "whole", *TRAIN).returncode == 0
+    assert run("train", "--out", "whole", *TRAIN).returncode == 0
     before = signal.getsignal(by)
     with monkeypatch.context() as patch:
         at_a_batch(patch, 2, lambda: signal.raise_signal(by))
-        done = run("train", log, "--out", "run", *TRAIN, "--quiet")
+        done = run("train", "--out", "run", *TRAIN, "--quiet")
     assert (done.returncode, done.stdout) == (128 + by, "")
     assert done.stderr == SAYS + "`sparsegroup train --resume run`\n"
     assert signal.getsignal(by) == before
@@ -60,7 +72,6 @@ def test_a_run_that_is_interrupted_is_saved_and_resumed_to_the_same_bits(
 def test_a_second_interruption_ends_at_once_and_a_second_request_to_end_does_not(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = click_log(tmp_path / "log.csv", 600)
 
     def twice(second: signal.Signals) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -68,11 +79,11 @@ def test_a_second_interruption_ends_at_once_and_a_second_request_to_end_does_not
 
     with monkeypatch.context() as patch:  # as torchrun does it
         at_a_batch(patch, 2, lambda: twice(signal.SIGTERM))
-        done = run("train", log, "--out", "run", *TRAIN, "--quiet")
+        done = run("train", "--out", "run", *TRAIN, "--quiet")
     assert (done.returncode, done.stderr) == (130, SAYS + "`sparsegroup train --resume run`\n")
     with monkeypatch.context() as patch:
         at_a_batch(patch, 2, lambda: twice(signal.SIGINT))
-        done = run("train", log, "--out", "other", *TRAIN, "--quiet")
+        done = run("train", "--out", "other", *TRAIN, "--quiet")
     assert done.returncode == 130
     assert done.stderr == (
         "interrupted; there is no checkpoint yet; continue with `sparsegroup train --resume other`\n"
@@ -92,7 +103,7 @@ def test_an_interruption_while_nothing_is_trained_ends_at_once(
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "checkpoint", interrupted)  # the last one, before the evaluation
-        done = run("train", click_log(tmp_path / "log.csv", 600), "--out", "run", *TRAIN, "--quiet")
+        done = run("train", "--out", "run", *TRAIN, "--quiet")
     assert done.returncode == 130
     assert done.stderr == (
         "interrupted; the last checkpoint is run/checkpoints/step-000000000014; continue with "
@@ -102,10 +113,9 @@ def test_an_interruption_while_nothing_is_trained_ends_at_once(
 
 
 def test_a_process_that_gets_ctrl_c_prints_one_line_and_ends_with_130(tmp_path: Path) -> None:
-    log = click_log(tmp_path / "log.csv", 2_000)
     options = ["--model", "lr", "--batch-size", "2", "--epochs", "50", "--checkpoint-steps", "5", "--no-baseline"]
     with subprocess.Popen(
-        [COMMAND, "train", log, "--out", "run", *options, "--quiet"],
+        [COMMAND, "train", "--rows", "2000", "--out", "run", *options, "--quiet"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

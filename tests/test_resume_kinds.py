@@ -154,6 +154,7 @@ def test_the_settings_of_a_run_on_a_prepared_log_train_it_again(tmp_path: Path, 
     csv(tmp_path)
     assert run("prepare", "log.csv", "folder").returncode == 0
     assert run("train", "folder", "--out", "run", *TRAIN).returncode == 0
+    assert "rows:" not in (tmp_path / "run" / "config.yaml").read_text()  # the size of a synthetic log
     again = run("train", "run/config.yaml", "--out", "again")
     assert again.returncode == 0, again.stderr
     assert state_of(tmp_path / "again") == state_of(tmp_path / "run")
