@@ -130,7 +130,7 @@ def test_demo_shows_four_methods_and_prunes_to_the_rate_that_was_asked_for(run: 
         for line in done.stdout.splitlines()
         if line.startswith("│") and (cells := [cell.strip() for cell in line.strip("│").split("│")])
     }
-    asked, constant = "A rate asked for", "Group Adam, fixed λ"
+    asked, constant = "Target rate", "Group Adam, fixed λ"
     assert list(rows) == ["Adam", "Adam, pruned", constant, asked]
     assert rows["Adam"][2] == "100.00%"
     assert rows["Adam, pruned"][2:4] == rows[asked][2:4]

@@ -175,7 +175,7 @@ def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture) -
         on_progress(point)
         on_batch(512, 0.6)
     assert "1,024 of 1,024 samples (100.0%)" in lines_of(caplog)[-1]
-    assert "loss 0.5000, AUC 0.7500, rate 0.0300 (asked 0.0500), 4 MB" in lines_of(caplog)[-1]
+    assert "loss 0.5000, AUC 0.7500, rate 0.0300 (scheduled 0.0500), 4 MB" in lines_of(caplog)[-1]
 
 
 @pytest.mark.usefixtures("beats")

@@ -20,7 +20,7 @@ def demo_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Adam, pruned Adam, Group Adam as in the paper, and a size that is asked for, side by side on a synthetic log."""
+    """Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log."""
     with starting():
         from sparsegroup.cli.demo_run import demo_run
         from sparsegroup.cli.run_settings import share_given

@@ -19,7 +19,7 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
     """Compare four methods; the arguments are those of the command."""
     configs = {
         "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
-        "A rate asked for": Config.of(model="dcn", target_rate=target_rate, seed=seed),
+        "Target rate": Config.of(model="dcn", target_rate=target_rate, seed=seed),
     }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = int(data.are_informative(data.seen).sum())
@@ -35,7 +35,7 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
 
 def _comparison(scores: list[MethodScore]) -> Table:
     table = Table(
-        caption="fixed λ: as in the paper; a rate asked for: as with `sparsegroup train --target-rate`\n"
+        caption="fixed λ: as in the paper; target rate: as with `sparsegroup train --target-rate`\n"
         "rate: features that are not exactly zero; table: their 8-byte keys and float32 vectors"
     )
     for column in ("", "test AUC", "log loss", "rate", "table", "informative"):

@@ -141,7 +141,7 @@ def training_bar(total: int, name: str) -> Iterator[Reporter]:
 
         def on_progress(point: HistoryPoint) -> None:
             nonlocal state
-            asked = "" if point.scheduled_rate is None else f" (asked {point.scheduled_rate:.4f})"
+            asked = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
             state = (
                 f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{asked}, "
                 f"{point.table_bytes / 1e6:,.0f} MB"

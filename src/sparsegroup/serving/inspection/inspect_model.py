@@ -5,14 +5,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from sparsegroup.artifact.validation import finite
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import names_of
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.reporting.formatting import target_words
+from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.inspection.histogram import Bins, Histogram, as_shown
@@ -70,23 +69,6 @@ class Sizes:
     live_vectors: int
     dense_table: int
     files: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature, and how large its vector is.
-
-    Attributes:
-        field: Its field.
-        key: Its key.
-        value: Its value in the log; None where no vocabulary was kept, or it is not in it.
-        norm: ‖x‖.
-    """
-
-    field: str
-    key: int
-    value: str | None
-    norm: float
 
 
 @dataclass(frozen=True)
@@ -164,7 +146,7 @@ class Inspection:
     fields: Mapping[str, FieldCount]
     norms: Histogram
     norm_quantiles: Mapping[float, float]
-    top: tuple[Feature, ...]
+    top: tuple[LargestFeature, ...]
     regularized: RegularizationEffect
 
     @property
@@ -176,7 +158,7 @@ class Inspection:
     def as_json(self) -> str:
         """All of it; what is not a finite number is null."""
         content = {"feature_rate": self.live_rows / self.features_seen if self.features_seen else None, **asdict(self)}
-        return json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+        return json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
@@ -268,13 +250,13 @@ def _of_inverse(bins: Bins) -> dict[float, float]:
     return {share: 1 / value if value else math.inf for share, value in inverse.items()}
 
 
-def _features(largest: Largest, trained: TrainedModel) -> tuple[Feature, ...]:
+def _features(largest: Largest, trained: TrainedModel) -> tuple[LargestFeature, ...]:
     values: dict[int, str] = {}
     if (source := trained.vocabulary or trained.names) is not None and len(largest.keys):
         values = names_of(source, largest.keys)
     names = [trained.columns.fields[number] for number in fields_of(largest.keys)]
     rows = zip(names, largest.keys.tolist(), largest.values.tolist(), strict=True)
-    return tuple(Feature(field, key, values.get(key), norm) for field, key, norm in rows)
+    return tuple(LargestFeature(field, key, values.get(key), norm) for field, key, norm in rows)
 
 
 def _files(path: Path) -> dict[str, int]:
@@ -286,11 +268,3 @@ def _files(path: Path) -> dict[str, int]:
         inside = [entry] if entry.is_file() else [file for file in entry.rglob("*") if file.is_file()]
         sizes[entry.name + ("/" if entry.is_dir() else "")] = sum(file.stat().st_size for file in inside)
     return sizes
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -10,8 +10,9 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLoca
 from sparsegroup.reporting.formatting import count, percent, short, size, trim_exponent
 from sparsegroup.reporting.page import Tile, field_rows, page_environment
 from sparsegroup.reporting.plots import COLOURS, INK, svg_element
+from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.serving.inspection.histogram import Histogram
-from sparsegroup.serving.inspection.inspect_model import Feature, Inspection, RegularizationEffect
+from sparsegroup.serving.inspection.inspect_model import Inspection, RegularizationEffect
 from sparsegroup.serving.inspection.wording import effects, lead, note, share_of, sizes, title
 
 _INCHES = (5.4, 2.5)
@@ -55,7 +56,7 @@ def render_inspection(inspection: Inspection) -> str:
     )
 
 
-def feature_name(feature: Feature) -> str:
+def feature_name(feature: LargestFeature) -> str:
     """Its value, or its key where that is not known."""
     return str(feature.key) if feature.value is None else feature.value or "(missing)"
 
