@@ -21,7 +21,7 @@ from sparsegroup.serving import ServingModel, TrainedModel, open_trained
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.training import Config, Session, Trainer
-from sparsegroup.training.compiled_network import has_compiler
+from sparsegroup.training.compiled_network import CompiledNetwork, has_compiler
 
 NAN, INF = float("nan"), float("inf")
 
@@ -247,7 +247,6 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
         torch.manual_seed(0)
         table, generator = HashEmbedding(3, seed=1), torch.Generator().manual_seed(2)
         network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,)))
-        network.encoder.fit(torch.randn(50, 2, generator=generator))
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         table.requires_grad_(False)
         stream = []
@@ -259,9 +258,30 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
         return network
 
     eager, compiled = (trained(compile).state_dict() for compile in (False, True))
-    assert eager["encoder.count"].tolist() == [107, 107]
+    assert eager["encoder.count"].tolist() == [57, 57]  # the first batch is the sample
     for name, value in eager.items():
         assert torch.allclose(value, compiled[name], atol=1e-6), name
+
+
+def test_compiling_leaves_the_first_batch_to_be_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiled(torch.nn.Module):
+        """As torch.compile gives it: called like the network, and without a length."""
+
+        def __init__(self, network: WithNumbers, **options: object) -> None:
+            super().__init__()
+            self.network, self.forward = network, network.forward
+
+        def __len__(self) -> int:
+            raise TypeError
+
+    monkeypatch.setattr(torch, "compile", Compiled)
+    network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,), dropout=0.1))
+    embeddings, numbers = torch.randn(9, 1, 3), torch.randn(9, 2)
+    compiled = CompiledNetwork(network, compile=True).ready(embeddings, numbers)
+    assert isinstance(compiled, Compiled)
+    assert not network.encoder.is_fitted
+    compiled(embeddings, numbers)
+    assert network.encoder.count.tolist() == [9, 9]
 
 
 @pytest.mark.parametrize(("name", "buckets", "standardize"), [("dcn", 5, True), ("opnn", 0, True), ("fm", 5, False)])

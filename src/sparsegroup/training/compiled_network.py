@@ -42,12 +42,12 @@ class CompiledNetwork:
         """The network for batches of the size of these: compiled when first asked for, or as it is."""
         if self._compiles and self._compiled is None:
             self._compile(embeddings, numbers)
-        return self._compiled or self._network
+        return self._network if self._compiled is None else self._compiled
 
     def _compile(self, embeddings: Tensor, numbers: Tensor | None) -> None:
         """Compile; what a run that goes on would do again, random numbers and running statistics, is as before."""
         failure = None
-        statistics = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
+        statistics = {name: buffer.clone() for name, buffer in self._network.named_buffers()}
         with warnings.catch_warnings(), torch.random.fork_rng():  # of what torch does while it compiles
             warnings.simplefilter("ignore")
             from torch._dynamo.exc import TorchDynamoException
@@ -58,9 +58,7 @@ class CompiledNetwork:
                 self._compiled(embeddings, numbers)
             except TorchDynamoException as error:
                 failure = str(error).splitlines()[0]
-        with torch.no_grad():
-            for buffer, before in statistics:
-                buffer.copy_(before)
+        self._network.load_state_dict(statistics, strict=False)
         if failure is not None:
             self._compiles, self._compiled = False, None
             say_uncompiled(f"compiling failed ({failure})")
