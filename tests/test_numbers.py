@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from serving_cases import batch_of, columns_of
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
 from sparsegroup.data import open_log
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
+from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import ServingModel, TrainedModel, open_trained
@@ -122,6 +124,33 @@ class TestStandardizing:
         encoder = fitted(sample_of(), standardize=False)
         standardized, _ = encoder(torch.tensor([[1.0, 2.0, NAN, -4.0]]))
         assert standardized.tolist() == [[1.0, 2.0, 0.0, -4.0]]
+
+
+def moments_of(rows: Tensor) -> Tensor:
+    """Moments `[3, 1]` of rows `[n]` float64."""
+    mean = rows.mean() if len(rows) else torch.tensor(0.0)
+    return torch.tensor([[len(rows)], [mean], [(rows - mean).square().sum()]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("level", [0.0, 1e6, -3e9])
+@pytest.mark.parametrize("seed", range(4))
+def test_merging_is_associative_and_gives_the_moments_of_all_rows(seed: int, level: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rows = level + torch.randn(1_000, generator=draw, dtype=torch.float64).cumsum(0)
+    edges = [0, *sorted(torch.randint(1_001, (4,), generator=draw).tolist()), 1_000]
+    parts = [moments_of(rows[begin:end]) for begin, end in pairwise(edges)]
+    parts.insert(seed, moments_of(rows[:0]))
+    ways = [parts]
+    for cut in range(1, len(parts)):
+        ways.append([torch.stack(merged_moments(torch.stack(some))) for some in (parts[:cut], parts[cut:])])
+        ways.append([*parts[cut:], *parts[:cut]])
+    for way in ways:
+        count, mean, m2 = merged_moments(torch.stack(way))
+        assert count.item() == 1_000
+        assert mean.item() == pytest.approx(rows.mean().item(), rel=1e-14, abs=1e-14)
+        expected = (rows - rows.mean()).square().sum().item()
+        rounding = 2.2e-16 * (100 + abs(level) / math.sqrt(expected / 1_000))  # of means, next to the deviation
+        assert m2.item() == pytest.approx(expected, rel=4 * rounding)
 
 
 def test_heavy_tails_by_kurtosis() -> None:

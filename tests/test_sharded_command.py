@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,22 @@ from typing import Any
 
 import pytest
 
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
-from sparsegroup.training import load_run
-from sparsegroup.training.run_dir import last_checkpoint
+from kill_runs import differences
+from rank_run_cases import EPOCHS, SETTINGS, outcome, write_log
+from sparsegroup.training import Config, load_run
 
-SETTINGS = ("--set", "data.rows=5000", "--set", "training.batch_size=90", "--model", "mlp", "--checkpoint-steps", "10")
+TRAINED = EPOCHS * 648
+"""Samples."""
+
 PATIENCE = 500
+
+
+def started(folder: Path) -> tuple[str, ...]:
+    """The arguments of a run on a log with everything that has state, of which both are written to a folder."""
+    write_log(folder)
+    config = Config.of(log="log.csv", schema="schema.yaml", **SETTINGS)
+    (folder / "config.yaml").write_text(config.as_yaml())
+    return "config.yaml", "--out", "run"
 
 
 def torchrun(
@@ -42,11 +53,6 @@ def told(done: subprocess.CompletedProcess[str]) -> str:
     return "\n".join(line for line in done.stderr.splitlines() if "error" in line.lower())
 
 
-def bits_of(run: Path) -> dict[str, str]:
-    """The digest of each file of its last checkpoint."""
-    return {name: facts.xxh3_64 for name, facts in CHECKPOINT.read(last_checkpoint(run)).files.items()}
-
-
 def summary_of(run: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return content
@@ -56,63 +62,65 @@ def summary_of(run: Path) -> dict[str, Any]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks that nobody has killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = torchrun(folder, 2, *SETTINGS, "--out", "run", "--json")
+    done = torchrun(folder, 2, *started(folder), "--json")
     assert done.returncode == 0, told(done)
-    assert json.loads(done.stdout)["samples"] == 4500
+    assert json.loads(done.stdout)["samples"] == TRAINED
     return folder / "run"
 
 
 def test_a_run_of_two_ranks(undisturbed: Path) -> None:
     summary = summary_of(undisturbed)
-    assert [rank["rows"] for rank in summary["ranks"]] == [2250, 2250]
+    assert sum(rank["rows"] for rank in summary["ranks"]) == TRAINED
     assert sum(rank["features"] for rank in summary["ranks"]) <= summary["features_seen"]
     assert all(rank["sent"] > 0 for rank in summary["ranks"])
-    assert summary["test"]["log_loss"] < 0.7
+    assert summary["test"]["auc"] > 0.6
     assert ">waited<" in (undisturbed / "report.html").read_text()
     run = load_run(undisturbed)  # on one process
     assert run.model.embedding.num_seen == summary["features_seen"]
 
 
 def test_rank_killed_in_an_exchange_and_started_anew(undisturbed: Path, tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 2, *SETTINGS, "--out", "run", killed="exchange-51:1", restarts=1)
+    done = torchrun(tmp_path, 2, *started(tmp_path), killed="exchange-31:1", restarts=1)
     assert done.returncode == 0, told(done)
     assert "resumed at row" in done.stderr
-    assert bits_of(tmp_path / "run") == bits_of(undisturbed)
+    assert not differences(outcome(undisturbed), outcome(tmp_path / "run"))
 
 
 @pytest.mark.slow
 def test_all_killed_in_a_save_and_resumed_on_three(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 2, *SETTINGS, "--out", "run", killed="save-3:0,1")
+    done = torchrun(tmp_path, 2, *started(tmp_path), killed="save-3:0,1")
     assert done.returncode != 0
     done = torchrun(tmp_path, 3, "--resume", "run")
     assert done.returncode == 0, told(done)
     summary = summary_of(tmp_path / "run")
-    assert summary["samples"] == 4500
-    assert sum(rank["rows"] for rank in summary["ranks"]) + 20 * 90 == pytest.approx(4500, abs=3)
+    assert summary["samples"] == TRAINED
+    resumed = re.search(r"resumed at row (\d+)", done.stderr)
+    assert resumed is not None
+    assert sum(rank["rows"] for rank in summary["ranks"]) + int(resumed[1]) == TRAINED
     assert len(summary["ranks"]) == 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", ["batch-1:0", "batch-25:0", "batch-50:1", "exchange-44:0", "save-1:1", "save-4:0"])
+@pytest.mark.parametrize("killed", ["batch-1:0", "batch-14:0", "batch-22:1", "exchange-38:0", "save-1:1", "save-4:0"])
 def test_killed_anywhere(undisturbed: Path, tmp_path: Path, killed: str) -> None:
-    done = torchrun(tmp_path, 2, *SETTINGS, "--out", "run", killed=killed, restarts=1)
+    done = torchrun(tmp_path, 2, *started(tmp_path), killed=killed, restarts=1)
     assert done.returncode == 0, told(done)
-    assert bits_of(tmp_path / "run") == bits_of(undisturbed)
+    assert not differences(outcome(undisturbed), outcome(tmp_path / "run"))
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_missed_and_all_are_started_anew(undisturbed: Path, tmp_path: Path) -> None:
-    settings = (*SETTINGS, "--out", "run", "--rank-timeout", "0.2")
-    done = torchrun(tmp_path, 2, *settings, killed="batch-25:1", by="SIGSTOP", restarts=1)
+    settings = (*started(tmp_path), "--rank-timeout", "0.2")
+    done = torchrun(tmp_path, 2, *settings, killed="batch-14:1", by="SIGSTOP", restarts=1)
     assert done.returncode == 0, told(done)
     assert "rank 1 of 2" in done.stderr
-    assert bits_of(tmp_path / "run") == bits_of(undisturbed)
+    assert not differences(outcome(undisturbed), outcome(tmp_path / "run"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "then"), [(3, 1), (1, 3), (4, 2)])
 def test_resumed_on_another_number(tmp_path: Path, ranks: int, then: int) -> None:
-    torchrun(tmp_path, ranks, *SETTINGS, "--out", "run", killed=f"batch-33:{ranks - 1}")
+    torchrun(tmp_path, ranks, *started(tmp_path), killed=f"batch-17:{ranks - 1}")
     done = torchrun(tmp_path, then, "--resume", "run")
     assert done.returncode == 0, told(done)
-    assert summary_of(tmp_path / "run")["samples"] == 4500
+    assert summary_of(tmp_path / "run")["samples"] == TRAINED

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from distributed_cases import Ranks
-from trainer_cases import CASES, TrainerCase, cut_off_and_resumed, diverging, failing, refused, trained
+from trainer_cases import CASES, TrainerCase, cut_off_and_resumed, diverging, failing, global_batches, refused, trained
 
 
 def assert_alike(alone: dict[str, Any], answers: list[dict[str, Any]]) -> None:
@@ -35,6 +36,28 @@ def test_ranks_train_as_one_process(ranks: Ranks, four_ranks: Ranks, name: str) 
         assert sum(answer["own"] for answer in answers) == alone["samples"]
 
 
+def test_ranks_standardize_by_the_moments_of_all_rows(ranks: Ranks, four_ranks: Ranks) -> None:
+    case = CASES["numbers"]
+    alone = trained(case)["encoder"]
+    rows = torch.cat([batch.numbers for batch in global_batches(case)])[:, 1].double().numpy()
+    rows = rows[~np.isnan(rows)]
+    for world in (ranks, four_ranks):
+        one, *others = (answer["encoder"] for answer in world.call(trained, case))
+        for name, value in one.items():
+            assert all(torch.equal(value, other[name]) for other in others), name
+            torch.testing.assert_close(value, alone[name], rtol=1e-5 if name == "embedding" else 1e-11, atol=1e-6)
+        assert one["count"][1] == len(rows)
+        assert one["mean"][1].item() == pytest.approx(rows.mean(), rel=1e-14)
+        assert one["m2"][1].item() == pytest.approx(
+            rows.var() * len(rows), rel=1e-9
+        )  # of numbers near 1e4: 1e-16 x 1e8
+
+
+def test_batch_normalization_follows_all_ranks(ranks: Ranks) -> None:
+    one, two = ranks.call(trained, TrainerCase(normalized=True))
+    assert torch.equal(one["network"], two["network"])
+
+
 def test_ranks_that_run_out_of_batches_go_on_with_the_others(ranks: Ranks) -> None:
     case = TrainerCase()
     one, two = ranks.call(trained, case, (5, 99))
@@ -53,9 +76,9 @@ def test_the_same_ranks_give_the_same_bits(ranks: Ranks) -> None:
         assert one["history"] == other["history"]
 
 
-@pytest.mark.parametrize("name", ["uneven", "admission"])
+@pytest.mark.parametrize("name", ["uneven", "admission", "numbers", "normalized"])
 def test_ranks_that_were_stopped_end_with_the_same_bits(ranks: Ranks, name: str) -> None:
-    case = CASES[name]
+    case = TrainerCase(normalized=True) if name == "normalized" else CASES[name]
     whole, resumed = ranks.call(trained, case), ranks.call(cut_off_and_resumed, case, 5)
     for one, other in zip(whole, resumed, strict=True):
         assert torch.equal(one["network"], other["network"])

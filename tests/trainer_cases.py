@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from sharded_cases import rows_of
 from sparsegroup import AfterSightings, FieldTables, GroupAdam, HashEmbedding, TargetRate, param_groups
 from sparsegroup.data.batches import Batch
-from sparsegroup.models import MLP
+from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Trainer
 from sparsegroup.training.baseline import LogisticBaseline
@@ -32,6 +32,8 @@ class TrainerCase:
         sizes: Those of the fields' vectors, if they differ.
         rate: The live share that a target asks for.
         weighted: Whether rows have weights.
+        numbers: Columns of numbers, which an encoder standardizes.
+        normalized: Whether the network has torch's batch normalization.
     """
 
     shares: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
@@ -40,6 +42,8 @@ class TrainerCase:
     sizes: dict[int, int] | None = None
     rate: float | None = None
     weighted: bool = False
+    numbers: int = 0
+    normalized: bool = False
 
 
 CASES = {
@@ -50,6 +54,7 @@ CASES = {
     "admission": TrainerCase(table={"admission": AfterSightings(2)}),
     "sizes": TrainerCase(sizes={0: 2, 1: 4, 2: 4}),
     "sums": TrainerCase(table={"reduction": "sum"}),
+    "numbers": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), numbers=2),
 }
 
 
@@ -62,7 +67,10 @@ def global_batches(case: TrainerCase) -> list[Batch]:
         keys = torch.randint(0, 60, (rows, FIELDS), generator=draw) + (torch.arange(FIELDS) << 56)
         labels = (torch.rand(rows, generator=draw) < 0.2 + 0.3 * (keys[:, 0] % 3 == 0)).float()
         weights = torch.rand(rows, generator=draw) + 0.5 if case.weighted else None
-        batches.append(Batch(keys, torch.zeros(rows, 0), labels, torch.zeros(rows, dtype=torch.int64), weights))
+        numbers = 1e4 + torch.randn(rows, case.numbers, generator=draw)
+        numbers[:, :1] += 100 * step  # beyond the reach of the mean so far
+        numbers[::7, 1:] = torch.nan
+        batches.append(Batch(keys, numbers, labels, torch.zeros(rows, dtype=torch.int64), weights))
     return batches
 
 
@@ -82,7 +90,11 @@ def own_batches(case: TrainerCase, ends: Sequence[int]) -> Iterator[Batch]:
 
 def new_trainer(case: TrainerCase) -> Trainer:
     torch.manual_seed(3 + (dist.get_rank() if dist.is_initialized() else 0))  # networks are made equal by the trainer
-    model = MLP(fields=FIELDS, dim=DIM, hidden=(8,))
+    model: nn.Module = MLP(FIELDS + case.numbers, DIM, case.numbers, hidden=(8,))
+    if case.normalized:
+        model.hidden.append(nn.BatchNorm1d(8))
+    if case.numbers:
+        model = WithNumbers(NumberEncoder(case.numbers, DIM, 4), model)
     options = {"std": 0.1, "field_bits": 8, **case.table}
     if dist.is_initialized():
         options["process_group"] = dist.group.WORLD
@@ -108,8 +120,10 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     rows: dict[tuple[str, int], Tensor] = {}
     for name, table in tables_in(trainer.table).items():
         rows |= {(name, key): row for key, row in rows_of(table).items()}
-    network = torch.cat([parameter.detach().flatten() for parameter in trainer.network.parameters()])
-    return {"network": network, "rows": rows, "history": history, "samples": trainer.samples, "own": trainer.trained}
+    network = torch.cat([value.flatten().double() for value in trainer.network.state_dict().values()])
+    encoder = trainer.network.encoder.state_dict() if isinstance(trainer.network, WithNumbers) else None
+    result = {"network": network, "rows": rows, "history": history, "samples": trainer.samples}
+    return result | {"own": trainer.trained, "encoder": encoder}
 
 
 def trained(case: TrainerCase, ends: Sequence[int] = (99,) * 4) -> dict[str, Any]:
@@ -128,12 +142,15 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
             first.stop()
 
     first.fit(own_batches(case, (99,) * 4), after_batch=stop)
+    state = first.ranks.of_first(first.network.state_dict(), "the network")
+    first.network.load_state_dict(state)  # as a checkpoint holds it
     second = Trainer(
         first.table, first.network, first.optimizers, window=3 * ROWS, target=first.target, baseline=LogisticBaseline()
     )
     second.load_state_dict(first.ranks.of_first(first.state_dict(), "the state"))
     left = list(own_batches(case, (99,) * 4))[first.progress.steps :]
     assert second.taken == first.taken
+    assert second.dense.size == first.dense.size
     second.fit(left)
     return outcome(second) | {"auc": second.evaluate(own_batches(case, (99,) * 4)).auc, "own": 0}
 

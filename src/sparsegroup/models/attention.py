@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.bags import bag_of_each, pool_ragged
+from sparsegroup.models.layers import RunningStatistics
 
 
-class Dice(nn.Module):
+class Dice(RunningStatistics):
     """p(s) s + (1 - p(s)) α s with p(s) = sigmoid((s - E[s]) / √(Var[s] + ε)) (eq. 3 of DIN), α learned for each unit.
 
     E and Var are those of the batch in training, of which running ones are kept, which evaluation uses; so does a batch
-    of fewer than two vectors.
+    of fewer than two vectors. On several ranks the batch is the rank's own, and the running ones are of all ranks'.
 
     Args:
         width: Number of units.
@@ -22,7 +23,7 @@ class Dice(nn.Module):
     variance: Tensor
 
     def __init__(self, width: int) -> None:
-        super().__init__()
+        super().__init__(width)
         self.alpha = nn.Parameter(torch.zeros(width))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
@@ -30,8 +31,25 @@ class Dice(nn.Module):
     def forward(self, s: Tensor) -> Tensor:
         """The same shape `[m, width]`."""
         in_batch = self.training and s.shape[0] > 1
-        p = nn.functional.batch_norm(s, self.mean, self.variance, training=in_batch, eps=1e-8).sigmoid()
+        mean, variance = (None, None) if in_batch and self.is_shared else (self.mean, self.variance)
+        p = nn.functional.batch_norm(s, mean, variance, training=in_batch, eps=1e-8).sigmoid()
+        if self.training and self.is_shared:
+            self._note(s.detach().double())
         return p * s + (1 - p) * self.alpha * s
+
+    @torch.no_grad()
+    def _note(self, s: Tensor) -> None:
+        """Leave the moments of a batch in `of_batch`."""
+        count = s.new_full((s.shape[1],), s.shape[0])
+        mean = s.sum(0) / count.clamp(min=1)
+        self.of_batch.copy_(torch.stack([count, mean, (s - mean).square().sum(0)]))
+
+    @torch.no_grad()
+    def follow(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
+        """See `RunningStatistics`; with the momentum and the unbiased variance of torch's batch normalization."""
+        if count.max() > 1:
+            self.mean.lerp_(mean.to(self.mean), 0.1)
+            self.variance.lerp_((m2 / (count - 1)).to(self.variance), 0.1)
 
 
 class ActivationUnit(nn.Module):

@@ -1,4 +1,4 @@
-"""What the models share: the input they agree on and a stack of hidden layers."""
+"""What the models share: the input they agree on, a stack of hidden layers, and statistics that follow training."""
 
 from collections.abc import Sequence
 
@@ -40,3 +40,44 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
             layers.append(nn.Dropout(dropout))
         width = size
     return nn.Sequential(*layers)
+
+
+class RunningStatistics(nn.Module):
+    """A layer that follows the moments of its inputs in training: of its own batches, or of those of several ranks.
+
+    Args:
+        width: Columns of the inputs, n.
+
+    Attributes:
+        is_shared: Whether a batch in training leaves its moments in `of_batch`, to be merged with those of the other
+            ranks and then given to `follow`. If not, the layer follows its own batch.
+        of_batch: Counts, means and sums of squared distances from the mean, `[3, n]` float64.
+    """
+
+    of_batch: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.is_shared = False
+        self.register_buffer("of_batch", torch.zeros(3, width, dtype=torch.float64), persistent=False)
+
+    def follow(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
+        """Let the statistics follow a batch of these moments, `[n]` float64 each."""
+        raise NotImplementedError
+
+
+def merged_moments(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and sum of squared distances `[n]` of all rows whose parts have these, `[parts, 3, n]` float64.
+
+    A part without rows counts nothing, whatever its mean is (Chan, Golub and LeVeque 1983).
+
+    Examples:
+        >>> import torch
+        >>> parts = torch.tensor([[[2.0], [1.0], [2.0]], [[1.0], [4.0], [0.0]]])  # of 0, 2 and of 4
+        >>> [moment.item() for moment in merged_moments(parts)]
+        [3.0, 2.0, 8.0]
+    """
+    counts, means, m2s = parts.unbind(1)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count.clamp(min=1)
+    return count, mean, (m2s + counts * (means - mean).square()).sum(0)

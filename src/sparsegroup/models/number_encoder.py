@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.models.layers import RunningStatistics
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.untraced import untraced
 
@@ -15,13 +16,13 @@ _RESOLUTION = 1e-7
 """A float32's, relative to it: what varies less is constant."""
 
 
-class NumberEncoder(nn.Module):
+class NumberEncoder(RunningStatistics):
     """Raw numbers → standardized ones, and vectors of quantile buckets.
 
     A number x becomes (t(x) - m) / s, cut off at ±10, 0 where it is missing. t is sign(x) log(1 + |x| / unit) in a
     column with heavy tails, else the identity; m and s are the mean and standard deviation of all t(x) that training
-    has seen, merged batch by batch (Chan, Golub and LeVeque, 1979) after the batch has been used. Evaluation changes
-    nothing. A constant column is 0.
+    has seen, merged batch by batch (Chan, Golub and LeVeque, 1979) after the batch has been used; where a `Trainer`
+    trains on several ranks, of all ranks' rows. Evaluation changes nothing. A constant column is 0.
 
     Beside it x falls into one of up to `buckets` buckets, each with about as many numbers, or into one for missing
     ones; its vector is learned. A value that is frequent has a bucket of its own.
@@ -60,7 +61,7 @@ class NumberEncoder(nn.Module):
     fitted: Tensor
 
     def __init__(self, numbers: int, dim: int, buckets: int = 32, standardize: bool = True) -> None:
-        super().__init__()
+        super().__init__(numbers if standardize else 0)
         for name, size, least in (("numbers", numbers, 1), ("dim", dim, 1), ("buckets", buckets, 0)):
             if size < least:
                 raise ValueError(f"{name} must be >= {least}, got {size}")
@@ -100,7 +101,11 @@ class NumberEncoder(nn.Module):
         standardized = ((transformed - self.mean) / self._spread(1.0)).clamp(-LIMIT, LIMIT)
         standardized = torch.where(missing, 0.0, standardized).to(numbers.dtype)
         if update:
-            self._update(transformed)
+            moments = self._moments(transformed)
+            if self.is_shared:
+                self.of_batch.copy_(moments)
+            else:
+                self.follow(*moments)
         return standardized, vectors
 
     @torch.no_grad()
@@ -128,7 +133,7 @@ class NumberEncoder(nn.Module):
         if self.standardize:
             for moment in (self.count, self.mean, self.m2):
                 moment.zero_()
-            self._update(self._transformed(sample.to(self.mean)))
+            self.follow(*self._moments(self._transformed(sample.to(self.mean))))
         self.fitted.fill_(True)
         self.is_fitted = True
 
@@ -152,14 +157,18 @@ class NumberEncoder(nn.Module):
         return torch.where(deviation > _RESOLUTION * self.mean.abs(), deviation, of_constant)
 
     @torch.no_grad()
-    def _update(self, transformed: Tensor) -> None:
-        """Merge the moments of a batch; a number beyond ±10 s counts as one there, so that none carries them away."""
+    def _moments(self, transformed: Tensor) -> Tensor:
+        """Moments `[3, n]` of a batch; a number beyond ±10 s counts as one there, so that none carries them away."""
         known = transformed.isfinite()
         reach = LIMIT * self._spread(torch.inf)
         values = torch.where(known, transformed, 0.0).clamp(self.mean - reach, self.mean + reach)
         count = known.sum(0).double()
         mean = torch.where(known, values, 0.0).sum(0) / count.clamp(min=1)
-        m2 = torch.where(known, values - mean, 0.0).square().sum(0)
+        return torch.stack([count, mean, torch.where(known, values - mean, 0.0).square().sum(0)])
+
+    @torch.no_grad()
+    def follow(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
+        """See `RunningStatistics`."""
         total = (self.count + count).clamp(min=1)
         delta = mean - self.mean
         self.m2 += m2 + delta.square() * self.count * count / total

@@ -69,9 +69,10 @@ class WaitingKeys:
         return self._index.keys_of_rows(0, count)[waits], sights[waits]
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
-        """What is known, to be kept: keys that wait, and how often each has come; nothing where none does."""
+        """The keys that wait, in ascending order, and how often each has come, to be kept; nothing if none does."""
         keys, sights = self._content()
-        return {"waiting": keys, "sights": sights} if len(keys) else {}
+        order = np.argsort(keys)  # places of keys that have waited before differ after a load
+        return {"waiting": keys[order], "sights": sights[order]} if len(keys) else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
         """Know what another one knew.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.models import NumberEncoder, WithNumbers
+from sparsegroup.models.layers import RunningStatistics, merged_moments
 from sparsegroup.optim.stored import store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
@@ -55,7 +58,7 @@ class RankGroup:
     Attributes:
         rank, count: The number of this one, and of all.
         scale: As above.
-        sent: Bytes of gradients that went from this rank to others.
+        sent: Bytes of gradients and statistics that went from this rank to others.
         waited: Seconds in which it has waited for others.
     """
 
@@ -170,24 +173,37 @@ class RankGroup:
         has_grad = torch.tensor([one.grad is not None for one in dense], dtype=loss.dtype, device=loss.device)
         parts = [loss.detach().view(1), has_grad]
         parts += [(one.grad if one.grad is not None else torch.zeros_like(one)).flatten().to(loss) for one in dense]
-        joined, begun = torch.cat(parts), perf_counter()
-        sums = self._together.summed(joined, "gradients of the network")
-        self.waited += perf_counter() - begun
-        self.sent += 2 * (self.count - 1) * joined.numel() * joined.element_size() // self.count
+        sums = self._summed(torch.cat(parts), "gradients of the network")
         total, counts, *gradients = torch.split(sums, [part.numel() for part in parts])
         for parameter, count, gradient in zip(dense, counts.tolist(), gradients, strict=True):
             if count:
                 parameter.grad = (gradient / self.scale).view_as(parameter).to(parameter.dtype)
         return total.squeeze() / self.scale
 
-    def same_start(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Let all parameters but tables' rows be those of the first rank."""
+    def gathered(self, own: Tensor, what: str) -> Tensor:
+        """`[ranks, *shape]`: the tensors of all ranks, which have one shape and dtype; the same bits on each."""
+        lines = own.new_zeros(self.count, *own.shape)
+        lines[self.rank] = own
+        return self._summed(lines, what)  # a number and zeros: exact
+
+    def _summed(self, values: Tensor, what: str) -> Tensor:
+        if self._together is None:
+            return values
+        begun = perf_counter()
+        sums = self._together.summed(values, what)
+        self.waited += perf_counter() - begun
+        self.sent += 2 * (self.count - 1) * values.numel() * values.element_size() // self.count
+        return sums
+
+    def same_start(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        """Let a network's buffers, and all parameters but tables' rows, be those of the first rank."""
         if self._together is not None:
             dense = [one for one in parameters if store_of(one) is None]
-            for parameter, values in zip(
-                dense, self.of_first([one.detach().cpu() for one in dense], "weights"), strict=True
-            ):
+            buffers = {name: buffer.cpu() for name, buffer in network.named_buffers()}
+            weights, buffers = self.of_first(([one.detach().cpu() for one in dense], buffers), "weights")
+            for parameter, values in zip(dense, weights, strict=True):
                 parameter.data.copy_(values)
+            network.load_state_dict(buffers, strict=False)
 
     def first_does(self, action: Callable[[], Object], what: str) -> Object | None:
         """Let the first rank do something for all, such as writing a file: what that gives; None on the others.
@@ -222,6 +238,64 @@ class RankGroup:
     def of_first(self, own: Object, what: str) -> Object:
         """What the first rank has; `what` it is, in messages."""
         return own if self._together is None else self._together.from_first(own, what)
+
+
+class SharedStatistics:
+    """The running statistics of a network in training, which are those of all ranks' rows, with the same bits on each.
+
+    The moments of each batch are merged in float64 in the order of ranks, so they are one process's to its rounding.
+    Means and variances of torch's batch normalization become the mean of the ranks'.
+
+    Args:
+        network: Its layers.
+        ranks: Those that train it; one by itself shares nothing.
+    """
+
+    def __init__(self, network: nn.Module, ranks: RankGroup) -> None:
+        self._ranks = ranks
+        layers = [] if ranks.is_alone else list(network.modules())
+        self._encoders = [one.encoder for one in layers if isinstance(one, WithNumbers)]
+        self._sampled: list[NumberEncoder] = []
+        self._following = [one for one in layers if isinstance(one, RunningStatistics) and one.of_batch.numel()]
+        normalizing = [one for one in layers if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        self._averaged = [
+            buffer for one in normalizing for buffer in (one.running_mean, one.running_var) if buffer is not None
+        ]
+
+    @contextmanager
+    def following(self, first: Batch | None) -> Iterator[None]:
+        """Training goes on: layers leave the moments of each batch to `merge`.
+
+        Args:
+            first: This rank's part of the first batch; it is the sample of encoders of numbers that have none yet.
+        """
+        self._sampled = [] if first is None else [encoder for encoder in self._encoders if not encoder.is_fitted]
+        if self._sampled and first is not None:
+            sample = torch.cat(self._ranks.of_all([first.numbers], "numbers"))
+            for encoder in self._sampled:
+                encoder.fit(sample)
+        for layer in self._following:
+            layer.is_shared = True
+        try:
+            yield
+        finally:
+            for layer in self._following:
+                layer.is_shared = False
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """All ranks have trained on a batch, or on none."""
+        while self._sampled:
+            self._sampled.pop().of_batch.zero_()  # it has followed this batch as its sample
+        shared = [*(layer.of_batch for layer in self._following), *self._averaged]
+        if not shared:
+            return
+        lines = self._ranks.gathered(torch.cat([one.flatten().double() for one in shared]), "statistics of the network")
+        parts = iter(torch.split(lines, [one.numel() for one in shared], dim=1))
+        for layer in self._following:
+            layer.follow(*merged_moments(next(parts).view(self._ranks.count, *layer.of_batch.shape)))
+        for buffer in self._averaged:
+            buffer.copy_(next(parts).mean(0))
 
 
 ALONE = RankGroup()

@@ -21,7 +21,8 @@ def standing_of(trainer: "Trainer") -> dict[str, Any]:
     if trainer.ranks.is_alone:
         of_ranks: dict[str, Any] = {"window": vars(window), "baseline": baseline}
     else:
-        of_ranks = _of_ranks(trainer.ranks.of_all([(trainer.taken, window, baseline)], "where they stand"))
+        own = (trainer.taken, window, baseline, trainer.dense.size)
+        of_ranks = _of_ranks(trainer.ranks.of_all([own], "where they stand"))
     return {
         "samples": trainer.samples,
         "seconds": trainer.seconds,
@@ -33,15 +34,16 @@ def standing_of(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
-def _of_ranks(found: list[tuple[int, WindowState, Any]]) -> dict[str, Any]:
-    windows = [window for _, window, _ in found]
+def _of_ranks(found: list[tuple[int, WindowState, Any, int | None]]) -> dict[str, Any]:
+    windows = [window for _, window, _, _ in found]
     joined = PredictionWindow.joined(windows, 0.0).state()
-    taught = [baseline for _, _, baseline in found if baseline is not None]
+    taught = [baseline for _, _, baseline, _ in found if baseline is not None]
     return {
         "window": {**vars(joined), "seconds": windows[0].seconds},
         "baseline": merged_baseline(taught) if taught else None,
         "ranks": [
-            {"taken": taken, "window": len(window.labels), "baseline": baseline} for taken, window, baseline in found
+            {"taken": taken, "window": len(window.labels), "baseline": baseline, "compiled_for": size}
+            for taken, window, baseline, size in found
         ],
     }
 
@@ -60,15 +62,16 @@ def stand_at(trainer: "Trainer", state: TrainerState) -> None:
             raise ValueError("target: the state is of a training without one")
         trainer.target.load_state_dict(asdict(state.target))
     trainer.progress = replace(state.progress)
-    trainer.dense.size = state.compiled_for
     ranks, samples = trainer.ranks, len(state.window.labels)
     own: RankState | None = state.ranks[ranks.rank] if len(state.ranks) == ranks.count else None
     if own is None:
         first, count = 0, 0 if ranks.rank else samples
-        trainer.taken = trainer.progress.position if ranks.is_alone and not state.ranks else 0
+        was_alone = ranks.is_alone and not state.ranks
+        trainer.taken = trainer.progress.position if was_alone else 0
+        trainer.dense.size = state.compiled_for if was_alone else None
     else:
         first, count = sum(one.window for one in state.ranks[: ranks.rank]), own.window
-        trainer.taken = own.taken
+        trainer.taken, trainer.dense.size = own.taken, own.compiled_for
     window = PredictionWindow.from_state(state.window.part(first, first + count), samples)
     trainer.record.go_on(state.history, window)
     trainer.lessons.load_state_dict(state.baseline if own is None else own.baseline)

@@ -30,7 +30,7 @@ from sparsegroup.training.log_time import tell_time
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
 from sparsegroup.training.missing_numbers import missing_numbers_told
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
-from sparsegroup.training.rank_group import GlobalBatch, RankGroup
+from sparsegroup.training.rank_group import GlobalBatch, RankGroup, SharedStatistics
 from sparsegroup.training.recorded_windows import RecordedWindows
 from sparsegroup.training.standing import stand_at, standing_of
 from sparsegroup.training.stepped_parameters import check_stepped
@@ -128,7 +128,8 @@ class Trainer:
             check_stepped({"table": table, "network": network}, self.optimizers)
         self.ranks.check_order(second=self._second_order)
         self._parameters = list(self._model.parameters())
-        self.ranks.same_start(self._parameters)
+        self.ranks.same_start(network, self._parameters)
+        self._statistics = SharedStatistics(network, self.ranks)
 
     @property
     def history(self) -> list[HistoryPoint]:
@@ -288,7 +289,8 @@ class Trainer:
         tell_time(self._tables, None if batch is None else batch.own)
         keys = None if batch is None else keys_to_look_up(batch.own.keys, batch.own.bags)
         # Sorting for the AUC leaves the interpreter free.
-        with ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
+        following_statistics = self._statistics.following(None if batch is None else batch.own)
+        with following_statistics, ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
             while batch is not None and (is_sighted or not self._stop.is_made):
                 assert keys is not None
                 following = next(batches, None)
@@ -383,6 +385,7 @@ class Trainer:
         loss = self.ranks.add_up(self._parameters, loss)
         if not self.ranks.is_alone:  # where one rank's loss is not finite, the sum is so on all
             check_loss(loss)
+        self._statistics.merge()
         for optimizer in self.optimizers:
             optimizer.step()
         if target is not None:

@@ -76,11 +76,13 @@ class RankState:
         taken: Samples that it has trained on in the epoch under way.
         window: How many of the window's samples are its own; those of the ranks before it come first.
         baseline: The state of the baseline that it teaches.
+        compiled_for: Samples of its part of the batches that its network was compiled for; None before the first.
     """
 
     taken: Count
     window: Count
     baseline: Mapping[str, Tensor] | None = None
+    compiled_for: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class TrainerState:
 
     Attributes:
         samples, seconds, history, window, target, progress, baseline: See `Trainer`.
-        compiled_for: Samples of the batches that the network was compiled for; None before the first.
+        compiled_for: Samples of the batches that one rank's network was compiled for; None before the first.
         baseline: The state of the baseline; on several ranks, of theirs together.
         ranks: Where each of several ranks stands; none of one by itself.
     """
