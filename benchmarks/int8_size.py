@@ -18,7 +18,7 @@ import torch
 
 import timing
 from sparsegroup.data import Log, open_log
-from sparsegroup.serving.quantize import bytes_per_vector, encode
+from sparsegroup.serving.quantize import encode
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer, train
 
@@ -52,7 +52,7 @@ def main() -> None:
     log = open_log(arguments.log)
     base = Config.of(model=arguments.model, optimizer="adagrad", lr=0.03, fallback=True, target_rate=RATES[0])
     dim = base.build(log)[0].embedding.dim
-    sizes = {dtype: bytes_per_vector(dim, dtype) + KEY_BYTES for dtype in ("float32", "int8")}
+    sizes = {"float32": 4 * dim + KEY_BYTES, "int8": dim + 4 + KEY_BYTES}  # int8 has a scale
     ratio = sizes["float32"] / sizes["int8"]
     rows, lines = [], []
     for rate in RATES:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsegroup.serving import ExportError
-from sparsegroup.serving.quantize import bytes_per_vector, encode
+from sparsegroup.serving.quantize import encode
 
 VECTORS = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 500).unsqueeze(1)
 
@@ -44,8 +44,3 @@ def test_float16_has_no_large_numbers_and_no_format_has_nan() -> None:
         for dtype in ("float32", "int8"):
             with pytest.raises(ExportError, match="not finite"):
                 encode(torch.tensor([[1.0, value]]), dtype)  # type: ignore[arg-type]
-
-
-def test_bytes_per_vector_include_the_scale() -> None:
-    names = ("float32", "float16", "bfloat16", "int8")
-    assert [bytes_per_vector(8, dtype) for dtype in names] == [32, 16, 16, 12]  # type: ignore[arg-type]

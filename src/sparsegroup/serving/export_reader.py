@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsegroup.artifact.chain import chain_of
 from sparsegroup.artifact.tensor_file import read_tensors
@@ -33,7 +33,7 @@ from sparsegroup.yaml_settings import SettingsError
 
 @dataclass(frozen=True)
 class Export:
-    """What a server needs. `load_network`, `model` and `serving_model` are those of trained models.
+    """What a server needs. `model` and `serving_model` are those of trained models.
 
     Attributes:
         folder: Where it lies.
@@ -60,19 +60,11 @@ class Export:
             raise ExportError(f"{self.folder}: has the tables {', '.join(self.tables)}, not one; take `tables`")
         return self.tables[TABLE]
 
-    def load_network(self) -> nn.Module:
-        """The network, with its weights, in evaluation mode.
-
-        Raises:
-            ExportError: The weights do not fit the settings.
-        """
-        return self.model().network
-
     def model(self) -> FrozenModel:
         """The model that it serves.
 
         Raises:
-            ExportError: As `load_network`.
+            ExportError: The weights do not fit the settings.
         """
         columns, config = self.manifest.columns_and_config()
         try:

@@ -1,15 +1,29 @@
 """Whether the rows of a trained model are finite: training that has diverged may have left others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from sparsegroup.serving.inspection.row_scan import RowSource
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.training import RunError
 
+Int64s = npt.NDArray[np.int64]
+
 _BATCH = 1 << 16
+
+
+class RowSource(Protocol):
+    """What rows can be read of: a table, or an export's."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The parts of a row beside its weights."""
+
+    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
+        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""
 
 
 def check_rows(path: Path, tables: Mapping[str, RowSource], *, state: bool = False) -> None:

@@ -65,8 +65,3 @@ def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
         largest_value = float(vectors.abs().max())
         raise ExportError(f"{dtype} has no {largest_value:g}, which the table holds; take float32 or int8")
     return QuantizedVectors(encoded)
-
-
-def bytes_per_vector(dim: int, dtype: Dtype) -> int:
-    """Bytes of a vector in a file, the scale of int8 included."""
-    return dim * TORCH_DTYPES[dtype].itemsize + (4 if dtype == "int8" else 0)

@@ -1,12 +1,12 @@
 """One pass over the rows of a table, in bounded memory: their norms, the largest, and what λ did to them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.serving.finite_rows import RowSource
 from sparsegroup.serving.inspection.histogram import Bins, magnitudes, shares
 from sparsegroup.serving.inspection.threshold import Threshold, ever_updated
 from sparsegroup.table.row_storage import WEIGHT
@@ -19,17 +19,6 @@ NEAR = 0.1
 """Rows whose measure is so close to 1 are near the threshold."""
 
 _BATCH = 1 << 16
-
-
-class RowSource(Protocol):
-    """What rows can be read of: a table, or an export's."""
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """The parts of a row beside its weights."""
-
-    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
-        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""
 
 
 @dataclass
