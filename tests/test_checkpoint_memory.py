@@ -76,7 +76,8 @@ if what == "load":
 else:
     checkpoints.save(2, table, optimizer)
     peak = resident("VmHWM")
-print(json.dumps({"extra": peak - before, "table": table.memory().total}))
+memory = table.memory()
+print(json.dumps({"extra": peak - before, "table": memory.total - memory.scratch}))
 """
 
 
