@@ -154,6 +154,16 @@ def test_a_recomputation_that_cannot_see_what_the_forward_saw_raises(run: Callab
         loss.backward()
 
 
+def test_lookups_without_a_step_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsegroup.table.row_locations._MOST_REMEMBERED", 20)
+    table, x = HashEmbedding(2, std=1.0, fallback=True), torch.ones(2, requires_grad=True)
+    losses = [again(lambda keys: (table(keys) * x).exp(), torch.arange(8) + 8 * t).sum() for t in range(4)]
+    for loss in losses[:1:-1]:
+        loss.backward()
+    with pytest.raises(RuntimeError, match="not known any more"):
+        losses[1].backward()
+
+
 def on_ranks() -> None:
     """Trainings of a table on all ranks, with checkpoints and without."""
     options = {"process_group": dist.group.WORLD, "admission": AfterSightings(2), "fallback": True}
