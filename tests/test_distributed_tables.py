@@ -69,14 +69,6 @@ def test_data_parallel_takes_a_table_only_where_it_is_left_out(ranks: Ranks):
         assert has_gradient
 
 
-def test_a_table_pickled_before_there_were_ranks():
-    table = HashEmbedding(4)
-    del table.__dict__["per_rank"]
-    copy = pickle.loads(pickle.dumps(table))
-    assert copy.per_rank is False
-    assert copy(KEYS).shape == (1, 2, 4)
-
-
 def data_parallel(sharded: bool) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 1))

@@ -361,6 +361,6 @@ class Table(TableInspection):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, state["config"], ranks=state["ranks"])
-        self.storage.lay_out(state["initial"], 0, state.get("state_dtype"))
+        self.storage.lay_out(state["initial"], 0, state["state_dtype"])
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["claim"])
