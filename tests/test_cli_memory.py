@@ -52,7 +52,7 @@ def test_a_table_keeps_to_its_limit(log: Path, tmp_path: Path, run: Run) -> None
     [
         ("--evict-unseen", 20),
         ("--max-table-bytes", "9MB", "--evict-unseen", "10min"),
-        ("--max-table-bytes", "3.7MB", "--state-dtype", "bfloat16"),
+        ("--max-table-bytes", "3.9MB", "--state-dtype", "bfloat16"),
     ],
 )
 def test_a_run_under_all_limits_is_resumed_to_the_same_bits(
