@@ -216,7 +216,7 @@ class FolderFormat(Generic[AnyManifest]):
         """
         name, version = document.get("format"), document.get("version")
         if not isinstance(name, str):
-            raise self.error(f"{path}: format {name!r} is unknown; this sparsegroup reads up to version {self.version}")
+            raise ValueError(f"impossible format {name!r}")
         if name != self.name:
             raise self.error(f"{path}: of a folder of the format {name!r}, {self.name!r} is expected")
         if type(version) is not int or version < 1:
