@@ -325,3 +325,13 @@ def test_a_real_log_prepares(tmp_path: Path) -> None:
     log, _ = prepare([path], tmp_path / "out", chunk_bytes=1 << 20)
     assert (len(log), len(log.manifest.fields)) == (33_261, 22)
     assert log.manifest.positives / len(log) == pytest.approx(0.171, abs=5e-4)
+
+
+@pytest.mark.parametrize(("separator", "value"), [(",", "b"), ("\t", '"b"')])
+def test_quotes_enclose_a_value_in_csv_and_are_part_of_it_between_tabs(
+    tmp_path: Path, separator: str, value: str
+) -> None:
+    content = f'y{separator}a\n1{separator}"b"\n0{separator}c\n'
+    log_format = LogFormat("log", "y", ("a",), separator=separator)
+    log, _ = prepare([written(tmp_path / "log.txt", content)], tmp_path / "out", log_format)
+    assert rows_of(log).keys.tolist() == keys([[value], ["c"]])
