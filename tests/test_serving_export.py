@@ -172,7 +172,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         r"manifest\.json: damaged",
     ),
     "an edited manifest": (lambda folder: edit(folder, live_rows=3), r"manifest\.json: damaged \(its checksum"),
-    "another format": (lambda folder: edit(folder, format=99), r"manifest\.json: format 99 is unknown"),
+    "another format": (lambda folder: edit(folder, format=99), r"manifest\.json: damaged \(impossible format 99\)"),
     "a newer version": (
         lambda folder: edit(folder, version=99),
         r"manifest\.json: written by a newer version .* update",
