@@ -154,6 +154,20 @@ def test_a_recomputation_that_cannot_see_what_the_forward_saw_raises(run: Callab
         loss.backward()
 
 
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_micro_batches_may_share_one_buffer_of_keys(run: Callable[..., Tensor]) -> None:
+    def gradients(run: Callable[..., Tensor]) -> Tensor:
+        table, x = HashEmbedding(2, std=1.0, fallback=True), torch.ones(2, requires_grad=True)
+        keys = torch.empty(8, dtype=torch.int64)
+        for first in (0, 100):
+            keys.copy_(torch.arange(first, first + 8))
+            run(lambda keys, x: (table(keys) * x).exp(), keys, x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradients(run), gradients(plainly))
+
+
 def test_lookups_without_a_step_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsegroup.table.row_locations._MOST_REMEMBERED", 20)
     table, x = HashEmbedding(2, std=1.0, fallback=True), torch.ones(2, requires_grad=True)

@@ -1,6 +1,5 @@
 """Weights of rows: from the log to the batch, and the rows whose weight is none."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from data_cases import written
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.formats.schema_file import read_schema
-from sparsegroup.data.log_manifest import MANIFEST
 
 WEIGHTED = LogFormat("log", "label", ("a",), weight="w")
 WEIGHTS = ["1", "0", "0.25", "1e-3", "3e38", "-0.0", "0.1"]
@@ -69,18 +67,6 @@ def test_without_a_weight_there_are_none_and_the_name_is_free(tmp_path: Path) ->
     assert (log.fields, log.manifest.weighted) == (("a", "weight"), False)
     for batch in (*log.batches(0, 2, 2), *open_log(path).batches(0, 2, 2)):
         assert batch.weights is None
-
-
-def test_a_folder_written_before_there_were_weights_loads(tmp_path: Path) -> None:
-    log, _ = prepare([log_of(tmp_path / "log.csv", ["1", "2"])], tmp_path / "out")
-    manifest = tmp_path / "out" / MANIFEST
-    content = json.loads(manifest.read_text())
-    header = ("version", "written_by", "id", "parent", "files", "checksum", "weighted", "parts")
-    content = {name: value for name, value in content.items() if name not in header}
-    manifest.write_text(json.dumps({**content, "format": 1, "version": "0.1.0", "files": log.manifest.parts}))
-    again = PreparedLog(tmp_path / "out")
-    assert again.manifest == replace(log.manifest, id=again.manifest.id, files={})
-    assert next(again.batches(0, 2, 2)).weights is None
 
 
 def test_another_weight_or_test_fraction_is_another_way_to_read_a_log(tmp_path: Path) -> None:

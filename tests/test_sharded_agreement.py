@@ -243,6 +243,30 @@ def test_a_lookup_that_fails_on_one_rank_fails_on_all(ranks: Ranks) -> None:
     ]
 
 
+def failing_before_an_exchange(text: str) -> Any:
+    """Rank 0 fails in an action in which the other one exchanges; both continue."""
+    table = table_of()
+    shards = table.across.shards
+
+    def action() -> None:
+        if dist.get_rank() == 0:
+            raise ValueError(text)
+        shards.totals([1], "gradients " + 400 * "of a long name ")
+
+    return raised(lambda: shards.do(action, "an action")), usable(table)
+
+
+@pytest.mark.parametrize("text", ["bad row", "bad row 'a\x1fb'", 2_000 * "λ"], ids=["short", "separator", "long"])
+def test_an_action_that_fails_before_it_exchanges_fails_on_all(text: str, ranks: Ranks) -> None:
+    (own, usable_first), (other, usable_second) = ranks.call(failing_before_an_exchange, text)
+    assert own == ("ValueError", text)
+    expected = f"rank 0 of 2: ValueError: {text}".replace("\x1f", " ")
+    assert other[0] == "ValueError"
+    assert other[1] == expected or (len(other[1]) > 300 and expected.startswith(other[1]))
+    assert usable_first
+    assert usable_second
+
+
 def copied_while_ahead() -> bool:
     table = table_of()
     table(KEYS)

@@ -42,13 +42,13 @@ class TestLargeLookups:
         assert cleared == [2048, 1 << 19, 2048]
 
     def test_what_it_leaves_is_counted_and_limited(self) -> None:
-        table = HashEmbedding(16).eval()
+        table = HashEmbedding(64).eval()
         table(torch.arange(1000))
-        assert 0 < table.memory().scratch <= 1 << 17
+        assert 0 < table.memory().scratch <= 1 << 19
         table(torch.arange(1 << 20))
-        assert table.memory().scratch <= 64 << 20
+        assert table.memory().scratch <= 256 << 20
         table(torch.arange(1000))
-        assert table.memory().scratch <= 1 << 17
+        assert table.memory().scratch <= 1 << 19
 
     @pytest.mark.parametrize("count", [50_000, 1_000_000])
     def test_a_limit_of_bytes_holds_after_it(self, count: int) -> None:

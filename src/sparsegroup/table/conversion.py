@@ -198,7 +198,7 @@ def _check_held_here_alone(model: nn.Module, chosen: Mapping[str, AnyEmbedding])
                         f"{embedding_name or _ALONE}: the model holds it, or its weight, as "
                         f"{f'{name}.{attribute}'.removeprefix('.')}, too, where it cannot be replaced: leave it out by "
                         "`choose`, or convert before that is made. Models of DeepCTR-Torch need l2_reg_embedding=0 and "
-                        "l2_reg_linear=0"
+                        "l2_reg_linear=0; clear the list `regularization_weight` of one that lacks these, such as DCN"
                     )
 
 

@@ -18,7 +18,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 _MOST_REMEMBERED = 1 << 22
-"""Keys of the lookups that are remembered between two steps, in 20 bytes each; the last lookup is remembered anyway."""
+"""Keys of the lookups that are remembered between two steps, in 20 bytes each; the last lookup is always remembered."""
 
 
 class Generation:
@@ -60,6 +60,7 @@ class Generation:
 
     def remember(self, search: "KeySearch") -> None:
         """Remember what a training lookup has found, until the next step."""
+        search.keys = search.keys.copy()  # they are in the caller's memory, which may get other keys
         self._searches.append(search)
         self._keys_remembered += len(search.keys)
         while self._keys_remembered > _MOST_REMEMBERED and len(self._searches) > 1:

@@ -22,7 +22,7 @@ from sparsegroup.table.sighting_sketch import HIGHEST
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
-_SCRATCH = 64 << 20
+_SCRATCH = 256 << 20
 
 
 @dataclass(frozen=True)

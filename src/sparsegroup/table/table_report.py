@@ -22,7 +22,8 @@ class TableMemory:
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
             and of rows, when they were used, where a policy asks for that.
-        scratch: Working memory of lookups that is kept for the next one: 64 MiB at most, 1/32 of `max_bytes` at most.
+        scratch: Working memory of lookups that is kept for the next one: 256 MiB at most
+            (twice that on several ranks), and 1/32 of `max_bytes` at most.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × what such a part takes.
     """
 

@@ -32,7 +32,8 @@ _MOST_NUMBERS = 6
 _HEADER = 4 + _MOST_NUMBERS
 """int64 numbers: lines for the receiver, number and name of the operation, whether the sender has failed, and more."""
 
-_TEXT_BYTES = 1024
+_TEXT_BYTES, _MESSAGE = 1024, 700
+_SEPARATOR = "\x1f"
 
 _KINDS = {kind.__name__: kind for kind in (FloatingPointError, IndexError, MemoryError, TypeError, ValueError)}
 """Errors of one rank that the others raise as errors of the same kind; all else is a RuntimeError there."""
@@ -180,22 +181,35 @@ class Collectives:
 
     def _raise(self, what: str, error: Exception | None, kind: type[Exception] | None) -> NoReturn:
         """Raise the same error on all ranks: that of the first one that has failed, or that they have parted."""
-        own = [f"operation {self._known.operations:,}, {what!r}", "", ""]
+        own = ["", "", f"operation {self._known.operations:,}, {what!r}"]
         if error is not None:
             names = [one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS]
-            own[1:] = names[0] if names else RuntimeError.__name__, f"{type(error).__name__}: {error}"
-        texts = [text.split("\x1f") for text in self._texts("\x1f".join(own), what)]
+            message = f"{type(error).__name__}: {error}".replace(_SEPARATOR, " ")
+            own[:2] = names[0] if names else RuntimeError.__name__, message[:_MESSAGE]
+        texts = [[*text.split(_SEPARATOR), "", ""][:3] for text in self._texts(_SEPARATOR.join(own), what)]
         if error is not None:
-            raise error
-        for rank, (_, name, message) in enumerate(texts):
+            raise self._known_to_all(error)
+        for rank, (name, message, _) in enumerate(texts):
             if name:
                 raised = _KINDS.get(name, RuntimeError) if kind is None else kind
-                raise raised(f"rank {rank} of {self.ranks}: {message}")
-        places = "; ".join(f"rank {rank} is in {place}" for rank, (place, *_) in enumerate(texts))
-        raise ExchangeError(
-            f"{self.name}: the ranks have called different operations, or in different order: {places}. All ranks look "
-            "up the same tables in the same order and mode, go backward through the same lookups, and step together"
+                raise self._known_to_all(raised(f"rank {rank} of {self.ranks}: {message}"))
+        places = "; ".join(f"rank {rank} is in {place}" for rank, (*_, place) in enumerate(texts))
+        raise self._known_to_all(
+            ExchangeError(
+                f"{self.name}: the ranks have called different operations, or in different order: {places}. All ranks "
+                "look up the same tables in the same order and mode, go backward through the same lookups, and step "
+                "together"
+            )
         )
+
+    def _known_to_all(self, error: Exception) -> Exception:
+        """The error, marked: all ranks of this group raise it, so that none reports it to the others again."""
+        vars(error).setdefault("_known_to", []).append(self._known)
+        return error
+
+    def is_known_to_all(self, error: Exception) -> bool:
+        """Whether all ranks of this group raise the error already."""
+        return any(one is self._known for one in vars(error).get("_known_to", ()))
 
     def _texts(self, own: str, what: str) -> list[str]:
         """A text of each rank; long ones are cut."""
@@ -587,6 +601,8 @@ class Shards:
             Exception: What the action has raised here; where it has raised on another rank, see `Collectives.meet`.
         """
         result, error = attempt(action)
+        if error is not None and self._collectives.is_known_to_all(error):  # an exchange in the action has raised it
+            raise error
         self._run(self._collectives.meet, what, None, (), error, kind)
         return result  # type: ignore[return-value]
 
