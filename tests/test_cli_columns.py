@@ -175,3 +175,16 @@ def test_nearly_unique_categories_are_warned_of_at_the_start(run: Run) -> None:
     assert "token is nearly unique, 361 values in 400 rows" in " ".join(done.stderr.split())
     done = run("train", "log.csv", "--exclude", "token", "--out", "other", *SMALL)
     assert "nearly unique" not in done.stderr
+
+
+def test_a_run_whose_test_auc_is_too_good_warns_at_its_end(tmp_path: Path, run: Run) -> None:
+    lines = [
+        "label,user,paid",
+        *(f"{int(i % 7 == 3)},u{i * 40503 % 97},{'yes' if i % 7 == 3 else 'no'}" for i in range(1500)),
+    ]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(lines) + "\n")
+    done = run("train", log, "--out", tmp_path / "run", "--model", "lr", "--no-baseline", "--batch-size", 64, "--json")
+    assert done.returncode == 0, done.stderr
+    (warning,) = [one for one in summary_of(tmp_path / "run")["warnings"] if "too good to be true" in one]
+    assert "'paid' 1.0000 alone reaches an AUC above 0.995" in warning

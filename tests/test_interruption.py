@@ -13,6 +13,7 @@ import pytest
 from cli_cases import COMMAND
 from command import Run
 from kill_runs import differences, outcome_of
+from sparsegroup.cli.train_run import _Interruption
 from sparsegroup.reporting import plots, run_page
 from sparsegroup.training import Session, Trainer
 
@@ -110,6 +111,18 @@ def test_an_interruption_while_nothing_is_trained_ends_at_once(
         "`sparsegroup train --resume run`\n"
     )
     assert run("train", "--resume", "run").returncode == 0
+
+
+def test_a_signal_that_the_process_ignores_remains_ignored() -> None:
+    """As SIGINT in a job that a shell's script starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _Interruption().handled():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_process_that_gets_ctrl_c_prints_one_line_and_ends_with_130(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from cli_cases import click_log
 from command import Done, Run
 from run_folders import state_of
+from sparsegroup.cli.train_run import _begun_by
 from sparsegroup.training import Session
 from sparsegroup.training.run_naming import point_latest
 
@@ -116,3 +117,10 @@ def test_a_run_that_replaces_the_latest_stays_in_its_folder(
     assert done.returncode == 0, done.stderr
     assert state_of(first) == before
     assert "seed: 2" in (second / "config.yaml").read_text()
+
+
+def test_a_run_that_cannot_be_read_is_none_of_the_jobs(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("model: {names: lr}\n")
+    (tmp_path / "other" / "begun.json").write_text("{}")
+    assert _begun_by("a job", tmp_path) is None

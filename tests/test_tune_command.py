@@ -52,6 +52,19 @@ def test_the_number_of_epochs_is_searched_unless_it_is_given(tmp_path: Path, run
     assert "training.epochs" not in searched("--epochs", 3)
 
 
+def test_settings_that_a_log_decided_are_searched_from_a_runs_config(tmp_path: Path, run: Run) -> None:
+    log = many_features(tmp_path / "log.csv")
+    assert run("train", log, "--out", tmp_path / "run", "--model", "lr", "--no-baseline").returncode == 0
+    of_run, of_log = (
+        [one["key"] for one in json.loads(run("tune", what, "--trials", 0, "--json", *given).stdout)["space"]]
+        for what, given in (
+            (tmp_path / "run" / "config.yaml", ()),
+            (log, ("--model", "lr", "--set", "training.baseline=false")),
+        )
+    )
+    assert {"model.fallback", "optimizer.lr", "training.batch_size"} <= set(of_run) <= set(of_log)
+
+
 def test_no_trials_show_the_space_and_leave_nothing(tmp_path: Path, run: Run) -> None:
     log = many_features(tmp_path / "log.csv")
     done = run("tune", log, "--trials", 0, "--model", "dcn")

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -47,6 +48,7 @@ from sparsegroup.training.run_naming import (
     without_latest,
 )
 from sparsegroup.training.tracking import check_tracking
+from sparsegroup.user_error import UserError
 from sparsegroup.yaml_settings import checked, with_values
 
 _logger = logging.getLogger(__name__)
@@ -219,7 +221,7 @@ def _begun_by(job: str | None, place: Path) -> Path | None:
     """The run that a job began before torchrun restarted it, in a folder or in a folder of runs; None if it had not."""
     inside = [folder for folder in place.glob("*/") if not folder.is_symlink()]  # `latest` leads to other runs later
     for folder in [place, *inside]:
-        with suppress(RunError):
+        with suppress(UserError):  # another run that cannot be read
             if run_beginning(_place_of(folder))[1].job == job:
                 return folder
     return None
@@ -316,8 +318,13 @@ class _Interruption(Callback):
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """While it lasts, signals come here."""
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Handle signals here meanwhile, except those that the process ignores, as one in a shell's background does."""
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: one for number, one in handlers.items() if one not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, self._handle)
         try:
             yield
         finally:

@@ -101,7 +101,8 @@ def _asked(
     values, file = setting_values(log, options, assignments), settings_file(log)
     config = read_config(file, values, "the command line")
     in_file = {} if file is None else read_yaml(file)
-    said = {f"{section}.{name}" for section, settings in in_file.items() for name in settings or ()}
+    decided = set(in_file.pop("decided", None) or ())
+    said = {f"{section}.{name}" for section, settings in in_file.items() for name in settings or ()} - decided
     plain = config.as_dict()
     keys = (key for key in dict.fromkeys((*sorted(said), *values)))
     return config, {key: plain[key.split(".")[0]][key.split(".")[1]] for key in keys}

@@ -144,6 +144,8 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
     if late[-1] + 1 == len(history):
         return note
     before, after = history[late[-1]], history[late[-1] + 1]
+    if before.feature_rate < _LAG * after.feature_rate:
+        return note
     fall = f"from {percent(before.feature_rate)} to {percent(after.feature_rate)}"
     return f"{note} The sweep of all rows by {after.samples:,} samples removed theirs: {fall}."
 

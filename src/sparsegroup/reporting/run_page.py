@@ -114,7 +114,7 @@ def _quality(summary: Summary) -> str:
         log_loss.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
     return (
         f"On {count(summary.test_rows)} test rows the AUC is {metric(test.auc)}{''.join(auc)}, and the log loss "
-        f"{metric(test.log_loss)}, {' and '.join(log_loss)}."
+        f"{', '.join(filter(None, (metric(test.log_loss), ' and '.join(log_loss))))}."
     )
 
 

@@ -107,7 +107,8 @@ class Session:
     ) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
 
-        Settings that nobody has given are decided by the rules of `sparsegroup.training.defaults`, unless it goes on.
+        Settings that were not given are decided for the log by the rules of `sparsegroup.training.defaults`; with `run`
+        only those in `defaults.PER_LOG`.
 
         Args:
             folder, config, log, run: As above.
@@ -376,7 +377,7 @@ class Session:
             log,
             self.model,
             trainer.history,
-            assess(predictions, trainer.history),
+            assess(predictions, trainer.history, log),
             self.begun.started,
             continued_from=self.begun.continued_from,
             bad_rows=log.bad_rows,
