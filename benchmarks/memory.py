@@ -8,11 +8,11 @@ each in a process of its own:
     lasso         the paper's lasso at a constant λ21
     recipe        3 % asked for, `--target-rate .03 --lr 1e-3 --no-fallback`
     unseen        the recipe; dead features that have not come for 500 steps lose their row
-    admit_2, 5    the recipe; a row at the second, at the fifth sighting, counted in 64 MB
+    admit_2, 5    the recipe; a row at the second, at the fifth occurrence, counted in 64 MB
     admit_2_exact the same, counted exactly
     quarter       the recipe under `--max-table-bytes` of a quarter of what `all` took
     tenth         under a tenth
-    tenth_admit_2 under a tenth, with a row at the second sighting
+    tenth_admit_2 under a tenth, with a row at the second occurrence
 
 Table bytes are looked at after each batch; memory is the peak of the whole process, libraries, compiled network and the
 reading of the log included.

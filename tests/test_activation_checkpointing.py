@@ -14,19 +14,19 @@ from torch.utils.checkpoint import checkpoint
 from distributed_cases import Ranks
 from optimizer_cases import assert_identical
 from sharded_cases import first_ranks
-from sparsegroup import AfterSightings, GroupAdam, HashEmbedding, HashEmbeddingBag, UnseenFor, WithProbability
+from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, MinCount, Probabilistic, UnusedFor
 
 FIELDS, ROWS, STEPS = 3, 24, 8
 
 POLICIES: dict[str, dict[str, Any]] = {
     "every key": {},
-    "admission": {"admission": AfterSightings(2)},
-    "admission in a sketch": {"admission": AfterSightings(2, sketch_bytes=4096)},
-    "admission by chance": {"admission": WithProbability(0.5)},
+    "admission": {"admission": MinCount(2)},
+    "admission in a sketch": {"admission": MinCount(2, sketch_bytes=4096)},
+    "admission by chance": {"admission": Probabilistic(0.5)},
     "fallback": {"fallback": True, "field_bits": 2},
-    "admission and fallback": {"admission": AfterSightings(2), "fallback": True},
-    "eviction by use": {"eviction": UnseenFor(steps=2, live=True, every=1)},
-    "a limit of bytes": {"max_bytes": 3_000_000, "admission": AfterSightings(2)},
+    "admission and fallback": {"admission": MinCount(2), "fallback": True},
+    "eviction by use": {"eviction": UnusedFor(steps=2, live=True, every=1)},
+    "a limit of bytes": {"max_bytes": 3_000_000, "admission": MinCount(2)},
 }
 
 
@@ -127,7 +127,7 @@ def test_a_prefetch_in_between_changes_nothing(
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_first_step_admits_nothing(run: Callable[..., Tensor]) -> None:
-    bag = HashEmbeddingBag(2, mode="sum", admission=AfterSightings(2))
+    bag = HashEmbeddingBag(2, mode="sum", admission=MinCount(2))
     weight = torch.ones(2, requires_grad=True)
     optimizer = GroupAdam(bag.parameters())
     run(lambda keys, x: (bag(keys) * x).exp(), torch.arange(88).view(11, 8), weight).sum().backward()
@@ -137,7 +137,7 @@ def test_a_first_step_admits_nothing(run: Callable[..., Tensor]) -> None:
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_recomputation_that_cannot_see_what_the_forward_saw_raises(run: Callable[..., Tensor]) -> None:
-    table, x = HashEmbedding(2, std=1.0, admission=AfterSightings(2)), torch.ones(2, requires_grad=True)
+    table, x = HashEmbedding(2, std=1.0, admission=MinCount(2)), torch.ones(2, requires_grad=True)
     optimizer, keys = GroupAdam(table.parameters()), torch.arange(5)
 
     def function(keys: Tensor, x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_lookups_without_a_step_are_forgotten_from_the_oldest_on(monkeypatch: py
 
 def on_ranks() -> None:
     """Trainings of a table on all ranks, with checkpoints and without."""
-    options = {"process_group": dist.group.WORLD, "admission": AfterSightings(2), "fallback": True}
+    options = {"process_group": dist.group.WORLD, "admission": MinCount(2), "fallback": True}
     first_ranks(1)
     plain, *others = (train(run, steps=3, ahead=True, **options) for run in (plainly, *RUNS.values()))
     for other in others:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup import (
-    AfterSightings,
     GroupAdam,
     HashEmbedding,
+    MinCount,
     TableEmbedding,
     TargetRate,
     convert,
@@ -135,7 +135,7 @@ def test_dead_rows_have_the_fallback_vector_after_it() -> None:
 
 
 def test_options_reach_the_tables() -> None:
-    model = convert(nn.Sequential(embedding()), rows="none", admission=AfterSightings(2), dtype=torch.float64, std=0.5)
+    model = convert(nn.Sequential(embedding()), rows="none", admission=MinCount(2), dtype=torch.float64, std=0.5)
     model(torch.tensor([1, 2]))
     assert model[0].table.num_rows == 0
     assert model(torch.tensor([2])).dtype == torch.float64

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu_cases import DEVICE
-from sparsegroup import GroupAdam, HashEmbedding, UnseenFor
+from sparsegroup import GroupAdam, HashEmbedding, UnusedFor
 from sparsegroup.kernels.gpu import runtime
 
 
@@ -19,8 +19,8 @@ def on_device() -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        {"eviction": UnseenFor(steps=2, every=2)},
-        {"eviction": UnseenFor(steps=1, live=True, every=1)},
+        {"eviction": UnusedFor(steps=2, every=2)},
+        {"eviction": UnusedFor(steps=1, live=True, every=1)},
         {"max_bytes": "64MB"},
     ],
 )

@@ -17,7 +17,7 @@ from sharded_cases import average_fallback, batches, first_ranks, loss_of, rows_
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
-from sparsegroup.table import AfterSightings
+from sparsegroup.table import MinCount
 from sparsegroup.table.sharded.routing import Routing
 
 STEPS = 6
@@ -100,7 +100,7 @@ def test_any_number_of_ranks_reads_what_any_other_has_written(
         assert found_seen == seen
 
 
-@pytest.mark.parametrize("options", [{"admission": AfterSightings(2)}, {"fallback": True}], ids=str)
+@pytest.mark.parametrize("options", [{"admission": MinCount(2)}, {"fallback": True}], ids=str)
 def test_what_else_a_table_knows_comes_along(options: dict[str, Any], tmp_path: Path, four_ranks: Ranks) -> None:
     _, seen = on(four_ranks, 3, written, tmp_path, 3, options, True)
     results = [on(four_ranks, count, read, tmp_path, count, options, True) for count in (0, 1, 2, 3, 4)]

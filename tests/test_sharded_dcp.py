@@ -15,7 +15,7 @@ from distributed_cases import Ranks
 from sharded_cases import batches, evenly, first_ranks, rows_of
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, param_groups
 from sparsegroup.integrations import TableLoadPlanner, data_parallel
-from sparsegroup.table import AfterSightings, UnseenFor
+from sparsegroup.table import MinCount, UnusedFor
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated", "ignore:.*will be removed.*"
@@ -25,7 +25,7 @@ STEPS = 4
 TABLES: dict[str, dict[str, Any]] = {
     "plain": {},
     "fallback": {"fallback": True, "field_bits": 2},
-    "policies": {"admission": AfterSightings(2), "eviction": UnseenFor(steps=8)},
+    "policies": {"admission": MinCount(2), "eviction": UnusedFor(steps=8)},
 }
 
 

@@ -9,7 +9,7 @@ from distributed_cases import Ranks
 from optimizer_cases import ALL, make
 from sharded_cases import Case, all_to_the_last, assert_same, content, mostly_last, together, trained
 from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer, feature_rate, sparsity_report
-from sparsegroup.table import AfterSightings
+from sparsegroup.table import MinCount
 
 COUNTS = (1, 2, 3, 4)
 L21 = {"sgd": 5.0, "momentum": 2.0}
@@ -44,7 +44,7 @@ def adam(parameters: Any, **arguments: Any) -> GroupOptimizer:
     "table",
     [
         {"fallback": True},
-        {"admission": AfterSightings(2)},
+        {"admission": MinCount(2)},
         {"field_bits": 4, "fallback": True},
         {"reduction": "sum"},
     ],

@@ -24,14 +24,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from sparsegroup import (
-    AfterSightings,
     FieldTables,
     GroupAdagrad,
     GroupAdam,
     GroupFTRL,
     GroupOptimizer,
     HashEmbedding,
-    UnseenFor,
+    MinCount,
+    UnusedFor,
     convert,
     param_groups,
 )
@@ -45,8 +45,8 @@ FIELDS = torch.tensor([0, 1, 1]) << 56
 TABLES: dict[str, Any] = {
     "plain": lambda: HashEmbedding(4),
     "fallback": lambda: HashEmbedding(4, fallback=True, field_bits=2),
-    "policies": lambda: HashEmbedding(4, admission=AfterSightings(2), eviction=UnseenFor(steps=8)),
-    "limit": lambda: HashEmbedding(4, max_bytes="4MB", admission=AfterSightings(2, sketch_bytes=4096)),
+    "policies": lambda: HashEmbedding(4, admission=MinCount(2), eviction=UnusedFor(steps=8)),
+    "limit": lambda: HashEmbedding(4, max_bytes="4MB", admission=MinCount(2, sketch_bytes=4096)),
     "fields": lambda: FieldTables(4, {0: 4, 1: 2}),
     "converted": lambda: convert(nn.Embedding(60, 4), rows="none"),
 }
@@ -98,7 +98,7 @@ def goes_on_alike(one: tuple[nn.Module, GroupOptimizer], other: tuple[nn.Module,
 
 
 def sorted_waiting(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Keys that wait for their second sighting are in no particular order."""
+    """Keys that wait for their second occurrence are in no particular order."""
     if "table.waiting" not in state:
         return state
     keys, order = state["table.waiting"].sort()

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from optimizer_cases import assert_identical
 from sparsegroup import (
-    AfterSightings,
+    LRU,
     GroupAdagrad,
     GroupAdam,
     GroupOptimizer,
     HashEmbedding,
-    LeastRecentlyUsed,
-    UnseenFor,
+    MinCount,
+    UnusedFor,
 )
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.table.directory_notes import check_notes
@@ -102,7 +102,7 @@ def test_keys_that_crowd_are_found_after_a_removal() -> None:
 
 
 def test_dead_rows_go_when_they_have_not_been_seen_for_so_many_steps() -> None:
-    table, optimizer = dying(eviction=UnseenFor(steps=3, every=1))
+    table, optimizer = dying(eviction=UnusedFor(steps=3, every=1))
     train(table, optimizer, keys_of(1, 2))
     gone_at = []
     for _ in range(6):
@@ -115,7 +115,7 @@ def test_dead_rows_go_when_they_have_not_been_seen_for_so_many_steps() -> None:
 
 def test_live_rows_stay_unless_they_are_named() -> None:
     for live, expected in ((False, True), (True, False)):
-        table = HashEmbedding(4, eviction=UnseenFor(steps=2, live=live, every=1))
+        table = HashEmbedding(4, eviction=UnusedFor(steps=2, live=live, every=1))
         optimizer = GroupAdam(table.parameters())
         train(table, optimizer, keys_of(1, 2))
         for _ in range(5):
@@ -124,7 +124,7 @@ def test_live_rows_stay_unless_they_are_named() -> None:
 
 
 def test_seconds_are_those_that_the_table_is_told() -> None:
-    table, optimizer = dying(eviction=UnseenFor(seconds=3600, every=1))
+    table, optimizer = dying(eviction=UnusedFor(seconds=3600, every=1))
     table.set_time(1_500_000_000)
     train(table, optimizer, keys_of(1, 2))
     for _ in range(10):
@@ -141,7 +141,7 @@ def test_seconds_are_those_that_the_table_is_told() -> None:
 
 
 def test_a_policy_is_asked_every_so_many_steps() -> None:
-    table, optimizer = dying(eviction=UnseenFor(steps=1, every=5))
+    table, optimizer = dying(eviction=UnusedFor(steps=1, every=5))
     train(table, optimizer, keys_of(1))
     rows = []
     for step in range(11):
@@ -151,7 +151,7 @@ def test_a_policy_is_asked_every_so_many_steps() -> None:
 
 
 def test_an_evicted_key_that_returns_is_new() -> None:
-    table, optimizer = dying(std=0.5, eviction=UnseenFor(steps=1, every=1))
+    table, optimizer = dying(std=0.5, eviction=UnusedFor(steps=1, every=1))
     train(table, optimizer, keys_of(1))
     for _ in range(3):
         train(table, optimizer, keys_of(2))
@@ -160,7 +160,7 @@ def test_an_evicted_key_that_returns_is_new() -> None:
 
 
 def test_shrink_asks_the_policy_too() -> None:
-    table, optimizer = dying(eviction=UnseenFor(steps=2, every=1_000_000))
+    table, optimizer = dying(eviction=UnusedFor(steps=2, every=1_000_000))
     train(table, optimizer, keys_of(1))
     for _ in range(3):
         train(table, optimizer, keys_of(2))
@@ -182,12 +182,12 @@ def test_shrink_asks_the_policy_too() -> None:
 )
 def test_bad_ages_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        UnseenFor(**options)
+        UnusedFor(**options)
 
 
 def test_rows_do_not_go_while_a_gradient_may_come() -> None:
     """A second lookup before the step, and a graph that is kept: the rows stay where they are until it is gone."""
-    table, optimizer = dying(eviction=UnseenFor(steps=1, every=1))
+    table, optimizer = dying(eviction=UnusedFor(steps=1, every=1))
     train(table, optimizer, keys_of(1, 2))
     optimizer.zero_grad()
     waiting = table(keys_of(2)).sum()
@@ -205,7 +205,7 @@ def test_a_lookup_ahead_outlasts_an_eviction() -> None:
     big = torch.arange(5_000)
     tables = []
     for ahead in (False, True):
-        table, optimizer = dying(std=0.5, eviction=UnseenFor(steps=1, every=1))
+        table, optimizer = dying(std=0.5, eviction=UnusedFor(steps=1, every=1))
         for step in range(6):
             keys = big + 1_000 * step
             optimizer.zero_grad()
@@ -232,7 +232,7 @@ def offered(step: int, count: int = 2_000) -> Tensor:
     return torch.arange(count, dtype=torch.int64) + 1_000 * step
 
 
-@pytest.mark.parametrize("ranking", [None, LeastRecentlyUsed()])
+@pytest.mark.parametrize("ranking", [None, LRU()])
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_limit_is_never_exceeded(ranking: Any, fallback: bool) -> None:
     table, optimizer = capped(ranking=ranking, fallback=fallback)
@@ -256,7 +256,7 @@ def test_a_larger_limit_holds_more_rows() -> None:
 
 
 def test_dead_rows_go_first_then_those_that_are_not_used() -> None:
-    table, optimizer = capped(ranking=LeastRecentlyUsed())
+    table, optimizer = capped(ranking=LRU())
     dead, used, idle = torch.arange(1000), torch.arange(1000, 2000), torch.arange(2000, 3000)
     train(table, optimizer, torch.cat([dead, used, idle]))
     table.assign(dead, torch.zeros(1000, 8))
@@ -274,7 +274,7 @@ def test_dead_rows_go_first_then_those_that_are_not_used() -> None:
 
 
 def test_rows_that_came_often_outlast_those_that_came_lately() -> None:
-    table, optimizer = capped()  # LeastOftenUsed
+    table, optimizer = capped()  # LFU
     often = torch.arange(1000)
     for _ in range(5):
         train(table, optimizer, often)
@@ -303,7 +303,7 @@ def test_a_batch_too_large_is_trained_as_far_as_there_is_room() -> None:
 @pytest.mark.parametrize("make", [GroupAdam, GroupAdagrad])
 def test_a_limit_that_is_not_reached_changes_nothing(make: Make) -> None:
     plain = HashEmbedding(8, seed=3)
-    limited = HashEmbedding(8, seed=3, max_bytes="100MB", eviction=UnseenFor(steps=10**6))
+    limited = HashEmbedding(8, seed=3, max_bytes="100MB", eviction=UnusedFor(steps=10**6))
     for table in (plain, limited):
         optimizer = make(table.parameters(), lr=0.1, l21=1e-3)
         for step in range(20):
@@ -319,18 +319,18 @@ def test_bad_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="200MB"):
         HashEmbedding(8, max_bytes="much")
     with pytest.raises(ValueError, match="give max_bytes"):
-        HashEmbedding(8, ranking=LeastRecentlyUsed())
+        HashEmbedding(8, ranking=LRU())
 
 
 # Copies and checkpoints
 
 
 def by_age() -> tuple[HashEmbedding, GroupOptimizer]:
-    return dying(eviction=UnseenFor(steps=4, every=3))
+    return dying(eviction=UnusedFor(steps=4, every=3))
 
 
 def with_sketch() -> tuple[HashEmbedding, GroupOptimizer]:
-    return capped(1_500_000, admission=AfterSightings(2))
+    return capped(1_500_000, admission=MinCount(2))
 
 
 @pytest.mark.parametrize("make", [by_age, capped, with_sketch])
@@ -371,7 +371,7 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
     train(table, optimizer, keys_of(1, 2))
     train(table, optimizer, keys_of(1, 2))
     state = table.state_dict()
-    other = HashEmbedding(8, admission=AfterSightings(2, sketch_bytes=8192), seed=3)
+    other = HashEmbedding(8, admission=MinCount(2, sketch_bytes=8192), seed=3)
     other(keys_of(5))
     other(keys_of(5))
     with pytest.raises(RuntimeError, match="sketch: uint8"):
@@ -384,7 +384,7 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_memory_is_given_back() -> None:
-    table, optimizer = dying(eviction=UnseenFor(steps=1, every=1), huge_pages=False)
+    table, optimizer = dying(eviction=UnusedFor(steps=1, every=1), huge_pages=False)
     train(table, optimizer, torch.arange(400_000))
     before = table.memory()
     train(table, optimizer, keys_of(1))
@@ -397,7 +397,7 @@ def test_memory_is_given_back() -> None:
 
 def test_uses_of_other_rows_are_refused_whatever_number_of_rows_a_file_names() -> None:
     """The check takes no memory for the rows."""
-    config = HashEmbedding(3, eviction=UnseenFor(steps=5)).table.config
+    config = HashEmbedding(3, eviction=UnusedFor(steps=5)).table.config
     notes = {"clock": np.array([7]), "last_used": np.zeros(3, np.int64), "times_used": np.zeros(3, np.int64)}
     check_notes(notes, config, 3)
     with pytest.raises(ValueError, match=r"last_used, times_used: int64 \[100000000000000\] is expected"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optimizer_cases import assert_identical
-from sparsegroup import AfterSightings, GroupAdagrad, GroupAdam, GroupSGD, HashEmbedding, UnseenFor, WithProbability
+from sparsegroup import GroupAdagrad, GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilistic, UnusedFor
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.table import RowBlock
 
@@ -84,7 +84,7 @@ def test_every_loop_makes_room(loop: Loop) -> None:
     """The same rows are there after each of them, with the same vectors."""
     found = []
     for one in (usual, loop):
-        table = HashEmbedding(8, max_bytes=LIMIT, huge_pages=False, eviction=UnseenFor(steps=30, every=7), seed=1)
+        table = HashEmbedding(8, max_bytes=LIMIT, huge_pages=False, eviction=UnusedFor(steps=30, every=7), seed=1)
         optimizer = GroupAdam(table.parameters(), lr=1e-2, l21=1e-5)
         for step in range(60):
             one(table, optimizer, torch.arange(1_000) + 700 * step)
@@ -98,7 +98,7 @@ def test_every_loop_makes_room(loop: Loop) -> None:
 def test_a_gradient_that_is_late_moves_its_own_row() -> None:
     """Of `autograd.grad`, stepped with after later lookups: nothing goes until it has been."""
     found = []
-    for eviction in (None, UnseenFor(steps=1, live=True, every=1)):
+    for eviction in (None, UnusedFor(steps=1, live=True, every=1)):
         table = HashEmbedding(2, std=0.1, eviction=eviction)
         optimizer = GroupSGD(table.parameters(), lr=0.1)
         usual(table, optimizer, torch.tensor([1]))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_a_gradient_that_is_late_moves_its_own_row() -> None:
 
 def test_a_gradient_of_rows_that_are_no_longer_is_refused() -> None:
     """It is kept beyond its step and brought again, when rows have gone."""
-    table = HashEmbedding(2, eviction=UnseenFor(steps=1, live=True, every=1))
+    table = HashEmbedding(2, eviction=UnusedFor(steps=1, live=True, every=1))
     optimizer = GroupSGD(table.parameters(), lr=0.1)
     usual(table, optimizer, torch.tensor([1, 2]))  # type: ignore[arg-type]
     old = table.weight.grad
@@ -130,7 +130,7 @@ def test_a_gradient_of_rows_that_are_no_longer_is_refused() -> None:
     assert_identical(before, table.lookup(torch.arange(5)))
 
 
-@pytest.mark.parametrize("eviction", [None, UnseenFor(steps=1, live=True, every=1)])
+@pytest.mark.parametrize("eviction", [None, UnusedFor(steps=1, live=True, every=1)])
 def test_a_thread_may_look_up_while_another_trains(eviction: Any) -> None:
     table = HashEmbedding(4, eviction=eviction)
     optimizer = GroupAdam(table.parameters())
@@ -236,7 +236,7 @@ def test_a_larger_checkpoint_is_cut_to_the_limit(tmp_path: Path) -> None:
 
 
 def test_keys_that_waited_elsewhere_are_not_remembered_under_a_limit() -> None:
-    waiting = HashEmbedding(8, admission=AfterSightings(2))
+    waiting = HashEmbedding(8, admission=MinCount(2))
     waiting(torch.arange(200_000))
     table = HashEmbedding(8, max_bytes=LIMIT, huge_pages=False)
     table.load_state_dict(waiting.state_dict())
@@ -271,11 +271,11 @@ def test_rows_in_a_pattern_go_as_many_as_are_to_go() -> None:
 
 @pytest.mark.parametrize("way", ["copy", "state_dict"])
 def test_copies_keep_when_rows_were_used(way: str) -> None:
-    table = HashEmbedding(4, eviction=UnseenFor(steps=100))
+    table = HashEmbedding(4, eviction=UnusedFor(steps=100))
     optimizer = GroupAdam(table.parameters())
     for step in range(5):
         usual(table, optimizer, torch.arange(step + 1))
-    other = HashEmbedding(4, eviction=UnseenFor(steps=100))
+    other = HashEmbedding(4, eviction=UnusedFor(steps=100))
     its = GroupAdam(other.parameters())
     if way == "copy":
         other, its = copy.deepcopy((table, optimizer))
@@ -288,7 +288,7 @@ def test_copies_keep_when_rows_were_used(way: str) -> None:
 
 def test_incremental_checkpoints_know_what_came_and_went(tmp_path: Path) -> None:
     """A key that was looked up but not stepped with, and one that came and went in between."""
-    table = HashEmbedding(4, eviction=UnseenFor(steps=3, live=True, every=1))
+    table = HashEmbedding(4, eviction=UnusedFor(steps=3, live=True, every=1))
     optimizer = GroupAdam(table.parameters())
     checkpoints = Checkpoints(tmp_path)
     usual(table, optimizer, torch.arange(100))
@@ -301,7 +301,7 @@ def test_incremental_checkpoints_know_what_came_and_went(tmp_path: Path) -> None
     assert 1 in table
     assert 100 not in table
     folder = checkpoints.save(2, table, optimizer)
-    other = HashEmbedding(4, eviction=UnseenFor(steps=3, live=True, every=1))
+    other = HashEmbedding(4, eviction=UnusedFor(steps=3, live=True, every=1))
     load_checkpoint(folder, other, GroupAdam(other.parameters()))
     mine, its = table.state_dict(), other.state_dict()
     assert mine.keys() == its.keys()
@@ -310,8 +310,8 @@ def test_incremental_checkpoints_know_what_came_and_went(tmp_path: Path) -> None
     assert table.num_seen == other.num_seen == 101
 
 
-def test_sightings_that_are_looked_up_ahead_count_once() -> None:
-    table = HashEmbedding(4, admission=AfterSightings(2), eviction=UnseenFor(steps=1, every=1))
+def test_occurrences_that_are_looked_up_ahead_count_once() -> None:
+    table = HashEmbedding(4, admission=MinCount(2), eviction=UnusedFor(steps=1, every=1))
     optimizer = GroupAdam(table.parameters())
     usual(table, optimizer, torch.arange(10))
     for step in range(4):
@@ -327,7 +327,7 @@ def test_sightings_that_are_looked_up_ahead_count_once() -> None:
 
 
 def test_a_policy_is_asked_late_rather_than_not_at_all() -> None:
-    table = HashEmbedding(4, eviction=UnseenFor(steps=5, live=True, every=10))
+    table = HashEmbedding(4, eviction=UnusedFor(steps=5, live=True, every=10))
     optimizer = GroupAdam(table.parameters())
     usual(table, optimizer, torch.arange(100))
     for step in range(2, 30):
@@ -340,14 +340,14 @@ def test_a_policy_is_asked_late_rather_than_not_at_all() -> None:
 def test_chance_stays_what_it_is_under_a_limit() -> None:
     admitted = []
     for options in ({}, {"max_bytes": LIMIT}):
-        table = HashEmbedding(4, admission=WithProbability(0.01), huge_pages=False, **options)
+        table = HashEmbedding(4, admission=Probabilistic(0.01), huge_pages=False, **options)
         for _ in range(300):
             table(torch.arange(500))
         admitted.append(table.num_rows)
     assert abs(admitted[0] - admitted[1]) < 40
     assert admitted[0] > 400
     with pytest.raises(ValueError, match="k must be <= 255"):
-        HashEmbedding(4, admission=AfterSightings(300), max_bytes=LIMIT)
+        HashEmbedding(4, admission=MinCount(300), max_bytes=LIMIT)
 
 
 def test_the_count_of_features_never_shrinks() -> None:
@@ -370,7 +370,7 @@ def test_the_count_of_features_never_shrinks() -> None:
     ],
 )
 def test_notes_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
-    table = HashEmbedding(4, eviction=UnseenFor(steps=1))
+    table = HashEmbedding(4, eviction=UnusedFor(steps=1))
     usual(table, GroupAdam(table.parameters()), torch.arange(3))
     state = {name: value for name, value in {**table.state_dict(), **changes}.items() if value is not None}
     with pytest.raises(RuntimeError, match=message):

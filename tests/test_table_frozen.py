@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sparsegroup import FieldTables, GroupAdagrad, HashEmbedding, HashEmbeddingBag
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.models import MLP
-from sparsegroup.table import UnseenFor
+from sparsegroup.table import UnusedFor
 from sparsegroup.training import Trainer
 
 OLD, NEW = torch.arange(8), torch.arange(100, 108)
@@ -88,7 +88,7 @@ def test_what_is_looked_up_ahead_inserts_nothing() -> None:
 
 
 def test_no_policy_drops_its_rows() -> None:
-    table = pretrained(eviction=UnseenFor(1))
+    table = pretrained(eviction=UnusedFor(1))
     optimizer = GroupAdagrad(table.parameters(), lr=0.1, l21=1e6)
     for keys in (OLD, NEW):
         optimizer.zero_grad()

@@ -8,7 +8,7 @@ import torch
 
 from sparsegroup import GroupAdagrad, HashEmbedding
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.table.admission import AfterSightings
+from sparsegroup.table.admission import MinCount
 from sparsegroup.table.row_lookup import CHUNK
 
 
@@ -91,7 +91,7 @@ def test_more_keys_than_are_looked_up_at_a_time() -> None:
 
 
 def test_a_key_that_waits_for_its_row_is_drawn_when_it_gets_it() -> None:
-    table = table_at(0.1, admission=AfterSightings(2))
+    table = table_at(0.1, admission=MinCount(2))
     assert begin_dead(table, NEW).all()  # they have none
     hidden = begin_dead(table, NEW)
     assert 0 < hidden.sum() < len(NEW)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optimizer_cases import assert_identical
-from sparsegroup import AfterSightings, GroupAdam, GroupSGD, HashEmbedding, WithProbability
+from sparsegroup import GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilistic
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table import RowBlock
@@ -25,13 +25,13 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
-class NthSight:
+class NthOccurrence:
     """A key gets a row when it comes for the n-th time."""
 
     n: int
 
-    def admits(self, keys: Int64s, sights: Int64s) -> Bools:
-        return sights >= self.n
+    def admits(self, keys: Int64s, counts: Int64s) -> Bools:
+        return counts >= self.n
 
 
 @dataclass
@@ -58,16 +58,16 @@ def keys_of(*keys: int) -> Tensor:
 
 
 def admit_later(n: int = 3, **options: object) -> HashEmbedding:
-    return HashEmbedding(4, std=0.5, seed=1, admission=NthSight(n), **options)
+    return HashEmbedding(4, std=0.5, seed=1, admission=NthOccurrence(n), **options)
 
 
-def test_a_key_gets_its_row_at_its_nth_sight() -> None:
+def test_a_key_gets_its_row_at_its_nth_occurrence() -> None:
     table = admit_later()
-    for sight in range(1, 5):
-        vectors = table(keys_of(7, 7, -1))  # twice in one lookup is one sight
-        expected = table.initial(keys_of(7, 7, -1)) if sight >= 3 else torch.zeros(3, 4)
+    for count in range(1, 5):
+        vectors = table(keys_of(7, 7, -1))  # twice in one lookup counts once
+        expected = table.initial(keys_of(7, 7, -1)) if count >= 3 else torch.zeros(3, 4)
         assert_identical(vectors.detach(), expected)
-        assert (table.num_seen, table.num_rows, table.num_live) == ((2, 2, 2) if sight >= 3 else (2, 0, 0))
+        assert (table.num_seen, table.num_rows, table.num_live) == ((2, 2, 2) if count >= 3 else (2, 0, 0))
 
 
 def test_others_are_admitted_in_the_same_lookup() -> None:
@@ -80,7 +80,7 @@ def test_others_are_admitted_in_the_same_lookup() -> None:
     assert table.num_seen == 5
 
 
-def test_evaluation_and_inspection_are_no_sights() -> None:
+def test_evaluation_and_inspection_do_not_count() -> None:
     table = admit_later(2)
     table(keys_of(5))
     table.eval()
@@ -165,11 +165,11 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_prefetch_is_one_sight() -> None:
+def test_a_prefetch_counts_once() -> None:
     table, keys = admit_later(2), torch.arange(5000)
-    for sight in (1, 2):
+    for count in (1, 2):
         table.prefetch(keys)
-        assert bool(table(keys).any()) == (sight == 2)
+        assert bool(table(keys).any()) == (count == 2)
     assert (table.num_rows, table.num_seen) == (5000, 5000)
 
 
@@ -205,8 +205,8 @@ def test_a_table_without_the_policy_admits_those_that_wait() -> None:
 
 
 class WrongAnswer:
-    def admits(self, keys: Int64s, sights: Int64s) -> object:
-        return sights
+    def admits(self, keys: Int64s, counts: Int64s) -> object:
+        return counts
 
     def evicts(self, rows: RowBlock) -> object:
         return np.zeros(3, np.bool_)
@@ -252,18 +252,18 @@ def test_untouched_rows_are_evicted() -> None:
     assert table.contains(keys_of(1, 2, 3, 4)).tolist() == [False, True, False, False]
 
 
-class TestAfterSightings:
-    """The library's own policies; `NthSight` above has shown what the table makes of such a one."""
+class TestMinCount:
+    """The library's own policies; `NthOccurrence` above has shown what the table makes of such a one."""
 
     @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_the_kth_sighting_counts(self, k: int) -> None:
-        table = HashEmbedding(4, std=0.5, admission=AfterSightings(k))
-        for sight in range(1, 5):
+    def test_the_kth_occurrence_counts(self, k: int) -> None:
+        table = HashEmbedding(4, std=0.5, admission=MinCount(k))
+        for count in range(1, 5):
             table(keys_of(5, 5, -3))
-            assert (table.num_seen, table.num_rows) == (2, 2 if sight >= k else 0)
+            assert (table.num_seen, table.num_rows) == (2, 2 if count >= k else 0)
 
     def test_waiting_features_teach_the_fallback_vector(self) -> None:
-        table = HashEmbedding(4, std=0.5, admission=AfterSightings(2), fallback=True)
+        table = HashEmbedding(4, std=0.5, admission=MinCount(2), fallback=True)
         assert table.fallback is not None
         optimizer = GroupAdam([{"params": [table.weight]}, {"params": [table.fallback]}], lr=0.1)
         (table(torch.arange(10)) - 1).square().sum().backward()
@@ -275,12 +275,12 @@ class TestAfterSightings:
 
     def test_k_is_positive(self) -> None:
         with pytest.raises(ValueError, match="k must be >= 1, got 0"):
-            AfterSightings(0)
+            MinCount(0)
 
 
 def test_many_waiting_keys_are_found_as_fast_as_few() -> None:
     """Their index goes on growing as they come; where it did not, a lookup took as long as there were keys."""
-    table = HashEmbedding(4, admission=AfterSightings(2))
+    table = HashEmbedding(4, admission=MinCount(2))
     for first in range(0, 400_000, 100_000):
         table(torch.arange(first, first + 100_000) * 977)
         old, new = table.table.directory.waiting.growth
@@ -288,18 +288,18 @@ def test_many_waiting_keys_are_found_as_fast_as_few() -> None:
     assert 24 < table.table.directory.waiting.nbytes / 400_000 < 48
 
 
-class TestWithProbability:
-    def test_a_share_is_admitted_at_each_sighting(self) -> None:
-        table = HashEmbedding(4, admission=WithProbability(0.25, seed=3))
+class TestProbabilistic:
+    def test_a_share_is_admitted_at_each_occurrence(self) -> None:
+        table = HashEmbedding(4, admission=Probabilistic(0.25, seed=3))
         keys = random_keys(20_000)
-        for sight in range(1, 4):
+        for count in range(1, 4):
             table(keys)
-            assert table.num_rows / len(keys) == pytest.approx(1 - 0.75**sight, abs=0.02)
+            assert table.num_rows / len(keys) == pytest.approx(1 - 0.75**count, abs=0.02)
         assert table.num_seen == len(keys)
 
     def test_the_seed_decides_and_nothing_else(self) -> None:
         keys = random_keys(1_000)
-        one, same, other = (HashEmbedding(4, admission=WithProbability(0.5, seed=s)) for s in (1, 1, 2))
+        one, same, other = (HashEmbedding(4, admission=Probabilistic(0.5, seed=s)) for s in (1, 1, 2))
         one(keys)
         for part in keys.split(100):
             same(part)
@@ -310,9 +310,9 @@ class TestWithProbability:
     @pytest.mark.parametrize("p", [0, -0.1, 1.5, float("nan")])
     def test_p_is_a_probability(self, p: float) -> None:
         with pytest.raises(ValueError, match=r"p must be in \(0, 1\]"):
-            WithProbability(p)
+            Probabilistic(p)
 
     def test_one_is_every_key(self) -> None:
-        table = HashEmbedding(4, admission=WithProbability(1.0))
+        table = HashEmbedding(4, admission=Probabilistic(1.0))
         table(random_keys(500))
         assert table.num_rows == 500

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsegroup import AfterSightings, HashEmbedding
+from sparsegroup import HashEmbedding, MinCount
 from sparsegroup.table.distinct_count import DistinctCount
 from sparsegroup.table.sighting_sketch import SightingSketch
 from table_cases import random_keys
@@ -59,14 +59,14 @@ def test_a_limited_table_counts_features_by_field() -> None:
     assert table.num_seen == pytest.approx(40_300, rel=0.06)
 
 
-# Sightings
+# Occurrences
 
 
 def test_a_sketch_never_counts_too_few() -> None:
     sketch = SightingSketch(1 << 16)
     rng = np.random.default_rng(0)
     exact = dict.fromkeys(range(3_000), 0)
-    for _ in range(4):  # 12,000 sightings: less than a row's counters, so that nothing is halved
+    for _ in range(4):  # 12,000 occurrences: less than a row's counters, so that nothing is halved
         keys = rng.choice(3_000, 3_000, replace=True)
         distinct = np.unique(keys)
         sights = sketch.sights(distinct)[0]
@@ -90,7 +90,7 @@ def test_false_positives_are_as_many_as_is_said(load: float) -> None:
 
 
 def test_a_sketch_forgets() -> None:
-    """It is halved after as many sightings as a row has counters: a stream of new keys does not fill it."""
+    """It is halved after as many occurrences as a row has counters: a stream of new keys does not fill it."""
     width = 1 << 12
     sketch = SightingSketch(4 * width)
     often = np.arange(10) + (1 << 40)
@@ -115,8 +115,8 @@ def test_counters_stop_at_their_highest() -> None:
 
 
 def test_a_sketch_admits_as_exact_counts_do_while_it_is_large() -> None:
-    exact = HashEmbedding(4, admission=AfterSightings(3), seed=1)
-    sketched = HashEmbedding(4, admission=AfterSightings(3, sketch_bytes=1 << 22), seed=1)
+    exact = HashEmbedding(4, admission=MinCount(3), seed=1)
+    sketched = HashEmbedding(4, admission=MinCount(3, sketch_bytes=1 << 22), seed=1)
     rng = np.random.default_rng(3)
     for _ in range(30):
         keys = torch.from_numpy(rng.zipf(1.3, 500).astype(np.int64))
@@ -126,10 +126,10 @@ def test_a_sketch_admits_as_exact_counts_do_while_it_is_large() -> None:
 
 
 def test_a_small_sketch_admits_early_and_never_late() -> None:
-    exact = HashEmbedding(4, admission=AfterSightings(2))
-    small = HashEmbedding(4, admission=AfterSightings(2, sketch_bytes=4096))
+    exact = HashEmbedding(4, admission=MinCount(2))
+    small = HashEmbedding(4, admission=MinCount(2, sketch_bytes=4096))
     rng = np.random.default_rng(4)
-    for _ in range(3):  # 900 sightings: not halved yet
+    for _ in range(3):  # 900 occurrences: not halved yet
         keys = torch.from_numpy(rng.choice(100_000, 300))
         exact(keys)
         small(keys)
@@ -139,8 +139,8 @@ def test_a_small_sketch_admits_early_and_never_late() -> None:
 
 
 def test_a_sketch_takes_what_is_said() -> None:
-    exact = HashEmbedding(4, admission=AfterSightings(9))
-    sketched = HashEmbedding(4, admission=AfterSightings(9, sketch_bytes=1 << 20))
+    exact = HashEmbedding(4, admission=MinCount(9))
+    sketched = HashEmbedding(4, admission=MinCount(9, sketch_bytes=1 << 20))
     for table in (exact, sketched):
         for part in range(4):
             table(torch.arange(250_000) + 250_000 * part)
@@ -158,4 +158,4 @@ def test_a_sketch_takes_what_is_said() -> None:
 )
 def test_bad_numbers_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        AfterSightings(**options)
+        MinCount(**options)

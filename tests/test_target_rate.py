@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
 from sparsegroup import (
-    AfterSightings,
     GroupAdagrad,
     GroupAdam,
     GroupOptimizer,
     HashEmbedding,
+    MinCount,
     TargetBytes,
     TargetRate,
     feature_rate,
@@ -360,7 +360,7 @@ def half_step(table: HashEmbedding, optimizer: GroupOptimizer) -> None:
 
 
 def test_no_key_has_been_admitted_yet() -> None:
-    table = HashEmbedding(4, std=0.1, admission=AfterSightings(2))
+    table = HashEmbedding(4, std=0.1, admission=MinCount(2))
     optimizer = GroupAdam([table.weight, nn.Parameter(torch.ones(2))], lr=1e-2, penalty="hard")
     target = TargetRate(optimizer, 0.1, steps=STEPS)
     for step in range(STEPS):

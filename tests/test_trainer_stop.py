@@ -16,7 +16,7 @@ from sparsegroup.data import MemoryLog
 from sparsegroup.models import MLP
 from sparsegroup.reporting import plots, run_page
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
-from sparsegroup.table import AfterSightings
+from sparsegroup.table import MinCount
 from sparsegroup.training import Callback, Config, RunStoppedError, Session, Trainer
 from sparsegroup.training.lookup_model import LookupModel
 
@@ -59,7 +59,7 @@ class Training:
 
     def __init__(self, *callbacks: Callback, admit_after: int = 1) -> None:
         torch.manual_seed(0)
-        admission = None if admit_after == 1 else AfterSightings(admit_after)
+        admission = None if admit_after == 1 else MinCount(admit_after)
         self.table, self.network = HashEmbedding(3, admission=admission), MLP(fields=2, dim=3, dropout=0.2)
         self.model = LookupModel(self.table, self.network)
         self.optimizer = GroupAdagrad(param_groups(self.model, l21=1e-3), lr=0.05)

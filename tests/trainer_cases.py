@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sharded_cases import rows_of
-from sparsegroup import AfterSightings, FieldTables, GroupAdam, HashEmbedding, TargetRate, param_groups
+from sparsegroup import FieldTables, GroupAdam, HashEmbedding, MinCount, TargetRate, param_groups
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.table.field_tables import tables_in
@@ -51,7 +51,7 @@ CASES = {
     "uneven": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), weighted=True),
     "some have none": TrainerCase(shares=(0.0, 0.7, 0.0, 0.3)),
     "fallback and target": TrainerCase(table={"fallback": True}, rate=0.4),
-    "admission": TrainerCase(table={"admission": AfterSightings(2)}),
+    "admission": TrainerCase(table={"admission": MinCount(2)}),
     "sizes": TrainerCase(sizes={0: 2, 1: 4, 2: 4}),
     "sums": TrainerCase(table={"reduction": "sum"}),
     "numbers": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), numbers=2),

@@ -1,15 +1,15 @@
 """The hash-keyed embedding table: rows appear when a key is first seen, and go when they are exactly zero."""
 
 from sparsegroup.constructor_help import document_constructors
-from sparsegroup.table.admission import AdmissionPolicy, AfterSightings, EveryKey, WithProbability
+from sparsegroup.table.admission import AdmissionPolicy, EveryKey, MinCount, Probabilistic
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.conversion import convert, to_embeddings
 from sparsegroup.table.eviction import (
+    LFU,
+    LRU,
     EvictionPolicy,
-    LeastOftenUsed,
-    LeastRecentlyUsed,
     RankingPolicy,
-    UnseenFor,
+    UnusedFor,
     ZeroRows,
 )
 from sparsegroup.table.field_tables import FieldTables
@@ -21,8 +21,9 @@ from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
 from sparsegroup.table.table_report import FieldCount, TableMemory
 
 __all__ = [
+    "LFU",
+    "LRU",
     "AdmissionPolicy",
-    "AfterSightings",
     "EveryKey",
     "EvictionPolicy",
     "ExchangeError",
@@ -30,15 +31,14 @@ __all__ = [
     "FieldTables",
     "HashEmbedding",
     "HashEmbeddingBag",
-    "LeastOftenUsed",
-    "LeastRecentlyUsed",
+    "MinCount",
+    "Probabilistic",
     "RankingPolicy",
     "RowBlock",
     "TableEmbedding",
     "TableEmbeddingBag",
     "TableMemory",
-    "UnseenFor",
-    "WithProbability",
+    "UnusedFor",
     "ZeroRows",
     "convert",
     "field_keys",

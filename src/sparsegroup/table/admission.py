@@ -13,16 +13,16 @@ class AdmissionPolicy(Protocol):
     """Decides which keys that have no row get one. Give it as `HashEmbedding(..., admission=policy)`.
 
     It is asked in training mode, once per lookup that brings such keys. A key that is not admitted gives zeros and gets
-    no gradient; it counts as seen all the same. Sightings are counted exactly, or, where the policy has an attribute
+    no gradient; it counts as seen all the same. Occurrences are counted exactly, or, where the policy has an attribute
     `sketch_bytes` or the table a limit of bytes, in a sketch. The policy is copied and pickled with its table.
     """
 
-    def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
         """Which of some keys get a row now.
 
         Args:
             keys: `[n]`, distinct; none has a row.
-            sights: `[n]`, in how many lookups of training mode each has come since it last had a row, this one
+            counts: `[n]`, in how many lookups of training mode each has come since it last had a row, this one
                 included: ≥ 1.
 
         Returns:
@@ -33,7 +33,7 @@ class AdmissionPolicy(Protocol):
 class EveryKey:
     """Every key gets a row when training first sees it."""
 
-    def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
         """All of them. A table knows that, and does not ask."""
         return np.ones(len(keys), np.bool_)
 
@@ -49,11 +49,11 @@ SET_KEYS = SetKeys()
 
 
 @dataclass(frozen=True)
-class AfterSightings:
+class MinCount:
     """A key gets a row when it comes for the k-th time.
 
     Args:
-        k: In so many lookups of training mode, ≥ 1; twice in one lookup is one sighting.
+        k: In so many lookups of training mode, ≥ 1; twice in one lookup counts once.
         sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early, see
             `SightingSketch` for how often; k is 255 at most. None: exactly, in some 40 bytes for each key that waits
             (with `max_bytes`: in a sketch of a sixteenth of these).
@@ -63,8 +63,8 @@ class AfterSightings:
 
     Examples:
         >>> import torch
-        >>> from sparsegroup import AfterSightings, HashEmbedding
-        >>> table = HashEmbedding(4, admission=AfterSightings(2))
+        >>> from sparsegroup import MinCount, HashEmbedding
+        >>> table = HashEmbedding(4, admission=MinCount(2))
         >>> bool(table(torch.tensor([7])).any()), table.num_rows, table.num_seen
         (False, 0, 1)
         >>> bool(table(torch.tensor([7])).any()), table.num_rows
@@ -82,16 +82,16 @@ class AfterSightings:
         if self.sketch_bytes is not None and self.k > 255:
             raise ValueError(f"a sketch counts to 255: k must be <= 255 with sketch_bytes, got {self.k}")
 
-    def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
         """See `AdmissionPolicy`."""
-        return sights >= self.k
+        return counts >= self.k
 
 
 @dataclass(frozen=True)
-class WithProbability:
-    """A key gets a row at each sighting with a probability: after 1 / p of them on average.
+class Probabilistic:
+    """A key gets a row at each occurrence with a probability: after 1 / p of them on average.
 
-    Whether it does is a function of key, sighting and seed, so that a resumed training decides alike. (In a table of
+    Whether it does is a function of key, count and seed, so that a resumed training decides alike. (In a table of
     limited bytes, of key, number of the lookup, and seed.)
 
     Args:
@@ -110,9 +110,9 @@ class WithProbability:
         if not 0 < self.p <= 1:
             raise ValueError(f"p must be in (0, 1], got {self.p}")
 
-    def admits(self, keys: Int64s, sights: Int64s) -> npt.NDArray[np.bool_]:
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
         """See `AdmissionPolicy`."""
-        drawn = _mixed(keys.view(np.uint64) ^ _mixed(sights.view(np.uint64) ^ _mixed(np.uint64(self.seed))))
+        drawn = _mixed(keys.view(np.uint64) ^ _mixed(counts.view(np.uint64) ^ _mixed(np.uint64(self.seed))))
         admitted: npt.NDArray[np.bool_] = (drawn >> np.uint64(11)) * 2.0**-53 < self.p
         return admitted
 

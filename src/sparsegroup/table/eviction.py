@@ -43,7 +43,7 @@ ZERO_ROWS = ZeroRows()
 
 
 @dataclass(frozen=True)
-class UnseenFor:
+class UnusedFor:
     """Dead rows that training has not looked up for long are dropped, by themselves, now and then.
 
     Args:
@@ -57,8 +57,8 @@ class UnseenFor:
 
     Examples:
         >>> import torch
-        >>> from sparsegroup import GroupAdam, HashEmbedding, UnseenFor
-        >>> table = HashEmbedding(4, eviction=UnseenFor(steps=10, every=1))
+        >>> from sparsegroup import GroupAdam, HashEmbedding, UnusedFor
+        >>> table = HashEmbedding(4, eviction=UnusedFor(steps=10, every=1))
         >>> optimizer = GroupAdam(table.parameters(), l21=1e3)  # so that all rows die
         >>> for step in range(12):
         ...     optimizer.zero_grad()
@@ -96,7 +96,7 @@ class UnseenFor:
 
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
         """See `EvictionPolicy`."""
-        old: npt.NDArray[np.bool_] = rows.unseen_for() >= self._limit
+        old: npt.NDArray[np.bool_] = rows.unused_for() >= self._limit
         return old if self.live or not old.any() else old & ~rows.live()
 
 
@@ -110,21 +110,18 @@ class RankingPolicy(Protocol):
         """The ranks of some rows, `[len(rows)]` int64: those with the lowest go first, of equal ones the older ones."""
 
 
-class LeastRecentlyUsed:
+class LRU:
     """Dead rows go first, then live ones; among either, those that training has not looked up for longest."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
         """See `RankingPolicy`."""
-        return np.where(rows.live(), LATEST + 1, 0) + LATEST - rows.unseen_for()
+        return np.where(rows.live(), LATEST + 1, 0) + LATEST - rows.unused_for()
 
 
-class LeastOftenUsed:
+class LFU:
     """Dead rows go first, then live ones; among either, those that came least often, and of these the longest ago."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
         """See `RankingPolicy`."""
-        times = np.minimum(rows.times_seen(), (1 << 30) - 1)
-        return (np.where(rows.live(), 1 << 30, 0) + times) * (LATEST + 1) + LATEST - rows.unseen_for()
-
-
-LEAST_OFTEN_USED = LeastOftenUsed()
+        times = np.minimum(rows.times_used(), (1 << 30) - 1)
+        return (np.where(rows.live(), 1 << 30, 0) + times) * (LATEST + 1) + LATEST - rows.unused_for()

@@ -67,7 +67,7 @@ class HashEmbedding(TableCounts, nn.Module):
             (`num_refused`). Training continues. `num_seen` is then an estimate, within .8 % (1.6 % of each field's,
             with `field_bits`), and occurrences of keys without a row are counted in a sketch.
         ranking: With `max_bytes`, which rows are evicted first, see `RankingPolicy`. None: zero rows, then the rows
-            looked up least often (`LeastOftenUsed`).
+            looked up least often (`LFU`).
         huge_pages: Ask the system for huge pages, which make lookups in large tables much faster (Linux).
 
     Args: Training, on one rank or several

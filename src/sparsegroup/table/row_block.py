@@ -56,7 +56,7 @@ class RowBlock:
         """`[n]`, which rows have a non-zero vector."""
         return self._memory.live(self._first, self._last)
 
-    def unseen_for(self) -> Int64s:
+    def unused_for(self) -> Int64s:
         """`[n]`, for how many whole steps, or seconds, each row has not been looked up in training.
 
         Raises:
@@ -64,11 +64,11 @@ class RowBlock:
         """
         return self._known_uses().unused_for(self._first, self._last)
 
-    def times_seen(self) -> Int64s:
+    def times_used(self) -> Int64s:
         """`[n]`, in how many lookups of training each row has come since it is there.
 
         Raises:
-            RuntimeError: As `unseen_for`.
+            RuntimeError: As `unused_for`.
         """
         return self._known_uses().count(self._first, self._last)
 

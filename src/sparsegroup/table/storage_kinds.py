@@ -9,7 +9,7 @@ from sparsegroup.table.row_uses import RowUses
 from sparsegroup.table.table_config import TableConfig
 
 _SKETCHED = 16
-"""A table of limited bytes counts sightings in so small a part of them."""
+"""A table of limited bytes counts occurrences in so small a part of them."""
 
 
 def new_storage(config: TableConfig) -> RowStorage:

@@ -16,7 +16,7 @@ from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.near_match import did_you_mean
 from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
 from sparsegroup.table.buckets import MOST_ROWS
-from sparsegroup.table.eviction import LEAST_OFTEN_USED, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit
+from sparsegroup.table.eviction import LFU, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sighting_sketch import HIGHEST
 
@@ -99,7 +99,7 @@ def checked_config(
     check_int("seed", seed, 0, (1 << 64) - 1)
     check_int("field_bits", field_bits, 0, 16)
     if max_bytes is not None and getattr(admission, "k", 0) > HIGHEST:
-        raise ValueError(f"with max_bytes sightings are counted to {HIGHEST}: k must be <= {HIGHEST} in {admission}")
+        raise ValueError(f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {admission}")
     if ranking is not None and max_bytes is None:
         raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
     if max_rows is not None:
@@ -132,7 +132,7 @@ def checked_config(
         admission=EVERY_KEY if admission is None else admission,
         eviction=ZERO_ROWS if eviction is None else eviction,
         max_bytes=None if max_bytes is None else bytes_of(max_bytes),
-        ranking=LEAST_OFTEN_USED if ranking is None else ranking,
+        ranking=LFU() if ranking is None else ranking,
         has_fallback=bool(fallback),
         dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
         weight_dtype=dtype,

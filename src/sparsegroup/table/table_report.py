@@ -20,7 +20,7 @@ class TableMemory:
     Attributes:
         index: What the index's slots take.
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
-        dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their sightings;
+        dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their occurrences;
             and of rows, when they were used, where a policy asks for that.
         scratch: Working memory of lookups that is kept for the next one: 256 MiB at most
             (twice that on several ranks), and 1/32 of `max_bytes` at most.

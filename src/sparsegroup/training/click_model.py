@@ -10,7 +10,7 @@ from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
 from sparsegroup.names import ModelName
-from sparsegroup.table import AfterSightings, FieldTables, HashEmbedding, UnseenFor
+from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
 from sparsegroup.training.age import Age, age_of
@@ -102,12 +102,12 @@ def new_embedding(
         dim, seed, fallback, max_bytes, process_group: See `HashEmbedding`.
         sizes: Field's number → size of its vectors, at most `dim`, see `FieldTables`; None, or where all are `dim`, is
             one table.
-        admit_after: Sightings after which a feature gets a row.
+        admit_after: How many batches a feature must be in to get a row.
         admit_sketch: Bytes of the sketch that counts them, in each table; None: they are counted exactly.
         evict_unseen: The age at which dead features that have not come lose their row, see `age_of`; 0 for never.
 
     Raises:
-        ValueError: See `HashEmbedding`, `AfterSightings`.
+        ValueError: See `HashEmbedding`, `MinCount`.
     """
     sketch_bytes = None if admit_sketch is None else bytes_of(admit_sketch)
     options: dict[str, Any] = {
@@ -115,8 +115,8 @@ def new_embedding(
         "seed": seed,
         "field_bits": FIELD_BITS,
         "fallback": fallback,
-        "admission": None if admit_after == 1 else AfterSightings(admit_after, sketch_bytes),
-        "eviction": _unseen_for(age_of(evict_unseen)),
+        "admission": None if admit_after == 1 else MinCount(admit_after, sketch_bytes),
+        "eviction": _unused_for(age_of(evict_unseen)),
         "max_bytes": max_bytes,
         "process_group": process_group,
     }
@@ -125,5 +125,5 @@ def new_embedding(
     return FieldTables(dim, sizes, **options)
 
 
-def _unseen_for(age: Age) -> UnseenFor | None:
-    return UnseenFor(age.steps, age.seconds) if age.steps or age.seconds else None
+def _unused_for(age: Age) -> UnusedFor | None:
+    return UnusedFor(age.steps, age.seconds) if age.steps or age.seconds else None

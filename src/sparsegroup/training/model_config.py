@@ -43,8 +43,8 @@ class ModelConfig(StrictSettings):
         fallback: Whether a learned vector per field stands in for features without a live row, see `HashEmbedding`. By
             default where a size is asked for.
         admit_after: Batches in which a feature must have come to get a row of its own.
-        admit_sketch: Bytes of the sketch that counts these, see `AfterSightings`; None: they are counted exactly.
-        evict_unseen: When dead features that have not come lose their row, see `UnseenFor`: after so many steps, or as
+        admit_sketch: Bytes of the sketch that counts these, see `MinCount`; None: they are counted exactly.
+        evict_unseen: When dead features that have not come lose their row, see `UnusedFor`: after so many steps, or as
             the log's own time has it, "7d", say; 0 for never.
         max_table_bytes: What the table never exceeds, such as "2GB", see `HashEmbedding`.
         number_buckets: How many quantile buckets a number has, each with an embedding that joins those of the

@@ -237,7 +237,7 @@ class Trainer:
 
         The state is then one between two batches: a checkpoint of it, with `state_dict`, resumes with the samples
         behind `progress.position` and ends with the bits of a training that was never stopped. One batch more is
-        trained on if it has been looked up already and a table counts its sightings. After the last batch of an epoch
+        trained on if it has been looked up already and a table counts its occurrences. After the last batch of an epoch
         comes its validation. Where nothing is trained, nothing happens.
 
         Args:
@@ -281,9 +281,9 @@ class Trainer:
         self._model.train()
         if self._is_frozen:
             self.table.eval()
-        # What is looked up ahead has been sighted; a checkpoint in between would count it once more when resumed.
+        # What is looked up ahead has been counted; a checkpoint in between would count it once more when resumed.
         counts = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
-        is_sighted = False
+        is_counted = False
         batches = self.ranks.in_step(with_checked_labels(stream), self._asked, self._stop)
         batch = next(batches, None)
         tell_time(self._tables, None if batch is None else batch.own)
@@ -291,14 +291,14 @@ class Trainer:
         # Sorting for the AUC leaves the interpreter free.
         following_statistics = self._statistics.following(None if batch is None else batch.own)
         with following_statistics, ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
-            while batch is not None and (is_sighted or not self._stop.is_made):
+            while batch is not None and (is_counted or not self._stop.is_made):
                 assert keys is not None
                 following = next(batches, None)
                 next_keys = None if following is None else keys_to_look_up(following.own.keys, following.own.bags)
                 ends = following is None or self.record.is_full_with(batch.samples)
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
-                is_sighted = looks_ahead and counts
+                is_counted = looks_ahead and counts
                 with divergence_told(self.samples), missing_numbers_told(self.network, batch.own):
                     logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
                 self.samples += batch.samples
