@@ -64,7 +64,7 @@ def main() -> None:
         "sample_65536": lambda: control(large),
         "sample_8192": lambda: control(small),
         "all_rows": lambda: large.set_l21(0),
-        "sweep": lambda: optimizer.sweep(drop_untrained=True),
+        "sweep": lambda: optimizer.sweep(zero_untrained=True),
     }
     for run in contenders.values():
         run()

@@ -21,8 +21,8 @@ from triton.runtime.jit import JITFunction
 
 from sparsegroup import rules
 from sparsegroup.kernels.gpu import launch, launch_rows
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import Regularizer, StepConstants
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
@@ -136,13 +136,13 @@ def launch_all(
         return torch.zeros(height, width, dtype=of)
 
     sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(HYPERPARAMETERS, 0.05)
-    settings = LaunchSettings(regularizer, tuple(rule.initial_state(HYPERPARAMETERS).values()), sigma_0, False)
+    settings = StepConstants(regularizer, tuple(rule.initial_state(HYPERPARAMETERS).values()), sigma_0, False)
     scalars, start = rule.host_scalars(HYPERPARAMETERS, 3, 0.05), (sigma_0 or 0.0, 1.0)
-    host = Numbers(scalars, start, 7)
+    host = StepScalars(scalars, start, 7)
     numbers = host
     if on_device:
         of_scalars, of_start = (tuple(torch.tensor(value) for value in values) for values in (scalars, start))
-        numbers = Numbers(of_scalars, of_start, torch.tensor(7, dtype=torch.int32))
+        numbers = StepScalars(of_scalars, of_start, torch.tensor(7, dtype=torch.int32))
     hessian = zeros(gradient_dtype) if rule.has_second_input else None
     state = tuple(zeros(state_dtype) for _ in rule.state)
     parts = launch.Parts(zeros(dtype), zeros(state_dtype) if carries_u else None, state, zeros(gradient_dtype), hessian)

@@ -21,8 +21,8 @@ from sparsegroup.groups import Along, Grouping  # noqa: E402
 from sparsegroup.kernels import rounding  # noqa: E402
 from sparsegroup.kernels.eager import eager_step  # noqa: E402
 from sparsegroup.kernels.gpu import launch, launch_rows  # noqa: E402
-from sparsegroup.kernels.numbers import Numbers  # noqa: E402
-from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer  # noqa: E402
+from sparsegroup.kernels.numbers import StepScalars  # noqa: E402
+from sparsegroup.kernels.regularizer import Regularizer, StepConstants  # noqa: E402
 from sparsegroup.kernels.update_mark import was_updated  # noqa: E402
 from sparsegroup.rules import Rule  # noqa: E402
 
@@ -62,8 +62,8 @@ class Case:
     rule: Rule
     parts: launch.Parts
     groups: Grouping
-    settings: LaunchSettings
-    numbers: Numbers
+    settings: StepConstants
+    numbers: StepScalars
 
     def expected(self) -> eager_step.Block:
         """The step by `eager_step.advance`, u and the state in float32."""
@@ -127,8 +127,8 @@ def case(
         rule,
         parts,
         groups or Along(torch.Size(shape), dim),
-        LaunchSettings(regularizer, initial, sigma_0, frozen),
-        Numbers(rule.host_scalars(hyperparameters, 3, LR), (sigma_0 or 0.0, 0.0 if frozen else 1.0), SEED),
+        StepConstants(regularizer, initial, sigma_0, frozen),
+        StepScalars(rule.host_scalars(hyperparameters, 3, LR), (sigma_0 or 0.0, 0.0 if frozen else 1.0), SEED),
     )
 
 

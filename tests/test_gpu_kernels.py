@@ -37,7 +37,7 @@ from gpu_cases import (
 )
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.gpu import launch
-from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.numbers import StepScalars
 from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.kernels.update_mark import was_updated
 from sparsegroup.penalties import Norm, Penalty
@@ -160,7 +160,7 @@ def test_numbers_on_the_device_are_those_on_the_host(rule: Rule, way: Way) -> No
             tuple(torch.tensor(value, device=DEVICE) for value in values) for values in (host.scalars, host.start)
         )
         seed = torch.tensor(host.seed, dtype=torch.int32, device=DEVICE)
-        after, expected = way(replace(one, numbers=Numbers(scalars, start, seed))), way(one)
+        after, expected = way(replace(one, numbers=StepScalars(scalars, start, seed))), way(one)
         assert_same_bits((after.x, after.u, *after.state), (expected.x, expected.u, *expected.state))
 
 

@@ -31,8 +31,8 @@ from gpu_cases import (
 from sparsegroup.groups import Along
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.gpu import launch, launch_rows
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import Regularizer, StepConstants
 from sparsegroup.rules import ADAHESSIAN, ADAM, FTRL, SGD
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -46,8 +46,8 @@ def _numpy_is_quiet() -> Iterator[None]:
         yield
 
 
-PLAIN = LaunchSettings(Regularizer(), (), None, False)
-UNIT = Numbers((1.0,), (0.0, 1.0), SEED)
+PLAIN = StepConstants(Regularizer(), (), None, False)
+UNIT = StepScalars((1.0,), (0.0, 1.0), SEED)
 """SGD of weights 0 with σ = 1: weights become minus the gradient."""
 
 
@@ -186,7 +186,7 @@ def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
 
 
 FAR = 2**31
-COUNTING = LaunchSettings(Regularizer(l1=1.0), (), None, False)
+COUNTING = StepConstants(Regularizer(l1=1.0), (), None, False)
 """With it, SGD of zeros with σ = 1 makes weights 1 - g and u = 1 of gradients g > 1."""
 
 

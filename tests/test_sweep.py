@@ -201,7 +201,7 @@ class TestWhatStays:
         optimizer.step()
         optimizer.sweep()
         assert table.num_live == 4
-        optimizer.sweep(drop_untrained=True)
+        optimizer.sweep(zero_untrained=True)
         assert (table.lookup(torch.arange(4)) != 0).any(1).tolist() == [False, True, False, False]
         assert table.num_live == 1
         table(torch.arange(4)).sum().backward()

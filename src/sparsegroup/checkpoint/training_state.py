@@ -27,7 +27,7 @@ from sparsegroup.checkpoint.plain import as_plain
 from sparsegroup.checkpoint.rng import rng_state
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import GroupStep
-from sparsegroup.optim.stored import Claim, RowStore, rows_left_out, store_of
+from sparsegroup.optim.stored import RowStore, StateOwner, rows_left_out, store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_file import TableFacts, write_changes, write_table
@@ -208,7 +208,7 @@ def load_checkpoint(
     found = ranks.do(lambda: read_content(folder, ranks, model, tables, optimizers, scheduler, settings))
     manifest, content = found.manifest, found.state
 
-    claims: dict[RowStore, Claim] = {table: Claim() for table in tables.values()}
+    claims: dict[RowStore, StateOwner] = {table: StateOwner() for table in tables.values()}
     claimed: set[RowStore] = set()
 
     def load_optimizers() -> None:
@@ -243,7 +243,7 @@ def load_checkpoint(
 
 
 def _load_optimizer(
-    optimizer: Optimizer, content: Mapping[str, Any], claims: Mapping[RowStore, Claim]
+    optimizer: Optimizer, content: Mapping[str, Any], claims: Mapping[RowStore, StateOwner]
 ) -> set[RowStore]:
     """Load a state without rows; gives the stores whose state is this optimizer's, by their `claims`.
 

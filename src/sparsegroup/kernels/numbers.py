@@ -15,7 +15,7 @@ def as_stored(value: float, dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class StepScalars:
     """What depends on the step.
 
     Attributes:
@@ -29,7 +29,7 @@ class Numbers:
     seed: int | Tensor
 
     @classmethod
-    def of_row(cls, row: Tensor, seed: Tensor) -> "Numbers":
+    def of_row(cls, row: Tensor, seed: Tensor) -> "StepScalars":
         """The numbers from scalars, σ₀ and whether x moves, in one tensor on the device."""
         *scalars, sigma_0, moves = row.unbind(0)
         return cls(tuple(scalars), (sigma_0, moves), seed)

@@ -47,7 +47,7 @@ class Regularizer:
 
 
 @dataclass(frozen=True)
-class LaunchSettings:
+class StepConstants:
     """What the groups of a launch share.
 
     Attributes:

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.kernels.slot import Slot, compute_dtype
 
 
@@ -28,7 +28,7 @@ class TensorStep:
     """
 
     slot: Slot
-    numbers: Numbers
+    numbers: StepScalars
     gradient: Tensor
     hessian: Tensor | None = None
     rows: Tensor | None = None
@@ -83,7 +83,7 @@ class StepRequest:
     """
 
     group: int
-    settings: LaunchSettings
+    settings: StepConstants
     tensors: Sequence[TensorStep]
 
 

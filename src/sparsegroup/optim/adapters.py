@@ -58,7 +58,7 @@ class ParameterAdapter(Protocol):
             draw: Draws them.
         """
 
-    def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, drop_untrained: bool) -> None:
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, zero_untrained: bool) -> None:
         """Apply the closed form to all groups without a gradient; see `GroupOptimizer.sweep`."""
 
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:

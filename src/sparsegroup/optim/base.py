@@ -249,7 +249,7 @@ class GroupOptimizer(Optimizer):
     _step_outside_graphs = torch._disable_dynamo(_take_step)  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def sweep(self, *, drop_untrained: bool = False) -> None:
+    def sweep(self, *, zero_untrained: bool = False) -> None:
         """Apply the closed form to all groups once more, without a gradient, at the hyperparameters of this moment.
 
         So a λ that has changed reaches rows that no batch has touched since: what no longer insists becomes exactly
@@ -258,7 +258,7 @@ class GroupOptimizer(Optimizer):
         lasso, norm "s" and λ2 = 0, a second sweep changes nothing. Where the learning rate is 0 it is taken as 2⁻²⁰.
 
         Args:
-            drop_untrained: Rows of a `HashEmbedding` that were looked up in training and never had a non-zero gradient,
+            zero_untrained: Rows of a `HashEmbedding` that were looked up in training and never had a non-zero gradient,
                 which are as random as they started, become zero too where λ21 > 0. Not while `prefetch` has looked up
                 the next batch: its new rows would lose their start.
 
@@ -282,7 +282,7 @@ class GroupOptimizer(Optimizer):
                 for parameter in group["params"]:
                     if parameter.requires_grad and self.state.get(parameter):
                         adapter_of(parameter).sweep(
-                            parameter, step, self.state[parameter], drop_untrained=drop_untrained
+                            parameter, step, self.state[parameter], zero_untrained=zero_untrained
                         )
 
     @torch.no_grad()

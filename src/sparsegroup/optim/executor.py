@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from sparsegroup.kernels.backends import backends_of
-from sparsegroup.kernels.numbers import Numbers
+from sparsegroup.kernels.numbers import StepScalars
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.kernels.step_request import Backend, StepRequest, TensorStep
 from sparsegroup.optim.group_step import GroupStep, advance_steps
@@ -124,7 +124,7 @@ class StepBatch:
         for backend, tensors in requests.items():
             backend.step(StepRequest(self._step.number, self._step.settings, tensors))
 
-    def _count_steps(self) -> list[Numbers]:
+    def _count_steps(self) -> list[StepScalars]:
         step, places = self._step, self._places
         if not step.execution.capturable:
             counts = [place.count_step() for place in places]

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import Regularizer, StepConstants
 from sparsegroup.kernels.rounding import step_seed
 from sparsegroup.kernels.slot import Execution, compute_dtype
 from sparsegroup.optim.places import State
-from sparsegroup.optim.stored import KEYS, Claim
+from sparsegroup.optim.stored import KEYS, StateOwner
 from sparsegroup.rules import Rule
 
 VANISHING_LR = 2.0**-50
@@ -47,15 +47,15 @@ class GroupStep:
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
         self._rate = 1.0 if frozen else lr
         sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, self._rate)
-        self.settings = LaunchSettings(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
-        self._numbers: dict[float, Numbers] = {}
+        self.settings = StepConstants(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
+        self._numbers: dict[float, StepScalars] = {}
 
     @classmethod
     def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
         """A step in which the closed form alone is taken; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
         return cls(rule, {**group, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
 
-    def numbers(self, t: float) -> Numbers:
+    def numbers(self, t: float) -> StepScalars:
         """The numbers of step `t`, on the host."""
         known = self._numbers.get(t)
         if known is None:
@@ -63,7 +63,7 @@ class GroupStep:
                 self._numbers.clear()
             scalars = self.rule.host_scalars(self.group, int(t), self._rate)
             start = (self.settings.sigma_0 or 0.0, 0.0 if self.settings.frozen else 1.0)
-            known = self._numbers[t] = Numbers(scalars, start, step_seed(int(t)))
+            known = self._numbers[t] = StepScalars(scalars, start, step_seed(int(t)))
         return known
 
     def prepare(self, parameter: Tensor, state: State) -> None:
@@ -79,7 +79,7 @@ class GroupStep:
         if "u" not in state and self._carries_u(parameter):
             state["u"] = torch.zeros_like(parameter, dtype=dtype)
 
-    def prepare_in_rows(self, parameter: Tensor, state: State, claim: Claim | None = None) -> None:
+    def prepare_in_rows(self, parameter: Tensor, state: State, claim: StateOwner | None = None) -> None:
         """Add to the state of a parameter in a store what it lacks: the step, and the claim under each part's name.
 
         Args:
@@ -89,7 +89,7 @@ class GroupStep:
         """
         if KEYS not in state:
             state.setdefault("step", torch.zeros((), dtype=torch.float32))
-            state.update(dict.fromkeys((KEYS, *self.initial), claim or Claim()))
+            state.update(dict.fromkeys((KEYS, *self.initial), claim or StateOwner()))
         if "u" not in state and self._carries_u(parameter):
             state["u"] = state[KEYS]
 
@@ -98,7 +98,7 @@ class GroupStep:
         return self.wants_u or parameter.dtype != compute_dtype(parameter.dtype)
 
 
-def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Numbers]:
+def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[StepScalars]:
     """Count a step of parameters, and give the numbers of each, without the host knowing any of them.
 
     Args:
@@ -109,7 +109,7 @@ def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[tor
     if not steps:
         return []
     torch._foreach_add_(list(steps), 1)
-    numbers: dict[int, Numbers] = {}
+    numbers: dict[int, StepScalars] = {}
     kinds = [(one.device, dtype) for one, dtype in zip(steps, dtypes, strict=True)]
     for kind in dict.fromkeys(kinds):
         here = [index for index, its in enumerate(kinds) if its == kind]
@@ -117,7 +117,7 @@ def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[tor
     return [numbers[index] for index in range(len(steps))]
 
 
-def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor], dtype: torch.dtype) -> list[Numbers]:
+def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor], dtype: torch.dtype) -> list[StepScalars]:
     rule, group = step.rule, step.group
     t = torch.stack(list(steps)).double()
     lr: Any = group["lr"]
@@ -133,4 +133,4 @@ def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor], dtype: torch.dt
     table = torch.stack([c.expand_as(t) if isinstance(c, Tensor) else torch.full_like(t, c) for c in columns], 1)
     seeds = step_seed(t.long())
     rows = zip(table.to(dtype).unbind(0), seeds.unbind(0), strict=True)
-    return [Numbers.of_row(row, seed) for row, seed in rows]
+    return [StepScalars.of_row(row, seed) for row, seed in rows]

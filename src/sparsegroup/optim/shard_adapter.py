@@ -75,10 +75,10 @@ class ShardAdapter:
             found = [census for part in parts for census in part]
         return found
 
-    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, zero_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""
         step.prepare(parameter, entry)
-        _TENSOR.sweep(local_part(parameter), step, local_entry(entry), drop_untrained=drop_untrained)
+        _TENSOR.sweep(local_part(parameter), step, local_entry(entry), zero_untrained=zero_untrained)
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The entry itself: DTensors, as `torch.distributed.checkpoint` wants them."""

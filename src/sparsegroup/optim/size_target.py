@@ -125,7 +125,7 @@ class SizeTarget(ABC):
         Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
         """
         self.rate = self.set_l21(0)
-        self.optimizer.sweep(drop_untrained=True)
+        self.optimizer.sweep(zero_untrained=True)
 
     def set_l21(self, sample: int) -> float | None:
         """Set λ21 to what the schedule asks for at this moment, without a sweep.

@@ -13,7 +13,7 @@ from sparsegroup.optim.group_census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import Shielded, check_names
 from sparsegroup.optim.plans import ParameterSite, StorePlan
-from sparsegroup.optim.stored import KEYS, Claim, RowStep, RowStore, store_of
+from sparsegroup.optim.stored import KEYS, RowStep, RowStore, StateOwner, store_of
 from sparsegroup.rules import Rule
 
 
@@ -68,15 +68,15 @@ class StoreAdapter:
         live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
-        critical = store.critical_l21(_row_step(step, entry), rows)
+        critical = store.survival_l21(_row_step(step, entry), rows)
         critical[np.isinf(critical)] = 0.0
         weight = count / len(critical) if len(critical) else 0.0
         here = [GroupCensus(critical, weight, store.num_live, store.num_seen, live_bytes)]
         return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
 
-    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, zero_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""
-        _store(parameter).sweep(_row_step(step, entry), drops=drop_untrained and step.regularizer.l21 > 0)
+        _store(parameter).sweep(_row_step(step, entry), drops=zero_untrained and step.regularizer.l21 > 0)
 
     def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
@@ -107,7 +107,7 @@ class StoreAdapter:
         """See `ParameterAdapter.restore`. An entry that has its claim is there already (a copied optimizer's)."""
         if "step" in entry:
             entry["step"] = entry["step"].cpu()
-        if not entry or isinstance(entry[KEYS], Claim):
+        if not entry or isinstance(entry[KEYS], StateOwner):
             return
         shielded = {name: value for name, value in entry.items() if isinstance(value, Shielded)}
         state = {name: value.tensor.detach().cpu().numpy() for name, value in shielded.items()}

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.optim.stored_arithmetic import computed, refuse
 from sparsegroup.optim.stored_gradient import StoredGradient
 from sparsegroup.rules import Rule
@@ -44,7 +44,7 @@ def rows_left_out() -> Iterator[None]:
         ROWS_LEFT_OUT.reset(token)
 
 
-class Claim:
+class StateOwner:
     """An optimizer's right to keep its state in a store: one holds at a time.
 
     In the optimizer's own `state` it stands under the names of the parts that lie in the rows, `KEYS` first, so that
@@ -67,12 +67,12 @@ class RowStep:
     """
 
     rule: Rule
-    claim: Claim
+    claim: StateOwner
     initial: Mapping[str, float]
     state_dtype: torch.dtype | None
     wants_u: bool
-    numbers: Numbers
-    settings: LaunchSettings
+    numbers: StepScalars
+    settings: StepConstants
 
 
 class RowPlan(Protocol):
@@ -149,7 +149,7 @@ class RowStore(Protocol):
         gradient: Tensor,
         rule: Rule,
         *,
-        claim: Claim | None,
+        claim: StateOwner | None,
         maximize: bool,
         wants_u: bool,
         where: object,
@@ -173,7 +173,7 @@ class RowStore(Protocol):
             FloatingPointError: The gradient, or one of a step before, is not finite, and such rows are not skipped.
         """
 
-    def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
+    def survival_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
         """The largest λ21 at which each row is zero, by the closed form without a gradient.
 
         Args:
@@ -192,12 +192,12 @@ class RowStore(Protocol):
             drops: Whether rows that never had a non-zero gradient become zero; else they stay as they are.
         """
 
-    def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
+    def export_state(self, claim: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
 
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
-    ) -> Claim:
+    ) -> StateOwner:
         """Have what `export_state` gave, of the rule's state and perhaps u; rows without an entry start afresh.
 
         Args:

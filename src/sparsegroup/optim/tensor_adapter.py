@@ -57,7 +57,7 @@ class TensorAdapter:
         """See `ParameterAdapter.census`. Groups that never had a gradient do not count."""
         return [tensor_sweep.census(parameter, step, entry, sample, draw)]
 
-    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, drop_untrained: bool) -> None:
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, zero_untrained: bool) -> None:
         """See `ParameterAdapter.sweep`."""
         tensor_sweep.sweep(parameter, step, entry)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsegroup.groups import Grouping, contiguous_groups, grouping
 from sparsegroup.kernels.eager import eager_sweep
 from sparsegroup.kernels.eager.eager_step import Block
-from sparsegroup.kernels.numbers import Numbers, as_stored
+from sparsegroup.kernels.numbers import StepScalars, as_stored
 from sparsegroup.kernels.slot import compute_dtype
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
@@ -35,7 +35,7 @@ def census(
     critical, live = [], 0
     for some, groups in pieces:
         block = _block(some, compute_dtype(parameter.dtype))
-        found = eager_sweep.critical_l21(
+        found = eager_sweep.survival_l21(
             step.rule, block, _numbers(step, entry).scalars, _initial(step, some), step.regularizer, groups
         )
         values = groups.of_each(found)
@@ -70,7 +70,7 @@ def sweep(parameter: Tensor, step: GroupStep, entry: dict[str, Any]) -> None:
         u.copy_(u_after)
 
 
-def _numbers(step: GroupStep, entry: dict[str, Any]) -> Numbers:
+def _numbers(step: GroupStep, entry: dict[str, Any]) -> StepScalars:
     return step.numbers(float(entry["step"]))
 
 

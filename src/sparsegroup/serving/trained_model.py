@@ -112,7 +112,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         raise RunError(f"{checkpoint}: damaged (state.extra.config.{error})") from error
     load_checkpoint(checkpoint, model, optimizer, rng=False)
     if sweep:
-        optimizer.sweep(drop_untrained=True)
+        optimizer.sweep(zero_untrained=True)
     entries = [optimizer.state.get(table.weight) for table in tables_in(model).values()]
     return TrainedModel(
         path,

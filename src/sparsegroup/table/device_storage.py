@@ -180,10 +180,10 @@ class DeviceStorage:
 
     # Sweep
 
-    def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
         """See `RowStorage`; on the host."""
         found = np.arange(count) if rows is None else rows
-        return eager_sweep_rows.critical_l21(self.rows, found, request)
+        return eager_sweep_rows.survival_l21(self.rows, found, request)
 
     def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
         """See `RowStorage`; on the host."""

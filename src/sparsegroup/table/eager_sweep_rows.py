@@ -17,7 +17,7 @@ from sparsegroup.table.row_storage import WEIGHT, Floats, RowMemory
 _AT_A_TIME = 1 << 16
 
 
-def critical_l21(memory: RowMemory, rows: Int64s, request: RowStep) -> Floats:
+def survival_l21(memory: RowMemory, rows: Int64s, request: RowStep) -> Floats:
     """The critical λ21 of `rows` `[n]`, float64; see `sparsegroup.kernels.eager.eager_sweep`.
 
     Args:
@@ -26,7 +26,7 @@ def critical_l21(memory: RowMemory, rows: Int64s, request: RowStep) -> Floats:
         request: The step that has no gradient.
     """
     found = [
-        eager_sweep.critical_l21(
+        eager_sweep.survival_l21(
             request.rule,
             block,
             request.numbers.scalars,
@@ -46,10 +46,10 @@ def sweep(
     *,
     drops: bool,
 ) -> Int64s:
-    """The closed form on `rows` `[n]`, distinct; see `critical_l21`. The live rows are to be counted anew.
+    """The closed form on `rows` `[n]`, distinct; see `survival_l21`. The live rows are to be counted anew.
 
     Args:
-        memory, rows, request: See `critical_l21`.
+        memory, rows, request: See `survival_l21`.
         drops: See `RowStorage.sweep`.
 
     Returns:

@@ -179,12 +179,12 @@ class HostStorage:
 
     # Sweep
 
-    def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
         """See `RowStorage`."""
         memory = self.rows
         if self._sweeps_eagerly:
             found = np.arange(count) if rows is None else rows
-            return eager_sweep_rows.critical_l21(memory, found, request)
+            return eager_sweep_rows.survival_l21(memory, found, request)
         norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
         return norms / (math.sqrt(memory.dim) * request.settings.regularizer.norm.tau_scale)
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.stored import Claim, RowStep
+from sparsegroup.optim.stored import RowStep, StateOwner
 from sparsegroup.rules import Rule
 from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.changes import Changes
@@ -82,7 +82,7 @@ class RowSteps:
         pending: Pending,
         on_step: Callable[[], None],
         budget: ByteBudget | None = None,
-        claim: Claim | None = None,
+        claim: StateOwner | None = None,
     ) -> None:
         self.claim = claim
         self._budget = budget
@@ -95,7 +95,7 @@ class RowSteps:
         gradient: Tensor,
         rule: Rule,
         *,
-        claim: Claim | None,
+        claim: StateOwner | None,
         maximize: bool,
         wants_u: bool,
         where: object,
@@ -146,7 +146,7 @@ class RowSteps:
             self._on_step()
 
     def lay_out(
-        self, claim: Claim, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
+        self, claim: StateOwner, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
     ) -> None:
         """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
         parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
@@ -159,7 +159,7 @@ class RowSteps:
             if self._storage.lay_out(parts, count, state_dtype):
                 self.changes = None
 
-    def _carries_u(self, claim: Claim | None, wants_u: bool) -> bool:
+    def _carries_u(self, claim: StateOwner | None, wants_u: bool) -> bool:
         has_u = claim is not None and self.claim is claim and "u" in self._storage.state_names
         return has_u or wants_u or self._storage.keeps_rounding
 
@@ -169,13 +169,13 @@ class RowSteps:
 
     # Without a gradient
 
-    def critical_l21(self, request: RowStep, rows: Int64s | None) -> Floats:
+    def survival_l21(self, request: RowStep, rows: Int64s | None) -> Floats:
         """See `sparsegroup.optim.stored.RowStore`."""
         with self._pending.lock, self._pending:
             if self.claim is not request.claim:
                 return np.empty(0)
             self.lay_out(request.claim, request.initial, True, request.state_dtype)
-            return self._storage.critical_l21(rows, self._directory.num_rows, request)
+            return self._storage.survival_l21(rows, self._directory.num_rows, request)
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""

@@ -235,7 +235,7 @@ class RowStorage(Protocol):
             num_rows: Counts the rows.
         """
 
-    def critical_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
         """The largest λ21 at which each row is zero, float64; infinite where it never had a non-zero gradient.
 
         Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.optim.stored import ROWS_LEFT_OUT, Claim, RowStep
+from sparsegroup.optim.stored import ROWS_LEFT_OUT, RowStep, StateOwner
 from sparsegroup.rules import Rule
 from sparsegroup.table import key_search, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
@@ -66,7 +66,7 @@ class Table(TableInspection):
         self._upkeep.keep_limit(directory, storage.rows)
         self._compose(directory, storage)
 
-    def _compose(self, directory: Directory, storage: RowStorage, claim: Claim | None = None) -> None:
+    def _compose(self, directory: Directory, storage: RowStorage, claim: StateOwner | None = None) -> None:
         self.directory, self.storage = directory, storage
         on_step, budget = partial(self._upkeep.note_step, directory), self._upkeep.budget
         self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, budget, claim)
@@ -160,7 +160,7 @@ class Table(TableInspection):
         gradient: Tensor,
         rule: Rule,
         *,
-        claim: Claim | None,
+        claim: StateOwner | None,
         maximize: bool,
         wants_u: bool,
         where: object,
@@ -171,9 +171,9 @@ class Table(TableInspection):
             gradient, rule, claim=claim, maximize=maximize, wants_u=wants_u, where=where, state_dtype=state_dtype
         )
 
-    def critical_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
+    def survival_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
         """See `RowStore`."""
-        return self._steps.critical_l21(request, rows)
+        return self._steps.survival_l21(request, rows)
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -192,7 +192,7 @@ class Table(TableInspection):
         """See `sparsegroup.optim.stored.RowStore`."""
         return self.part.entry_of(name)
 
-    def export_state(self, claim: Claim) -> dict[str, npt.NDArray[Any]] | None:
+    def export_state(self, claim: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.stored.RowStore`."""
         with self._pending.lock, self._pending:
             if self._steps.claim is not claim:
@@ -201,9 +201,9 @@ class Table(TableInspection):
 
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
-    ) -> Claim:
+    ) -> StateOwner:
         """See `sparsegroup.optim.stored.RowStore`."""
-        claim = Claim()
+        claim = StateOwner()
         with self._pending.lock, self._pending:
             self._steps.lay_out(claim, initial, "u" in state, state_dtype)
             keys = state["keys"]
@@ -282,7 +282,7 @@ class Table(TableInspection):
                 self.directory.count_evicted(self._keep(kept))
             self._upkeep.keep_limit(self.directory, self.rows)
 
-    def adopt(self, other: "Table", claim: Claim | None) -> None:
+    def adopt(self, other: "Table", claim: StateOwner | None) -> None:
         """Take over what another table of the same config holds, which must not be used any more."""
         other.cut_to_limit()
         with self._pending.lock, self._pending:

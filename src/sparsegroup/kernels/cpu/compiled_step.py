@@ -14,7 +14,7 @@ from numba.core.errors import NumbaError
 
 from sparsegroup.kernels.cpu import block, jit, narrow_copies, narrow_step, row_copies, threads, turns
 from sparsegroup.kernels.cpu.rule_source import adapters, scalar_names
-from sparsegroup.kernels.regularizer import LaunchSettings, Regularizer
+from sparsegroup.kernels.regularizer import Regularizer, StepConstants
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None) -> bool:
     """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
     parts = len(rule.state) + 1 + carries_u + (kinds is not None)
-    settings = LaunchSettings(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
+    settings = StepConstants(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
     where = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
     numbers = (np.zeros((1, len(scalar_names(rule))), dtype), np.zeros(1, dtype), *_constants(settings, dtype))
@@ -176,7 +176,7 @@ def advance_tensors(
     tensors: Tensors,
     gradients: Int64s,
     scalars: npt.NDArray[Any],
-    settings: LaunchSettings,
+    settings: StepConstants,
 ) -> None:
     """The step over tensors of one dtype.
 
@@ -206,7 +206,7 @@ def advance_rows(
     gradients: Int64s,
     width: int,
     scalars: npt.NDArray[Any],
-    settings: LaunchSettings,
+    settings: StepConstants,
 ) -> int:
     """The step over some rows.
 
@@ -249,7 +249,7 @@ def _pieces_of_rows(width: int, most: int) -> Int64s:
 
 
 @lru_cache(64)
-def _constants(settings: LaunchSettings, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+def _constants(settings: StepConstants, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     r = settings.regularizer
     penalty = np.array(r.penalty.scalars(), dtype)
     weigh, shrink = block.NO_NORM, 0
@@ -272,7 +272,7 @@ def _launch(
     arguments: tuple[Any, ...],
     taus: npt.NDArray[Any],
     scalars: npt.NDArray[Any],
-    settings: LaunchSettings,
+    settings: StepConstants,
     alone: bool,
     is_wide: bool,
     kinds: Kinds | None = None,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sparsegroup.kernels.cpu import block, jit, row_sweep, threads
 from sparsegroup.kernels.cpu.compiled_step import GRAIN, Pages, RowLayout, pieces, shrink_address, weigh_address
 from sparsegroup.kernels.cpu.rule_source import adapters
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ def sweep_rows(
     layout: RowLayout,
     width: int,
     scalars: npt.NDArray[Any],
-    settings: LaunchSettings,
+    settings: StepConstants,
     *,
     applies: bool,
     drops: bool = False,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.cpu import compiled_step
 from sparsegroup.kernels.cpu.block import BLOCK
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.kernels.slot import Slot, compute_dtype
 from sparsegroup.kernels.step_request import StepRequest, TensorStep
 from sparsegroup.kernels.views import NUMPY_DTYPES, array_of
@@ -82,7 +82,7 @@ class CpuBackend:
             request.settings,
         )
 
-    def _over_rows(self, tensor: TensorStep, settings: LaunchSettings) -> None:
+    def _over_rows(self, tensor: TensorStep, settings: StepConstants) -> None:
         slot = tensor.slot
         assert tensor.rows is not None
         if not len(tensor.rows):

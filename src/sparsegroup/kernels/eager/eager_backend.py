@@ -6,7 +6,7 @@ from torch import Tensor
 from sparsegroup.groups import grouping
 from sparsegroup.kernels.eager import eager_step
 from sparsegroup.kernels.numbers import as_stored
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.kernels.rounding import to_bfloat16
 from sparsegroup.kernels.slot import Slot, compute_dtype
 from sparsegroup.kernels.step_request import StepRequest, TensorStep
@@ -35,7 +35,7 @@ class EagerBackend:
         for tensor in request.tensors:
             self._step(tensor.summed(), request.settings)
 
-    def _step(self, tensor: TensorStep, settings: LaunchSettings) -> None:
+    def _step(self, tensor: TensorStep, settings: StepConstants) -> None:
         slot, rows, numbers = tensor.slot, tensor.rows, tensor.numbers
         dtype = compute_dtype(slot.dtype)
 

@@ -24,7 +24,7 @@ from sparsegroup.kernels.regularizer import Regularizer
 from sparsegroup.rules import Rule
 
 
-def critical_l21(
+def survival_l21(
     rule: Rule,
     block: Block,
     scalars: Sequence[float],
@@ -67,7 +67,7 @@ def swept(
     """Weights and u after the closed form has been applied once more, without a gradient.
 
     Args:
-        rule, block, scalars, initial, groups: As in `critical_l21`; the block is not changed.
+        rule, block, scalars, initial, groups: As in `survival_l21`; the block is not changed.
         regularizer: λ1, λ21, λ2, norm and penalty.
         dtype: In which the parameter is stored.
 

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import binding
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.rules import Rule
 
 TILE = 1024
@@ -68,7 +68,7 @@ def padded(width: int) -> int:
     return int(triton.next_power_of_2(width))
 
 
-def shared_arguments(settings: LaunchSettings, numbers: Numbers) -> dict[str, Any]:
+def shared_arguments(settings: StepConstants, numbers: StepScalars) -> dict[str, Any]:
     """What every step's kernel is told."""
     r = settings.regularizer
     scalars, start = numbers.scalars, numbers.start
@@ -85,7 +85,7 @@ def shared_arguments(settings: LaunchSettings, numbers: Numbers) -> dict[str, An
     }
 
 
-def tau_of(width: int, settings: LaunchSettings) -> float:
+def tau_of(width: int, settings: StepConstants) -> float:
     """√d λ21, scaled to the norm."""
     return math.sqrt(width) * float(settings.regularizer.tau)
 
@@ -94,13 +94,13 @@ def _floats(*numbers: Any) -> tuple[Any, ...]:
     return tuple(float(number) for number in numbers)
 
 
-def kernels_of(rule: Rule, carries_u: bool, settings: LaunchSettings) -> binding.StepKernels:
+def kernels_of(rule: Rule, carries_u: bool, settings: StepConstants) -> binding.StepKernels:
     """The kernels for a rule and what regularizes it."""
     r = settings.regularizer
     return binding.step_kernels(rule, carries_u, r.norm.weigh if r.l21 > 0 else None, r.penalty.shrinkage)
 
 
-def advance_tensor(rule: Rule, parts: Parts, width: int, settings: LaunchSettings, numbers: Numbers) -> None:
+def advance_tensor(rule: Rule, parts: Parts, width: int, settings: StepConstants, numbers: StepScalars) -> None:
     """The step over one tensor of groups of `width` ≤ `runtime.WIDEST_GROUP` elements, group after group."""
     groups = parts.x.numel() // width
     tile = max(1, TILE // padded(width))
@@ -158,7 +158,7 @@ def together(lines: list[list[int]], width: int, device: torch.device) -> Togeth
 
 
 def advance_together(
-    rule: Rule, like: Parts, known: Together, width: int, settings: LaunchSettings, numbers: Numbers
+    rule: Rule, like: Parts, known: Together, width: int, settings: StepConstants, numbers: StepScalars
 ) -> None:
     """The step over tensors that have the types of `like`, in one launch."""
     addresses = (address for line in known.lines for address in line[1:])

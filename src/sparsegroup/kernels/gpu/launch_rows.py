@@ -18,8 +18,8 @@ from sparsegroup.kernels.gpu.launch import (
     shared_arguments,
     tau_of,
 )
-from sparsegroup.kernels.numbers import Numbers
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.numbers import StepScalars
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.rules import Rule
 
 ROW_TILE = 512
@@ -105,7 +105,7 @@ def _grid(of_runs: dict[str, Any]) -> tuple[int]:
 
 
 def advance_rows(
-    rule: Rule, parts: Parts, runs: Runs, counters: Tensor, settings: LaunchSettings, numbers: Numbers
+    rule: Rule, parts: Parts, runs: Runs, counters: Tensor, settings: StepConstants, numbers: StepScalars
 ) -> None:
     """The step over rows of one tensor.
 
@@ -174,8 +174,8 @@ def advance_table(
     hessian: Tensor | None,
     runs: Runs,
     counters: Tensor,
-    settings: LaunchSettings,
-    numbers: Numbers,
+    settings: StepConstants,
+    numbers: StepScalars,
 ) -> None:
     """The step over rows of a table.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import as_stored
-from sparsegroup.kernels.regularizer import LaunchSettings
+from sparsegroup.kernels.regularizer import StepConstants
 from sparsegroup.kernels.slot import Slot
 from sparsegroup.kernels.step_request import TensorStep
 from sparsegroup.rules import Rule
@@ -30,7 +30,7 @@ class LaunchMemory:
 
 
 def step_tensors(
-    rule: Rule, group: int, tensors: Sequence[TensorStep], settings: LaunchSettings, memory: LaunchMemory
+    rule: Rule, group: int, tensors: Sequence[TensorStep], settings: StepConstants, memory: LaunchMemory
 ) -> None:
     """The step by dense gradients, which are contiguous.
 
@@ -61,7 +61,7 @@ def step_tensors(
             launch.advance_together(rule, some[0], known, width, stored, numbers)
 
 
-def step_rows(rule: Rule, tensor: TensorStep, counters: Tensor, settings: LaunchSettings) -> None:
+def step_rows(rule: Rule, tensor: TensorStep, counters: Tensor, settings: StepConstants) -> None:
     """The step by a sparse gradient that is contiguous and has rows.
 
     Args:
@@ -82,7 +82,7 @@ def _parts(tensor: TensorStep) -> launch.Parts:
     return launch.Parts(slot.x, slot.u, slot.state, tensor.gradient, tensor.hessian)
 
 
-def _stored_settings(slot: Slot, settings: LaunchSettings) -> LaunchSettings:
+def _stored_settings(slot: Slot, settings: StepConstants) -> StepConstants:
     """`settings` with the initial state rounded as it is stored."""
     values = zip(settings.initial, slot.state, strict=True)
     return replace(settings, initial=tuple(as_stored(value, part.dtype) for value, part in values))
