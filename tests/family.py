@@ -76,3 +76,9 @@ FAMILY: Mapping[str, Member] = {
     ),
     "ftrl": Member(GroupFTRL, "ftrl", 0.3, {"beta": 0.5, "initial_accumulator_value": 0.1}),
 }
+
+
+def regularizer(member: Member, norm: str = "s", penalty: str = "lasso") -> dict[str, Any]:
+    """λ's at which some rows live and some are zero; λ21 is compared with sums of m, with x, or with their mean."""
+    l21 = {"s": 0.6 * member.gain, "s_tilde": 0.2 if member.lr < 0.1 else 0.6, "metric": 0.5}[norm]
+    return {"l1": 0.02 * member.gain, "l21": l21, "l2": 0.05, "norm": norm, "penalty": penalty}

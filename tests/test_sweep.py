@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from family import Member
+from family import Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from sparsegroup import GroupAdagrad, GroupAdam, GroupMomentum, GroupOptimizer, HashEmbedding
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
@@ -20,7 +20,6 @@ from sparsegroup.models import MLP
 from sparsegroup.training import Trainer
 from table_cases import learn, random_keys, stream
 from table_pairs import DTYPES, Pair, every_member, same, table_of
-from test_table_equivalence import regularizer
 
 pytestmark = ALLOW_CREATE_GRAPH
 

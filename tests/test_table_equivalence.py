@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from family import FAMILY, Member
+from family import FAMILY, Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from rmsprop import GroupRMSprop
+from schedule_cases import SCHEDULERS
+from schedule_cases import advance as advance_schedule
 from sparsegroup import (
     MCP,
     GroupAdagrad,
@@ -22,8 +24,6 @@ from sparsegroup import (
 )
 from table_cases import INT64, Lookup, as_keys, keys_in, learn, random_keys, stream
 from table_pairs import DTYPES, TOLERANCE, Pair, every_member, same, table_of
-from test_optimizer_schedules import SCHEDULERS
-from test_optimizer_schedules import advance as advance_schedule
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -36,12 +36,6 @@ CROSSED = [
     if name == "adam" or (i + turn) % 3 == j
 ]
 """Each optimizer with each norm and each penalty, and Adam with each pair: those are compiled apart from the rule."""
-
-
-def regularizer(member: Member, norm: str = "s", penalty: str = "lasso") -> dict[str, Any]:
-    """λ's at which some rows live and some are zero; λ21 is compared with sums of m, with x, or with their mean."""
-    l21 = {"s": 0.6 * member.gain, "s_tilde": 0.2 if member.lr < 0.1 else 0.6, "metric": 0.5}[norm]
-    return {"l1": 0.02 * member.gain, "l21": l21, "l2": 0.05, "norm": norm, "penalty": penalty}
 
 
 def dead_share(path: Tensor) -> float:
