@@ -69,7 +69,7 @@ class RowModel:
 
     def fill(self) -> None:
         part, count = str(self.rng.choice(self.rows.parts)), int(self.rng.integers(0, self.count + 1))
-        self.rows.fill(part, count, 0.7)
+        self.rows.fill(part, 0, count, 0.7)
         self.arrays[part][:count] = self.kept(part, 0.7)
 
     def set_initial(self) -> None:

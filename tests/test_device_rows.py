@@ -90,7 +90,7 @@ def test_no_rows_are_no_special_case() -> None:
     rows.reserve(0)
     rows.write("u", none, empty)
     rows.write_whole(none, np.empty((0, 9), np.float32))
-    rows.fill("u", 0, 1.0)
+    rows.fill("u", 0, 0, 1.0)
     rows.set_initial({"u": 1.0, "sum": 2.0}, 0)
     rows.compact(none.astype(np.bool_))
     rows = rows.relaid(ADAM, 0)

@@ -46,7 +46,7 @@ def asked(jobs: list[Any]) -> list[tuple[int, int]]:
 
 def places(pages: MappedPages, jobs: list[Any], begin: int, end: int) -> list[tuple[int, int]]:
     """Where in the pages memory is asked for, in bytes from their first on, and how much."""
-    pages.ask_for(begin, end)
+    pages.prefault(begin, end)
     starts, found = [int(address) for address in pages.addresses], asked(jobs)
     at = [next(k for k in range(len(starts)) if starts[k] <= address < starts[k] + PAGE) for address, _ in found]
     return [(k * PAGE + address - starts[k], size) for k, (address, size) in zip(at, found, strict=True)]
@@ -73,10 +73,10 @@ def test_small_tables_small_pages_and_one_thread_ask_for_nothing(pages: MappedPa
     one, small = MappedPages(PAGE, huge=True), MappedPages(PAGE, huge=False)
     one.resize(1)
     small.resize(3)
-    one.ask_for(0, PAGE)
-    small.ask_for(0, 3 * PAGE)
+    one.prefault(0, PAGE)
+    small.prefault(0, 3 * PAGE)
     threads.set_num_threads(1)
-    pages.ask_for(0, PAGE)
+    pages.prefault(0, PAGE)
     assert not jobs
 
 
@@ -84,7 +84,7 @@ def test_what_is_there_stays(pages: MappedPages, jobs: list[Any]) -> None:
     memory = (ctypes.c_char * PAGE).from_address(int(pages.addresses[1]))
     view = np.frombuffer(memory, np.uint8)
     view[:100] = 7
-    pages.ask_for(0, 2 * PAGE)
+    pages.prefault(0, 2 * PAGE)
     (hand_out,) = jobs
     hand_out()
     assert (view[:100] == 7).all()

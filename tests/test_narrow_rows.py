@@ -48,7 +48,7 @@ class NarrowModel(RowModel):
 
     def lay_out(self) -> dict[str, float]:
         initial = LAYOUTS[self.rng.integers(len(LAYOUTS))]
-        self.rows = self.rows.relaid(initial, self.count, is_narrow=bool(self.rng.random() < 0.7))
+        self.rows = self.rows.relaid(initial, self.count, torch.bfloat16 if self.rng.random() < 0.7 else torch.float32)
         return initial
 
     def check(self) -> None:

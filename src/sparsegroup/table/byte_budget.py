@@ -3,7 +3,7 @@
 from sparsegroup.table.buckets import BUCKET_BYTES, MOST_ROWS, SLACK
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.index import KEYS_PER_BUCKET
-from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_storage import Rows
 from sparsegroup.table.row_uses import BYTES
 
 _MARKS = 2.2
@@ -29,22 +29,22 @@ class ByteBudget:
         ValueError: That is too little for 1,000 rows.
     """
 
-    def __init__(self, max_bytes: int, scratch_bytes: int, directory: Directory, memory: RowMemory) -> None:
+    def __init__(self, max_bytes: int, scratch_bytes: int, directory: Directory, memory: Rows) -> None:
         self.max_bytes = max_bytes
         self._left = max_bytes - scratch_bytes - SLACK * BUCKET_BYTES - directory.fixed_bytes - memory.bytes(1)
         if self.most_rows(memory) < _FEWEST:
             least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory)) + 1
             raise ValueError(f"max_bytes must be at least {least:,} for 1,000 rows of this table, got {max_bytes:,}")
 
-    def most_rows(self, memory: RowMemory, *, known: bool = False) -> int:
+    def most_rows(self, memory: Rows, *, known: bool = False) -> int:
         """How many rows there can be, with the parts that they may get, or just with those that are `known`."""
         return min(MOST_ROWS, max(0, int(self._left / self._bytes_of_row(memory, known=known))))
 
-    def buckets(self, memory: RowMemory, *, known: bool = False) -> int:
+    def buckets(self, memory: Rows, *, known: bool = False) -> int:
         """How many an index of that many keys takes."""
         return int(self.most_rows(memory, known=known) / KEYS_PER_BUCKET) + 1
 
-    def check_room(self, wanted: int, rows: int, memory: RowMemory, *, known: bool) -> None:
+    def check_room(self, wanted: int, rows: int, memory: Rows, *, known: bool) -> None:
         """Raise RuntimeError unless there is room for `wanted` more than `rows` rows; for `known`, see `most_rows`."""
         room = self.most_rows(memory, known=known) - rows
         if wanted > room:
@@ -53,7 +53,7 @@ class ByteBudget:
                 f"and {wanted:,} are to be set; none was"
             )
 
-    def check_layout(self, parts: int, rows: int, memory: RowMemory) -> None:
+    def check_layout(self, parts: int, rows: int, memory: Rows) -> None:
         """Raise RuntimeError unless `rows` rows of so many parts are within the limit."""
         most = int(self._left / self._bytes_of_parts(parts, memory))
         if rows > most and parts > len(memory.parts):
@@ -62,15 +62,15 @@ class ByteBudget:
                 f"table has {rows:,}: drop some by shrink(), or give it more; nothing has been changed"
             )
 
-    def room(self, wanted: int, directory: Directory, memory: RowMemory) -> int:
+    def room(self, wanted: int, directory: Directory, memory: Rows) -> int:
         """How many of `wanted` more rows there is room for."""
         return max(0, min(wanted, self.most_rows(memory) - directory.num_rows))
 
-    def _bytes_of_row(self, memory: RowMemory, *, known: bool = False) -> float:
+    def _bytes_of_row(self, memory: Rows, *, known: bool = False) -> float:
         parts = len(memory.parts)
         if not known:
             parts = _PARTS if parts == 1 else parts + ("u" not in memory.parts)
         return self._bytes_of_parts(parts, memory)
 
-    def _bytes_of_parts(self, parts: int, memory: RowMemory) -> float:
+    def _bytes_of_parts(self, parts: int, memory: Rows) -> float:
         return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET

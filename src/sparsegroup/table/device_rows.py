@@ -1,7 +1,7 @@
-"""Rows of a table in a GPU's memory: the same as `sparsegroup.table.host_rows`, with Triton's kernels to reach them.
+"""Rows of a table in a GPU's memory, read and written by Triton's kernels.
 
-Pages are filled with new rows when they come: all rows that nobody has written are zero in their weights and hold the
-initial values in their other parts, so that inserting a key writes weights only.
+New pages are filled with new rows: each row that has not been written yet is zero in its weights and holds the initial
+values in its other parts, so that inserting a key writes weights only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import launch_rows
-from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.row_storage import WEIGHT, Rows, pieces_of
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
@@ -26,10 +26,8 @@ _PIECE_BYTES = 64 << 20
 """Of rows that are on their way to or from the host, or to another place, at a time."""
 
 
-class DeviceRows:
+class DeviceRows(Rows):
     """Rows of `dim` numbers per part, on a device.
-
-    Rows are given by their numbers, int64: those that exist, if nothing else is said.
 
     Args:
         dim: Length of a part.
@@ -40,10 +38,9 @@ class DeviceRows:
         page_bytes: The most that a page of several rows has.
 
     Attributes:
-        dtype: float32, in which rows go to the host and come from there.
-        weight_dtype: In which the weights lie.
+        dtype: float32, whatever is stored.
+        weight_dtype: That of the weights in memory.
         row_bytes: From row to row.
-        shift: A page has 2**shift rows.
     """
 
     def __init__(
@@ -55,12 +52,9 @@ class DeviceRows:
         state_dtype: torch.dtype = torch.float32,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
-        self.dim = dim
-        self.dtype = np.dtype(np.float32)
-        self.weight_dtype = dtype
+        super().__init__(dim, np.dtype(np.float32), initial)
+        self.weight_dtype, self.state_dtype = dtype, state_dtype
         self.device = device
-        self.initial = dict(initial)
-        self.state_dtype = state_dtype
         self.page_bytes = page_bytes
         weights, state = dim * dtype.itemsize, dim * state_dtype.itemsize
         unit = 16 if max(weights, state if initial else 0) >= 16 else 4
@@ -71,17 +65,7 @@ class DeviceRows:
         self.shift = max(0, (page_bytes // self.row_bytes).bit_length() - 1)
         self._set_pages([])
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names, in the order of a row."""
-        return (WEIGHT, *self.initial)
-
     def reserve(self, count: int) -> None:
-        """Have memory for `count` rows.
-
-        Raises:
-            MemoryError: The device has no more; nothing has changed.
-        """
         missing = -(-count >> self.shift) - len(self._pages)
         if missing <= 0:
             return
@@ -94,11 +78,9 @@ class DeviceRows:
             ) from error
 
     def bytes(self, count: int) -> int:
-        """Bytes that the first `count` rows take, in whole pages."""
         return -(-count >> self.shift) * (self.row_bytes << self.shift)
 
     def bytes_of_row(self, parts: int) -> int:
-        """What a row of so many parts takes, the weights among them."""
         return _rounded_up(self._first_part + (parts - 1) * self._part_bytes, self._unit)
 
     def layout(self) -> launch_rows.Layout:
@@ -127,66 +109,39 @@ class DeviceRows:
     # To and from the host
 
     def read(self, part: str, rows: Int64s) -> Float32s:
-        """`[n, dim]` of a part; zeros where a row is negative."""
-        return self._read((part,), rows)
+        out = np.empty((len(rows), self.dim), np.float32)
+        for piece in pieces_of(len(rows), 4 * self.dim, 0, _PIECE_BYTES):
+            out[piece] = self._gather(part, self._on_device(rows[piece])).float().cpu().numpy()
+        return out
 
     def write(self, part: str, rows: Int64s, values: npt.NDArray[Any]) -> None:
-        """Set a part of distinct rows to `values`, `[n, dim]`, rounded to the nearest."""
-        self._write((part,), rows, values)
-
-    def read_whole(self, rows: Int64s) -> Float32s:
-        """`[n, parts · dim]`, all parts of some rows."""
-        return self._read(self.parts, rows)
-
-    def write_whole(self, rows: Int64s, values: npt.NDArray[Any]) -> None:
-        """Set all parts of distinct rows to `values`, `[n, parts · dim]`, rounded to the nearest."""
-        self._write(self.parts, rows, values)
+        for piece in pieces_of(len(rows), 4 * self.dim, 0, _PIECE_BYTES):
+            self._scatter(part, self._on_device(rows[piece]), self._on_device(np.asarray(values[piece], np.float32)))
 
     def part_dtype(self, part: str) -> torch.dtype:
-        """In which a part is stored."""
         return self._place(part)[0]
 
     def part_bytes(self, part: str) -> int:
-        """What a part of a row takes."""
         return self.dim * self._place(part)[0].itemsize
 
-    def blocks(self, count: int) -> Iterator[Float32s]:
-        """The first `count` rows in order, `[rows, parts · dim]` at a time."""
-        for piece in _pieces(count, 4 * self.dim * len(self.parts)):
-            yield self.read_whole(np.arange(piece.start, piece.stop))
+    # Of many rows
 
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows first, …, last - 1 have a non-zero vector."""
         spans = self._spans(first, last)
         found = [(self._view(self._pages[page], WEIGHT)[span] != 0).any(1) for page, span in spans]
         return torch.cat(found).cpu().numpy() if found else np.empty(0, np.bool_)
 
-    # Of many rows
-
-    def fill(self, part: str, count: int, value: float) -> None:
-        """Set a part of the first `count` rows to one value."""
-        for page, span in self._spans(0, count):
+    def fill(self, part: str, first: int, last: int, value: float) -> None:
+        for page, span in self._spans(first, last):
             self._view(self._pages[page], part)[span] = value
 
     def set_initial(self, initial: Mapping[str, float], count: int) -> None:
-        """Have other values of the same parts in new rows; the first `count` rows are not new."""
         for part, value in initial.items():
             if value != self.initial[part]:
-                for page, span in self._spans(count, len(self._pages) << self.shift):
-                    self._view(self._pages[page], part)[span] = value
+                self.fill(part, count, len(self._pages) << self.shift, value)
         self.initial = {part: initial[part] for part in self.initial}
 
     def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None = None) -> "DeviceRows":
-        """The first `count` rows with other parts after the weights; parts of the same name are kept. Empties `self`.
-
-        Args:
-            initial: The parts, as of the class.
-            count: Rows that there are.
-            state_dtype: That of the parts; None for what it is.
-
-        Raises:
-            MemoryError: The device has no more; nothing has changed, unless the message says otherwise.
-        """
         state_dtype = state_dtype or self.state_dtype
         other = DeviceRows(self.dim, self.weight_dtype, self.device, initial, state_dtype, self.page_bytes)
         self._reserve_growth(other, count)
@@ -211,15 +166,14 @@ class DeviceRows:
                 begin = end
         return other
 
-    def compact(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows of the mask as rows 0, 1, …, and give the memory of the others back."""
-        kept = np.flatnonzero(mask)
+    def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
+        kept = np.flatnonzero(surviving)
         words = self.row_bytes // 4
         layout = launch_rows.Layout(
             self._addresses, self.shift, self.row_bytes, 0, 0, torch.float32, torch.float32, words
         )
         first = int(np.searchsorted(kept - np.arange(len(kept)), 0, side="right"))  # those before stay where they are
-        for piece in _pieces(len(kept), self.row_bytes, first):
+        for piece in pieces_of(len(kept), self.row_bytes, first, _PIECE_BYTES):
             # A row comes from its own place or one behind it, so that no piece reads what one before has written.
             rows = launch_rows.gather(layout, self._on_device(kept[piece]), torch.float32, 0)
             target = torch.arange(piece.start, piece.stop, device=self.device)
@@ -241,22 +195,6 @@ class DeviceRows:
 
     def _scatter(self, part: str, rows: Tensor, values: Tensor) -> None:
         launch_rows.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
-
-    def _read(self, parts: tuple[str, ...], rows: Int64s) -> Float32s:
-        out = np.empty((len(rows), len(parts), self.dim), np.float32)
-        for piece in _pieces(len(rows), 4 * self.dim):
-            numbers = self._on_device(rows[piece])
-            for i, part in enumerate(parts):
-                out[piece, i] = self._gather(part, numbers).float().cpu().numpy()
-        return out.reshape(len(rows), len(parts) * self.dim)
-
-    def _write(self, parts: tuple[str, ...], rows: Int64s, values: npt.NDArray[Any]) -> None:
-        separate = values.reshape(len(rows), len(parts), self.dim)
-        for piece in _pieces(len(rows), 4 * self.dim):
-            numbers = self._on_device(rows[piece])
-            for i, part in enumerate(parts):
-                some = np.asarray(separate[piece, i], np.float32)
-                self._scatter(part, numbers, self._on_device(some))
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.tensor(np.ascontiguousarray(array), device=self.device)
@@ -304,9 +242,3 @@ class DeviceRows:
 
 def _rounded_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-def _pieces(count: int, bytes_of_each: int, first: int = 0) -> Iterator[slice]:
-    at_a_time = max(1, _PIECE_BYTES // bytes_of_each)
-    for begin in range(first, count, at_a_time):
-        yield slice(begin, min(begin + at_a_time, count))

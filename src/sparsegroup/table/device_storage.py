@@ -1,6 +1,6 @@
 """A table's rows in a GPU's memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,42 +12,39 @@ from sparsegroup.kernels.gpu.gpu_backend import is_ready
 from sparsegroup.kernels.gpu.transfer import Transfer
 from sparsegroup.kernels.gpu.watch import Watch
 from sparsegroup.kernels.numbers import as_stored
-from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import batch, eager_sweep_rows
+from sparsegroup.table import batch
 from sparsegroup.table.batch import Scratch
 from sparsegroup.table.device_rows import DeviceRows
 from sparsegroup.table.index import Index
-from sparsegroup.table.key_search import NOWHERE, KeySearch, RowSpace, run_search
+from sparsegroup.table.key_search import NOWHERE, KeySearch, NewRowBuffer, run_search
 from sparsegroup.table.row_locations import Generation, GradientLines, Int32s, Int64s, RowLocations
-from sparsegroup.table.row_storage import Floats, RowGradient
+from sparsegroup.table.row_storage import Floats, RowGradient, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
 
-class DeviceStorage:
-    """A device's `RowStorage`: keys are found on the host, vectors gathered and rows stepped on the device.
+class DeviceStorage(RowStorage):
+    """Keys are found on the host, vectors gathered and rows stepped on the device, and no step waits for it.
 
     New rows get their start on the host and wait there until something is done on the device: so that another thread
     may look ahead, and insert, without the device.
-
-    Args:
-        config: The table's.
     """
 
+    _rows: DeviceRows
+    sums_gradients = False  # the step's kernel sums and checks lines, and nothing is waited for
+
     def __init__(self, config: TableConfig) -> None:
+        super().__init__(DeviceRows(config.dim, config.weight_dtype, config.device, {}))
         self.config = config
-        self._rows = DeviceRows(config.dim, config.weight_dtype, config.device, {})
+        self.keeps_rounding = config.weight_dtype != torch.float32
         self._waiting: list[tuple[int, Floats]] = []
         self._transfer = Transfer(config.device)
         self._watch = Watch(config.device)
-        self._live_before = 0
-        self._skipped_before = 0
 
     @property
     def rows(self) -> DeviceRows:
-        """The rows, with those that have been waiting for it."""
         while self._waiting:
             first, starts = self._waiting[0]
             (values,) = self._transfer.send(starts)
@@ -57,34 +54,29 @@ class DeviceStorage:
 
     @property
     def num_live(self) -> int:
-        """Rows that are not zero; waits for the device."""
-        return self._live_before + self._watch.now()[0]
+        return self._live + self._watch.now()[0]
 
     @property
     def skipped_rows(self) -> int:
-        """See `RowStorage`; waits for the device."""
-        return self._skipped_before + self._watch.now()[1]
+        return self._skipped + self._watch.now()[1]
 
-    @property
-    def keeps_rounding(self) -> bool:
-        """See `RowStorage`."""
-        return self.config.weight_dtype != torch.float32
+    def recount(self, num_rows: int) -> None:
+        self._watch.clear(0)
+        super().recount(num_rows)
 
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See `RowStorage`."""
-        return tuple(self._rows.initial)
+    def count_skipped(self, total: int) -> None:
+        self._watch.clear(1)
+        super().count_skipped(total)
 
     # Lookup
 
     def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
-        """See `RowStorage`."""
         run_search(search, index, scratch, scratch.vectors, NOWHERE, alone=alone)
 
     def vectors(
         self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
     ) -> tuple[RowLocations, Tensor]:
-        """See `RowStorage`. Where autograd is on, the keys are sorted by row for the step to come."""
+        """See `RowStorage`. If autograd is on, the keys are sorted by row for the step to come."""
         rows = array_of(search.distinct_rows)
         of_keys = rows[search.inverse]
         lines = None
@@ -97,37 +89,20 @@ class DeviceStorage:
             (sent,) = self._transfer.send(of_keys)
         return RowLocations(generation, sent, None, search.absent > 0, lines), self.rows.gather(sent)
 
-    def new_rows(self, first: int, count: int) -> RowSpace:
-        """See `RowStorage`."""
+    def new_rows(self, first: int, count: int) -> NewRowBuffer:
         self._rows.reserve(first + count)  # before the index gets the keys: without memory for them none is inserted
         starts = np.empty((count, self.config.dim), self.config.dtype)
         self._waiting.append((first, starts))
         row_bytes = self.config.dim * starts.itemsize
-        return RowSpace(np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, ())
-
-    def count_new(self, live: int) -> None:
-        """See `RowStorage`."""
-        self._live_before += live
-
-    def recount(self, num_rows: int) -> None:
-        """See `RowStorage`."""
-        self._watch.clear(0)
-        self._live_before = int(self.rows.live(0, num_rows).sum())
-
-    def count_skipped(self, total: int) -> None:
-        """See `RowStorage`."""
-        self._watch.clear(1)
-        self._skipped_before = total
+        return NewRowBuffer(np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, ())
 
     # Step
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
-        """See `RowStorage`."""
         if not is_ready(rule):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def check_reports(self, describe: Callable[[Int64s], str]) -> None:
-        """See `RowStorage`."""
         counts = None if self.config.skips_nonfinite else self._watch.arrived()
         if counts is not None and counts[1]:
             self._watch.clear(1)
@@ -137,30 +112,10 @@ class DeviceStorage:
                 "been updated"
             )
 
-    def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
-        """See `RowStorage`."""
-        rows, dtype = self.rows, state_dtype or torch.float32
-        moves = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
-        if moves:
-            rows = self._rows = rows.relaid(initial, count, dtype)
-        rows.set_initial(initial, count)
-        return moves
-
-    def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
-    ) -> RowGradient:
-        """See `RowStorage`. The step's kernel sums and checks, and nothing is waited for, but where rows come once."""
-        if gradient.requires_grad or sums:  # a Hessian comes in the order of the coalesced gradient
-            check_rows(gradient._indices()[0], num_rows(), where)
-            gradient, lines = gradient.coalesce(), None
-        return RowGradient(gradient._indices()[0], gradient._values().detach(), None, None, lines)
-
-    def finite(self, values: Tensor) -> Tensor | None:
-        """See `RowStorage`: the kernel leaves out what is not finite."""
-        return None
+    def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
+        return requested or torch.float32
 
     def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
-        """See `RowStorage`."""
         memory = self.rows
         settings = request.settings
         initial = tuple(as_stored(value, memory.state_dtype) for value in settings.initial)
@@ -177,20 +132,6 @@ class DeviceStorage:
             request.numbers,
         )
         self._watch.send()
-
-    # Sweep
-
-    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
-        """See `RowStorage`; on the host."""
-        found = np.arange(count) if rows is None else rows
-        return eager_sweep_rows.survival_l21(self.rows, found, request)
-
-    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
-        """See `RowStorage`; on the host."""
-        memory = self.rows
-        changed = eager_sweep_rows.sweep(memory, np.arange(count), request, drops=drops)
-        self.recount(count)
-        return changed
 
 
 def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s]:

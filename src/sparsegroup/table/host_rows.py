@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sparsegroup.kernels.cpu.jit import array_at, kernel
 from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.table.pages import MappedPages
 from sparsegroup.table.row_parts import RowParts, kinds_of
-from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.row_storage import WEIGHT, Rows
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -23,7 +22,7 @@ _PAGE_BYTES = 16 << 20
 _LINE = 64
 
 
-class HostRows:
+class HostRows(Rows):
     """Rows of `dim` numbers per part.
 
     Args:
@@ -48,11 +47,10 @@ class HostRows:
         initial: Mapping[str, float],
         is_narrow: bool = False,
     ) -> None:
-        self.dim = dim
-        self.dtype = dtype
+        super().__init__(dim, dtype, initial)
         self.huge_pages = huge_pages
-        self.initial = dict(initial)
         self.is_narrow = is_narrow
+        self.state_dtype = torch.bfloat16 if is_narrow else TORCH_DTYPES[dtype]
         self._row = RowParts(dim, dtype, tuple(initial), is_narrow)
         self.is_plain = self._row.is_plain
         self.row_bytes = self._row.record.itemsize
@@ -60,49 +58,18 @@ class HostRows:
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
         self._layouts: dict[tuple[str, ...], compiled_step.RowLayout] = {}
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names, in the order of a row."""
-        return self._row.names
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """That of the parts after the weights."""
-        return torch.bfloat16 if self.is_narrow else TORCH_DTYPES[self.dtype]
-
     def bytes_of_row(self, parts: int) -> int:
         """What a row of so many parts takes, the weights among them; of parts that there are not, with all elements."""
         itemsize = 2 if self.is_narrow else self.dtype.itemsize
         return self.row_bytes + (parts - len(self.parts)) * (self.dim + self.dim % 2) * itemsize
 
-    def reserve(self, count: int) -> None:
-        """Have memory for `count` rows.
-
-        Raises:
-            MemoryError: The system has no more; nothing has changed.
-        """
-        wanted = -(-count // (1 << self.shift))
-        if wanted > len(self.pages):
-            self.pages.resize(wanted)
-
-    def ask_beyond(self, count: int, more: int) -> None:
-        """Ask for the memory behind the first `count` rows; see `MappedPages.ask_for`.
-
-        Args:
-            count: Rows that there are.
-            more: How many are about to come, at least.
-        """
-        with suppress(MemoryError):  # then the last page is what there is
-            self.reserve(count + more)
-        page, row = divmod(count, 1 << self.shift)
-        used = page * self.pages.page_bytes + row * self.row_bytes
-        unit = self.pages.unit
-        self.pages.ask_for(used + -used % unit, used + max(more * self.row_bytes, unit))
+    def reserve(self, count: int, soon: int = 0) -> None:
+        """Have memory for `count` rows, and prefault that of `soon` more; see `MappedPages.reserve`."""
+        self.pages.reserve(count * self.row_bytes, soon * self.row_bytes)
 
     def bytes(self, count: int) -> int:
         """Bytes that the first `count` rows take, in whole pages of the system's."""
-        unit = self.pages.unit
-        return -(-count * self.row_bytes // unit) * unit
+        return self.pages.whole_units(count * self.row_bytes)
 
     def layout(self, parts: tuple[str, ...]) -> compiled_step.RowLayout:
         """Where the parts lie in a row, for the step."""
@@ -150,10 +117,6 @@ class HostRows:
         """What a part of a row takes."""
         return self._row.bytes(part)
 
-    def set_initial(self, initial: Mapping[str, float], count: int) -> None:
-        """Have other values of the same parts in new rows; the first `count` rows are not new."""
-        self.initial = dict(initial)
-
     def blocks(self, count: int) -> Iterator[Any]:
         """The first `count` rows in order, `[rows, parts, dim]`, as memory that can be written to a file."""
         step = 1 << self.shift
@@ -165,16 +128,13 @@ class HostRows:
             size = min(step, count - first) * self.row_bytes
             yield (ctypes.c_char * size).from_address(int(self.pages.addresses[page]))
 
-    def fill(self, part: str, count: int, value: float) -> None:
-        """Set a part of the first `count` rows to one value."""
-        self._set_all(part, 0, count, value)
-
     def begin(self, first: int, count: int) -> None:
         """Give the parts after the weights of the rows first, …, first + count - 1 what new rows have."""
         for part, value in self.initial.items():
-            self._set_all(part, first, first + count, value)
+            self.fill(part, first, first + count, value)
 
-    def _set_all(self, part: str, first: int, last: int, value: float) -> None:
+    def fill(self, part: str, first: int, last: int, value: float) -> None:
+        """Set a part of the rows first, …, last - 1 to one value."""
         stored = self._row.stored(part, [value] * self.dim)
         _fill(first, last, *self._place(part), len(stored), stored[0])
 
@@ -197,17 +157,9 @@ class HostRows:
     def _place(self, part: str) -> tuple[Any, ...]:
         return self.pages.addresses, self.shift, self.row_bytes, self._row.offset(part)
 
-    def relaid(self, initial: Mapping[str, float], count: int, is_narrow: bool = False) -> "HostRows":
-        """The first `count` rows with other parts after the weights; parts of the same name are kept. Empties `self`.
-
-        Args:
-            initial, is_narrow: As of the class.
-            count: Rows that there are.
-
-        Raises:
-            MemoryError: The system has no more; nothing has changed.
-        """
-        other = HostRows(self.dim, self.dtype, self.huge_pages, initial, is_narrow)
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "HostRows":
+        """See `Rows`. Where memory ends, nothing has changed."""
+        other = HostRows(self.dim, self.dtype, self.huge_pages, initial, state_dtype == torch.bfloat16)
         other.reserve(count)
         step = 1 << self.shift
         for first in range(0, count, step):

@@ -221,17 +221,17 @@ class Index:
         """Go on with the growth, in proportion to the keys just inserted."""
         if inserted and self.state[OLD] != self.state[NEW]:
             self._stretch(_SPEED * inserted)
-            self._ask_ahead(2 * _SPEED * inserted)
+            self._prefault(2 * _SPEED * inserted)
 
-    def _ask_ahead(self, budget: int) -> None:
-        """Have memory handed out that the next `budget` buckets of a growth will move to, from the upper end down."""
+    def _prefault(self, budget: int) -> None:
+        """Prefault the memory that the next `budget` buckets of a growth move to, from the upper end down."""
         old, new, frontier = (int(self.state[place]) for place in (OLD, NEW, FRONTIER))
         if frontier <= old:
             fresh, end = old + SLACK, frontier * new // old
-            self._pages.ask_for(max(fresh, end - max(budget, _LEAST_AHEAD)) * BUCKET_BYTES, end * BUCKET_BYTES)
+            self._pages.prefault(max(fresh, end - max(budget, _LEAST_AHEAD)) * BUCKET_BYTES, end * BUCKET_BYTES)
 
     def _lay_out(self, buckets: int) -> None:
-        self._pages.resize(max(len(self._pages), -(-(buckets + SLACK) // PAGE_BUCKETS)))
+        self._pages.reserve((buckets + SLACK) * BUCKET_BYTES)
         self.state[NEW] = buckets
         self.state[FRONTIER] = self.state[OLD]
         self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS

@@ -95,7 +95,7 @@ class KeySearch:
 
 
 @dataclass(frozen=True)
-class Reach:
+class RowAddresses:
     """The rows as the search's kernel reaches them in the host's memory.
 
     Attributes:
@@ -110,12 +110,12 @@ class Reach:
 
 
 _NOWHERE = np.zeros(1, np.int64)
-NOWHERE = Reach(_NOWHERE.ctypes.data, 62, 0)
+NOWHERE = RowAddresses(_NOWHERE.ctypes.data, 62, 0)
 """For rows that are not in the host's memory: the kernel, which would ask for them, asks for nothing."""
 
 
 @dataclass(frozen=True)
-class RowSpace:
+class NewRowBuffer:
     """Memory on the host in which new rows begin: they themselves, or what will be sent to where they are.
 
     Attributes:
@@ -161,7 +161,7 @@ def run_search(
     index: Index,
     scratch: batch.Scratch,
     vectors: npt.NDArray[np.floating],
-    reach: Reach,
+    rows_at: RowAddresses,
     *,
     finds: bool = True,
     alone: bool = False,
@@ -173,7 +173,7 @@ def run_search(
         index: Where the keys are looked for.
         scratch: For as many keys, if they are to be found.
         vectors: `[≥ distinct, dim]`, out: of the distinct keys.
-        reach: Where the vectors are.
+        rows_at: Where the vectors are.
         finds: Without it the rows are known already.
         alone: Do not share the work with other threads.
     """
@@ -191,9 +191,9 @@ def run_search(
         array_of(search.rows),
         index.state,
         index.pages,
-        reach.pages,
-        reach.shift,
-        reach.row_bytes,
+        rows_at.pages,
+        rows_at.shift,
+        rows_at.row_bytes,
         vectors,
         vectors if out is None else array_of(out),
         vectors.dtype.type(0),

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -34,15 +35,33 @@ class MappedPages:
         self.huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
         self.addresses: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._mappings: list[mmap.mmap] = []
-        self._asked: set[tuple[int, int]] = set()  # pages, and huge pages in them, that `ask_for` has asked for
+        self._prefaulted: set[tuple[int, int]] = set()  # numbers of pages, and huge pages in them
 
     def __len__(self) -> int:
         return len(self._mappings)
 
     @property
     def unit(self) -> int:
-        """In how many bytes the system hands memory out."""
+        """Bytes that the system hands out at a time."""
         return _HUGE if self.huge else mmap.PAGESIZE
+
+    def reserve(self, size: int, soon: int = 0) -> None:
+        """Have pages for the first `size` bytes; `soon` bytes after them are about to be written, see `prefault`.
+
+        Raises:
+            MemoryError: The system has no more for the first; nothing has changed.
+        """
+        wanted = -(-size // self.page_bytes)
+        if wanted > len(self):
+            self.resize(wanted)
+        if soon:
+            with suppress(MemoryError):  # then the last page is the one there is
+                self.reserve(size + soon)
+            self.prefault(self.whole_units(size), size + max(soon, self.unit))
+
+    def whole_units(self, size: int) -> int:
+        """`size` bytes, rounded up to what the system hands out."""
+        return size + -size % self.unit
 
     def resize(self, count: int) -> None:
         """Make it `count` pages: new ones are zero, the last ones are given back.
@@ -56,19 +75,16 @@ class MappedPages:
             mappings.append(mapping)
             addresses.append(address)
         self._mappings, released = mappings, self._mappings[count:]
-        self._asked = {place for place in self._asked if place[0] < count}
+        self._prefaulted = {place for place in self._prefaulted if place[0] < count}
         self.addresses = np.array(addresses, np.int64)
         for mapping in released:
             mapping.close()
 
-    def ask_for(self, begin: int, end: int) -> None:
-        """Have a helping thread let the system hand out some memory that is about to be written to; once each piece.
+    def prefault(self, begin: int, end: int) -> None:
+        """Let a helper thread have the system hand out the bytes from `begin` to `end`, each huge page once.
 
-        To hand out a huge page, which is to be zeroed, takes some milliseconds: better not in the middle of a lookup.
-        Small tables, of one page, ask for nothing.
-
-        Args:
-            begin, end: Bytes, counted from the first page on.
+        Handing out a huge page, which must be zeroed, takes some milliseconds: too long in the middle of a lookup.
+        Small tables, of one page, are left alone.
         """
         if not self.huge or sys.platform != "linux" or len(self) < 2 or threads.get_num_threads() == 1:
             return
@@ -77,8 +93,8 @@ class MappedPages:
             page, offset = divmod(begin, self.page_bytes)
             first = offset - offset % _HUGE
             last = min(first + _HUGE, self.page_bytes)
-            if (page, first) not in self._asked:
-                self._asked.add((page, first))
+            if (page, first) not in self._prefaulted:
+                self._prefaulted.add((page, first))
                 places.append((int(self.addresses[page]) + first, last - first))
             begin = page * self.page_bytes + last
         if places:
@@ -103,7 +119,7 @@ class MappedPages:
 
     def clear_after(self, offset: int) -> None:
         """Zero the last page from byte `offset` on, and give the memory back."""
-        self._asked.clear()
+        self._prefaulted.clear()
         mapping = self._mappings[-1]
         begin = int(self.addresses[-1]) - _address(mapping) + offset
         end = begin - offset + self.page_bytes
@@ -116,7 +132,7 @@ class MappedPages:
             np.frombuffer(mapping, np.uint8)[whole:end] = 0
 
 
-_POPULATE_WRITE = 23  # of Linux 5.14; an older one says that it does not know it, and hands out when it is written to
+_POPULATE_WRITE = 23  # Linux 5.14; an older one refuses, and hands memory out when it is written to
 
 
 def _hand_out(places: list[tuple[int, int]]) -> None:

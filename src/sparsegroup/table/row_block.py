@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.row_storage import RowView
+from sparsegroup.table.row_storage import Rows
 from sparsegroup.table.row_uses import RowUses
 
 Int64s = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ class RowBlock:
     """
 
     def __init__(
-        self, memory: RowView, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int
+        self, memory: Rows, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int
     ) -> None:
         self._memory = memory
         self._keys_of_all = keys_of_all
@@ -78,7 +78,7 @@ class RowBlock:
         return self._uses
 
 
-def blocks(memory: RowView, directory: Directory) -> Iterator[tuple[int, RowBlock]]:
+def blocks(memory: Rows, directory: Directory) -> Iterator[tuple[int, RowBlock]]:
     """All rows of a table, some at a time, each time with the number of the first one."""
     count = directory.num_rows
     keys = cache(directory.keys)

@@ -1,26 +1,135 @@
-"""What a table asks of the place where its rows are: on the host, on a device."""
+"""The rows of a table and what is done with them, whether they are in the host's memory or on a device."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.views import array_of
+from sparsegroup.groups import grouping
+from sparsegroup.kernels.eager import eager_sweep
+from sparsegroup.kernels.eager.eager_step import Block
+from sparsegroup.kernels.numbers import as_stored
+from sparsegroup.kernels.step_request import check_rows
+from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.batch import Scratch
 from sparsegroup.table.index import Index
-from sparsegroup.table.key_search import KeySearch, RowSpace
+from sparsegroup.table.key_search import KeySearch, NewRowBuffer
 from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
 
 Floats = npt.NDArray[Any]
 
 WEIGHT = "weight"
 """The part of a row that a lookup gives."""
+
+_SWEPT_AT_A_TIME, _COUNTED_AT_A_TIME = 1 << 16, 1 << 18
+
+
+class Rows(ABC):
+    """Rows of `dim` numbers per part, the parts of a row next to each other, found by number.
+
+    Attributes:
+        dim: Length of a part.
+        dtype: float32 or float64: what is read and written.
+        initial: The parts after the weights: name → value of a new row's elements.
+        state_dtype: The dtype in which these parts are stored.
+        row_bytes: From row to row.
+        shift: A page has 2**shift rows.
+    """
+
+    state_dtype: torch.dtype
+    row_bytes: int
+    shift: int
+
+    def __init__(self, dim: int, dtype: np.dtype[Any], initial: Mapping[str, float]) -> None:
+        self.dim, self.dtype, self.initial = dim, dtype, dict(initial)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names, in the order of a row."""
+        return (WEIGHT, *self.initial)
+
+    @abstractmethod
+    def reserve(self, count: int) -> None:
+        """Have memory for `count` rows, or raise MemoryError; then nothing has changed."""
+
+    @abstractmethod
+    def bytes(self, count: int) -> int:
+        """Bytes that the first `count` rows take, in whole pages."""
+
+    @abstractmethod
+    def bytes_of_row(self, parts: int) -> int:
+        """Bytes of a row with so many parts, the weights included."""
+
+    @abstractmethod
+    def part_dtype(self, part: str) -> torch.dtype:
+        """The dtype in which a part is stored."""
+
+    @abstractmethod
+    def part_bytes(self, part: str) -> int:
+        """Bytes of a part of one row."""
+
+    @abstractmethod
+    def read(self, part: str, rows: Int64s) -> Floats:
+        """`[n, dim]` of a part; zeros where a row is negative."""
+
+    @abstractmethod
+    def write(self, part: str, rows: Int64s, values: Floats) -> None:
+        """Set a part of distinct rows to `values`, `[n, dim]`, rounded to the nearest."""
+
+    def read_whole(self, rows: Int64s) -> Floats:
+        """`[n, parts · dim]`, all parts of some rows."""
+        return np.concatenate([self.read(part, rows) for part in self.parts], axis=1)
+
+    def write_whole(self, rows: Int64s, values: Floats) -> None:
+        """Set all parts of distinct rows to `values`, `[n, parts · dim]`, rounded to the nearest."""
+        for part, numbers in zip(self.parts, np.split(values, len(self.parts), axis=1), strict=True):
+            self.write(part, rows, numbers)
+
+    @abstractmethod
+    def fill(self, part: str, first: int, last: int, value: float) -> None:
+        """Set a part of the rows first, …, last - 1 to one value."""
+
+    @abstractmethod
+    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Which of the rows first, …, last - 1 have a non-zero vector."""
+
+    @abstractmethod
+    def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
+        """Move the rows of the mask to 0, 1, … in their order, and give the memory of the others back."""
+
+    @abstractmethod
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "Rows":
+        """The first `count` rows with other parts after the weights; parts of the same name keep their values.
+
+        Empties `self`.
+
+        Raises:
+            MemoryError: There is no more; nothing has changed, unless the message says otherwise.
+        """
+
+    def set_initial(self, initial: Mapping[str, float], count: int) -> None:
+        """Have other values of the same parts in new rows, those after the first `count`."""
+        self.initial = dict(initial)
+
+    def blocks(self, count: int) -> Iterator[Any]:
+        """The first `count` rows in order, `[rows, parts, dim]` at a time, as memory that can be written to a file."""
+        for piece in pieces_of(count, self.row_bytes):
+            yield self.read_whole(np.arange(piece.start, piece.stop))
+
+
+def pieces_of(count: int, bytes_of_each: int, first: int = 0, piece_bytes: int = 8 << 20) -> Iterator[slice]:
+    """Slices of the rows first, …, count - 1, a few mebibytes at a time."""
+    at_a_time = max(1, piece_bytes // bytes_of_each)
+    for begin in range(first, count, at_a_time):
+        yield slice(begin, min(begin + at_a_time, count))
 
 
 @dataclass(frozen=True)
@@ -64,148 +173,92 @@ class RowGradient:
         return array_of(self.rows.cpu().contiguous())
 
 
-class RowView(Protocol):
-    """Rows of some parts that are looked at."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names, in the order of a row."""
-
-    def read(self, part: str, rows: Int64s) -> Floats:
-        """`[n, dim]` of a part; zeros where a row is negative."""
-
-    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows first, …, last - 1 have a non-zero vector."""
-
-
-class RowMemory(RowView, Protocol):
-    """Rows of `dim` numbers per part, side by side, found by number.
+class RowStorage(ABC):
+    """A table's rows and what is done with them where they are. Called by one thread at a time.
 
     Attributes:
-        dim: Length of a part.
-        dtype: In which rows go to the host and come from there.
-        initial: The parts after the weights: name → value of a new row's elements.
-        row_bytes: From row to row.
+        keeps_rounding: Whether weights are rounded when they are stored, so that u is needed without a regularizer too.
+        sums_gradients: Whether a step needs each row once; else its kernel sums.
     """
 
-    dim: int
-    dtype: np.dtype[Any]
-    initial: dict[str, float]
-    row_bytes: int
+    keeps_rounding = False
+    sums_gradients = True
 
-    def reserve(self, count: int) -> None:
-        """Have memory for `count` rows, or raise MemoryError; then nothing has changed."""
-
-    def bytes(self, count: int) -> int:
-        """Bytes that the first `count` rows take."""
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._live = self._skipped = 0
 
     @property
-    def state_dtype(self) -> torch.dtype:
-        """In which u and the optimizer's state lie."""
-
-    def bytes_of_row(self, parts: int) -> int:
-        """What a row of so many parts takes, the weights among them."""
-
-    def part_dtype(self, part: str) -> torch.dtype:
-        """In which a part is stored."""
-
-    def part_bytes(self, part: str) -> int:
-        """What a part of a row takes."""
-
-    def write(self, part: str, rows: Int64s, values: Floats) -> None:
-        """Set a part of distinct rows to `values`, `[n, dim]`."""
-
-    def read_whole(self, rows: Int64s) -> Floats:
-        """`[n, parts · dim]`, all parts of some rows."""
-
-    def write_whole(self, rows: Int64s, values: Floats) -> None:
-        """Set all parts of distinct rows to `values`, `[n, parts · dim]`."""
-
-    def fill(self, part: str, count: int, value: float) -> None:
-        """Set a part of the first `count` rows to one value."""
-
-    def blocks(self, count: int) -> Iterator[Any]:
-        """The first `count` rows in order, `[rows, parts, dim]` at a time, as memory that can be written to a file."""
-
-    def compact(self, kept: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows of the mask as rows 0, 1, …, and give the memory of the others back."""
-
-
-class RowStorage(Protocol):
-    """A table's rows and what is done with them where they are. It is called by one thread at a time."""
-
-    @property
-    def rows(self) -> RowMemory:
-        """The rows, with all that has been promised to them."""
+    def rows(self) -> Rows:
+        """The rows, including new ones not yet copied to a device."""
+        return self._rows
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The parts of a row beside its weights."""
+        """The parts of a row after its weights."""
+        return tuple(self._rows.initial)
 
     @property
     def num_live(self) -> int:
-        """Rows that are not zero."""
+        """Rows that are not zero; waits for a device."""
+        return self._live
 
     @property
     def skipped_rows(self) -> int:
-        """Row updates left out because of a non-finite gradient."""
+        """Row updates omitted because of a non-finite gradient; waits for a device."""
+        return self._skipped
 
-    @property
-    def keeps_rounding(self) -> bool:
-        """Whether weights are rounded when they are stored, so that u is wanted without a regularizer, too."""
+    def count_new(self, live: int) -> None:
+        """Count new rows that are not zero."""
+        self._live += live
 
+    def recount(self, num_rows: int) -> None:
+        """Count again how many of the `num_rows` rows are not zero."""
+        edges = [*range(0, num_rows, _COUNTED_AT_A_TIME), num_rows]
+        self._live = sum(int(self.rows.live(first, last).sum()) for first, last in pairwise(edges))
+
+    def count_skipped(self, total: int) -> None:
+        """Set the number of row updates omitted in all."""
+        self._skipped = total
+
+    # Lookup
+
+    @abstractmethod
     def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
-        """Find the rows of a search's keys.
+        """Find the rows of a search's keys; with `fetch`, `vectors` follows. `alone`: without other threads."""
 
-        Args:
-            search: Changed.
-            index: Key → row.
-            scratch: For as many keys.
-            fetch: `vectors` will be called at once: what can be fetched on the way may be.
-            alone: Do not share the work with other threads.
-        """
-
+    @abstractmethod
     def vectors(
         self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
     ) -> tuple[RowLocations, Tensor]:
         """Where the keys of a search that has ended are, and their vectors, `[keys, dim]`; zeros for absent ones."""
 
-    def new_rows(self, first: int, count: int) -> RowSpace:
+    @abstractmethod
+    def new_rows(self, first: int, count: int) -> NewRowBuffer:
         """Memory for `count` new rows from `first` on, or MemoryError; then nothing has changed."""
 
-    def count_new(self, live: int) -> None:
-        """So many of the new rows are not zero."""
+    # Step
 
-    def recount(self, num_rows: int) -> None:
-        """Count anew how many of the `num_rows` rows are not zero."""
-
-    def count_skipped(self, total: int) -> None:
-        """So many row updates have been left out in all."""
-
+    @abstractmethod
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
-        """Raise unless the rows can be stepped.
+        """Raise RuntimeError if `rule` cannot be compiled, ValueError if state cannot be kept in `state_dtype`."""
 
-        Raises:
-            RuntimeError: `rule` cannot be compiled.
-            ValueError: State cannot be kept in `state_dtype`.
-        """
+    @abstractmethod
+    def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
+        """The dtype of state where `requested`, or none, was asked for. Raises ValueError if it cannot be that."""
 
     def check_reports(self, describe: Callable[[Int64s], str]) -> None:
-        """Raise what a step before has reported by now.
-
-        Args:
-            describe: Rows → words.
-
-        Raises:
-            FloatingPointError: Rows had a gradient that is not finite, and are not to be skipped.
-        """
+        """Raise FloatingPointError if a device has reported that an earlier step met a non-finite gradient."""
+        return  # a step on the host has raised before it changed anything
 
     def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
-        """Give the `count` rows the parts `initial` after the weights; parts of the same name are kept.
-
-        Returns:
-            Whether rows were changed or moved.
-        """
+        """Give the `count` rows the parts `initial` after the weights; gives whether rows were changed or moved."""
+        rows, dtype = self.rows, self.dtype_of_state(state_dtype)
+        moves = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
+        if moves:
+            rows = self._rows = rows.relaid(initial, count, dtype)
+        rows.set_initial(initial, count)
+        return moves
 
     def read_gradient(
         self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
@@ -213,45 +266,76 @@ class RowStorage(Protocol):
         """A sparse gradient as `step` will take it.
 
         Args:
-            gradient: COO, with or without a graph.
-            lines: What came with it.
+            gradient: COO, with or without a graph. With one, a Hessian follows, in the order of coalesced rows.
+            lines: What travelled with it.
             num_rows: Counts the rows.
             where: For messages.
-            sums: Whether each row must come once; it does where there is a graph.
+            sums: Whether each row must appear once.
 
         Raises:
-            IndexError: A row that the table has not.
+            IndexError: A row that the table does not have.
         """
+        distinct = lines is not None and lines.are_distinct
+        if gradient.requires_grad or ((sums or self.sums_gradients) and not distinct):
+            check_rows(gradient._indices()[0], num_rows(), where)
+            gradient, lines = gradient.coalesce(), None
+        values = gradient._values().detach()
+        return RowGradient(gradient._indices()[0], values, None, self.finite(values), lines)
 
     def finite(self, values: Tensor) -> Tensor | None:
-        """Which lines of `values` to step with, `[n]` bool; None for all, or where the step itself leaves lines out."""
+        """Which lines of `values` to step with, `[n]` bool; None for all, or if the step itself omits lines."""
+        return None
 
+    @abstractmethod
     def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
-        """The optimizer's step over rows whose parts have been laid out for it.
+        """The optimizer's step over rows whose parts have been laid out for it; `num_rows` counts the rows."""
 
-        Args:
-            gradient: What `read_gradient` gave.
-            request: The step.
-            num_rows: Counts the rows.
-        """
+    # Sweep: by PyTorch on the host, some rows at a time
 
     def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
-        """The largest λ21 at which each row is zero, float64; infinite where it never had a non-zero gradient.
+        """The largest λ21 at which each of `rows` is zero, float64; infinite if it never had a non-zero gradient.
 
-        Args:
-            rows: `[n]`, their numbers; None for all.
-            count: The rows that there are. They have been laid out for the step and carry u.
-            request: The step; it has no gradient.
+        The `count` rows carry u, and `rows` None means all of them. The step has no gradient.
         """
+        norms = [
+            eager_sweep.survival_l21(request.rule, block, *self._constants(request, block))
+            for _, block in self._blocks(np.arange(count) if rows is None else rows, request)
+        ]
+        return torch.cat([torch.empty(0, 1), *norms]).flatten().double().numpy()
 
     def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
-        """Apply the closed form once more to the `count` rows that there are, without a gradient.
+        """Apply the closed form to the `count` rows without a gradient; gives the rows that have changed.
 
-        Args:
-            count: The rows that there are.
-            request: The step.
-            drops: Whether rows that never had a non-zero gradient become zero where λ21 > 0; else they stay.
-
-        Returns:
-            The rows that have changed.
+        With `drops`, rows that never had a non-zero gradient become zero where λ21 > 0.
         """
+        memory = self.rows
+        changed = [np.empty(0, np.int64)]
+        for rows, block in self._blocks(np.arange(count), request):
+            x, u, touched = eager_sweep.swept(
+                request.rule, block, *self._constants(request, block), memory.part_dtype(WEIGHT)
+            )
+            if drops:
+                x = torch.where(touched, x, torch.zeros_like(x))
+            after = x.to(block.x.dtype)
+            memory.write(WEIGHT, rows, after.numpy())
+            memory.write("u", rows, u.numpy())
+            assert block.u is not None
+            changed.append(rows[((after != block.x) | (u != block.u)).any(1).numpy()])
+        self.recount(count)
+        return np.concatenate(changed)
+
+    def _constants(self, request: RowStep, block: Block) -> tuple[Any, Any, Any, Any]:
+        states = zip(request.rule.state, request.settings.initial, strict=True)
+        initial = [as_stored(value, self.rows.part_dtype(name)) for name, value in states]
+        groups = grouping("rows", block.x.shape, block.x.device)
+        return request.numbers.scalars, initial, request.settings.regularizer, groups
+
+    def _blocks(self, rows: Int64s, request: RowStep) -> Iterator[tuple[Int64s, Block]]:
+        memory = self.rows
+        for first in range(0, len(rows), _SWEPT_AT_A_TIME):
+            some = np.ascontiguousarray(rows[first : first + _SWEPT_AT_A_TIME])
+            x, u, *state = (
+                torch.from_numpy(memory.read(part, some)).to(TORCH_DTYPES[memory.dtype])
+                for part in (WEIGHT, "u", *request.rule.state)
+            )
+            yield some, Block(x, u, state)

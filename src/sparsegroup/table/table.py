@@ -330,7 +330,7 @@ class Table(TableInspection):
             if parts:
                 rows = self._rows_for(snapshot.keys, as_they_are=True)
                 for part, initial in self.rows.initial.items():
-                    self.rows.fill(part, self.directory.num_rows, initial)
+                    self.rows.fill(part, 0, self.directory.num_rows, initial)
                     if part in parts:
                         self.rows.write(part, rows, parts[part])
             if snapshot.skipped_rows is not None:

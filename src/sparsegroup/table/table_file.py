@@ -21,7 +21,7 @@ from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.tensor_file import TensorWriter
 from sparsegroup.artifact.validation import Count, Real
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.row_storage import WEIGHT, RowMemory
+from sparsegroup.table.row_storage import WEIGHT, Rows
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
 
@@ -187,7 +187,7 @@ def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int
     yield first, len(mask)
 
 
-def _writer(rows: RowMemory, path: Path, count: int, dropped: npt.NDArray[Any], notes: Notes) -> TensorWriter:
+def _writer(rows: Rows, path: Path, count: int, dropped: npt.NDArray[Any], notes: Notes) -> TensorWriter:
     keys = np.dtype(np.int64)
     shapes = {
         "keys": (keys, (count,)),
@@ -203,7 +203,7 @@ def _write_notes(file: TensorWriter, notes: Notes) -> None:
         file.write(array)
 
 
-def pieces(count: int, rows: RowMemory) -> list[slice]:
+def pieces(count: int, rows: Rows) -> list[slice]:
     """So many rows, a few mebibytes at a time."""
     at_a_time = max(1, _PIECE_BYTES // rows.row_bytes)
     return [slice(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]

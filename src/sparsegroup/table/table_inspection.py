@@ -10,7 +10,7 @@ from sparsegroup.table.directory import Directory
 from sparsegroup.table.pending import Pending
 from sparsegroup.table.row_block import ROWS_AT_A_TIME
 from sparsegroup.table.row_locations import Int64s
-from sparsegroup.table.row_storage import Floats, RowMemory, RowStorage
+from sparsegroup.table.row_storage import Floats, Rows, RowStorage
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_report import FieldCount, count_fields
 
@@ -74,7 +74,7 @@ class TableInspection:
         return self.config.device
 
     @property
-    def rows(self) -> RowMemory:
+    def rows(self) -> Rows:
         """The rows; to be read at rest."""
         return self.storage.rows
 

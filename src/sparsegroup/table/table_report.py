@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_storage import Rows
 
 Int64s = npt.NDArray[np.int64]
 
@@ -89,7 +89,7 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
 
 
-def memory_of(directory: Directory, rows: RowMemory, scratch: int) -> TableMemory:
+def memory_of(directory: Directory, rows: Rows, scratch: int) -> TableMemory:
     """Bytes of a table."""
     count, index = directory.num_rows, directory.index
     parts = {part: count * rows.part_bytes(part) for part in rows.parts}

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.table.directory import Directory
 from sparsegroup.table.directory_notes import check_notes
-from sparsegroup.table.row_storage import WEIGHT, RowMemory
+from sparsegroup.table.row_storage import WEIGHT, Rows
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.tensor_words import shape_of
 
@@ -45,7 +45,7 @@ class TableSnapshot:
 
     @classmethod
     def taken(
-        cls, directory: Directory, memory: RowMemory, parts: Sequence[str] | None, skipped_rows: int
+        cls, directory: Directory, memory: Rows, parts: Sequence[str] | None, skipped_rows: int
     ) -> "TableSnapshot":
         """A copy of what a table holds, with some parts of its rows, or all of them."""
         rows = np.arange(directory.num_rows)

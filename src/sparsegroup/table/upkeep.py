@@ -11,7 +11,7 @@ from sparsegroup.table.directory import Directory
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_block import RowBlock, blocks
-from sparsegroup.table.row_storage import RowMemory
+from sparsegroup.table.row_storage import Rows
 from sparsegroup.table.table_config import TableConfig
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Upkeep:
         is_due: Whether a step has been taken, or rows were read, since `kept` was asked.
     """
 
-    def __init__(self, config: TableConfig, directory: Directory, memory: RowMemory) -> None:
+    def __init__(self, config: TableConfig, directory: Directory, memory: Rows) -> None:
         limit = config.max_bytes
         self.budget = None if limit is None else ByteBudget(limit, 2 * config.scratch_bytes, directory, memory)
         self._eviction, self._ranking = config.eviction, config.ranking
@@ -61,13 +61,13 @@ class Upkeep:
             directory.tick()
             self.is_due = self._is_wanted
 
-    def kept_within_limit(self, directory: Directory, memory: RowMemory) -> Bools | None:
+    def kept_within_limit(self, directory: Directory, memory: Rows) -> Bools | None:
         """Which rows stay of rows that have been read, `[num_rows]`; None for all, unless they are too many."""
         if self.budget is None or (too_many := directory.num_rows - self.budget.most_rows(memory, known=True)) <= 0:
             return None
         return _without_lowest(self._ranking, too_many, None, memory, directory)
 
-    def kept(self, directory: Directory, memory: RowMemory) -> Bools | None:
+    def kept(self, directory: Directory, memory: Rows) -> Bools | None:
         """Which rows stay, `[num_rows]`; None for all."""
         self.is_due = False
         kept: Bools | None = None
@@ -91,12 +91,12 @@ class Upkeep:
         """Rows have been read."""
         self.is_due = self._is_wanted
 
-    def check_room(self, rows: int, memory: RowMemory) -> None:
+    def check_room(self, rows: int, memory: Rows) -> None:
         """Raise RuntimeError if there is no room for `rows` rows with the parts that they have."""
         if self.budget is not None:
             self.budget.check_room(rows, 0, memory, known=True)
 
-    def make_ready(self, keys: Int64s, directory: Directory, memory: RowMemory, *, as_they_are: bool) -> None:
+    def make_ready(self, keys: Int64s, directory: Directory, memory: Rows, *, as_they_are: bool) -> None:
         """Have an index for `keys`, too, under a limit, where they are about to be set.
 
         Raises:
@@ -107,12 +107,12 @@ class Upkeep:
             self.budget.check_room(new, directory.num_rows, memory, known=as_they_are)
             directory.set_buckets(self.budget.buckets(memory, known=as_they_are))
 
-    def keep_limit(self, directory: Directory, memory: RowMemory) -> None:
+    def keep_limit(self, directory: Directory, memory: Rows) -> None:
         """Where bytes are limited, have an index that leaves enough to the rows."""
         if self.budget is not None:
             self.fit_index(directory, memory)
 
-    def fit_index(self, directory: Directory, memory: RowMemory) -> None:
+    def fit_index(self, directory: Directory, memory: Rows) -> None:
         """Have an index that suits the rows: as small as they allow, or as the budget says."""
         if self.budget is None:
             directory.give_back()
@@ -122,7 +122,7 @@ class Upkeep:
             directory.set_buckets(self.budget.buckets(memory, known=True))
 
 
-def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -> Bools:
+def kept_rows(policy: EvictionPolicy, memory: Rows, directory: Directory) -> Bools:
     """Which rows of a table stay, `[num_rows]`: a policy's answers, put together.
 
     Raises:
@@ -135,7 +135,7 @@ def kept_rows(policy: EvictionPolicy, memory: RowMemory, directory: Directory) -
 
 
 def _without_lowest(
-    policy: RankingPolicy, number: int, kept: Bools | None, memory: RowMemory, directory: Directory
+    policy: RankingPolicy, number: int, kept: Bools | None, memory: Rows, directory: Directory
 ) -> Bools:
     """The mask without some `number` of its rows, those with the lowest ranks: at least so many, and few more."""
     kept = np.ones(directory.num_rows, np.bool_) if kept is None else kept
@@ -155,7 +155,7 @@ def _without_lowest(
     return kept
 
 
-def _low_rank(policy: RankingPolicy, number: int, kept: Bools, memory: RowMemory, directory: Directory) -> int:
+def _low_rank(policy: RankingPolicy, number: int, kept: Bools, memory: Rows, directory: Directory) -> int:
     """The rank that about `number` of the rows of the mask are below, told by a sample, or by all if they are few."""
     wanted = kept.copy()
     if len(kept) > _SAMPLE:
