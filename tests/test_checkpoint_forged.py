@@ -117,12 +117,13 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "empty entries": lambda content: content["state"]["optimizers"][0].update(
         state={"__items__": [[number, {}] for number in range(6)]}
     ),
-    "no rng": lambda content: content["state"].pop("rng"),
-    "numpy's rng": lambda content: content["state"]["rng"].update(numpy=[1]),
-    "python's rng": lambda content: content["state"]["rng"].update(python=None),
-    "torch's rng": lambda content: content["state"]["rng"].update(torch=3),
-    "a missing tensor": lambda content: content["state"]["rng"].update(torch={"__tensor__": "x"}),
-    "a tensor of no name": lambda content: content["state"]["rng"].update(torch={"__tensor__": []}),
+    "no rng": lambda content: content["state"]["ranks"][0].pop("rng"),
+    "no ranks": lambda content: content["state"].update(ranks=[]),
+    "numpy's rng": lambda content: content["state"]["ranks"][0]["rng"].update(numpy=[1]),
+    "python's rng": lambda content: content["state"]["ranks"][0]["rng"].update(python=None),
+    "torch's rng": lambda content: content["state"]["ranks"][0]["rng"].update(torch=3),
+    "a missing tensor": lambda content: content["state"]["ranks"][0]["rng"].update(torch={"__tensor__": "x"}),
+    "a tensor of no name": lambda content: content["state"]["ranks"][0]["rng"].update(torch={"__tensor__": []}),
     "no number": lambda content: content["state"].update(scheduler={"__number__": "x"}),
     "no pairs": lambda content: content["state"].update(extra={"__items__": [[1]]}),
     "no tuple": lambda content: content["state"].update(extra={"__tuple__": 3}),
@@ -172,7 +173,7 @@ FORGED_TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "a weight of another shape": (STATE, lambda t: t.update({"state.model.network.0.weight": np.zeros((1, 1))})),
     "a weight of another dtype": (STATE, lambda t: t.update({"state.model.network.0.weight": np.zeros((4, 9))})),
     "u of another shape": (STATE, lambda t: t.update({"state.optimizers.0.state.2.exp_avg": np.zeros(2)})),
-    "random numbers": (STATE, lambda t: t.update({"state.rng.torch": np.zeros(3, np.uint8)})),
+    "random numbers": (STATE, lambda t: t.update({"state.ranks.0.rng.torch": np.zeros(3, np.uint8)})),
 }
 
 
@@ -222,7 +223,7 @@ ODD = [
     {"a": 1},
     {"__items__": [[1, 2]]},
 ]
-ODD += [{"__tensor__": "state.rng.torch"}, {"__number__": "nan"}, {"__tuple__": [1]}, {"__counter__": {}}]
+ODD += [{"__tensor__": "state.ranks.0.rng.torch"}, {"__number__": "nan"}, {"__tuple__": [1]}, {"__counter__": {}}]
 
 
 def replace_at_random(folder: Path, training: Training, seed: int, share: float) -> int:

@@ -96,6 +96,18 @@ def test_the_second_optimizer_does_not_fit_and_the_first_stays_as_it_was(tmp_pat
         other.load(tmp_path / "one")
 
 
+def test_a_load_hook_of_the_model_that_fails_leaves_nothing_changed(saved: Path) -> None:
+    training = clicks()
+    training.step()
+
+    def fail(module: nn.Module, incompatible_keys: object) -> None:
+        raise RuntimeError("the hook has failed")
+
+    training.model.register_load_state_dict_post_hook(fail)
+    with unchanged(training), pytest.raises(RuntimeError, match="the hook has failed"):
+        training.load(saved)
+
+
 def test_the_weights_alone_are_taken_for_another_optimizer(saved: Path) -> None:
     was, other = clicks(), clicks(GroupAdagrad)
     was.load(saved)

@@ -5,9 +5,10 @@ from sparsegroup.extras import require
 
 require("checkpoint", __name__)
 
+from sparsegroup.checkpoint.checkpoint_content import LoadResult, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoints import Checkpoints
-from sparsegroup.checkpoint.training_state import LoadResult, load_checkpoint, save_checkpoint
+from sparsegroup.checkpoint.training_state import save_checkpoint
 
 __all__ = ["CheckpointError", "Checkpoints", "LoadResult", "load_checkpoint", "save_checkpoint"]
 

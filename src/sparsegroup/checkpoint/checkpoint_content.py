@@ -1,10 +1,11 @@
-"""What a checkpoint holds, read and checked before anything is changed by it."""
+"""Loading a checkpoint: everything is read and checked before anything is changed."""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,151 +18,251 @@ from sparsegroup.artifact.chain import chain_of, verified_chain
 from sparsegroup.artifact.tensor_file import read_tensors
 from sparsegroup.artifact.validation import validated
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, MANIFEST, CheckpointManifest
+from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, MANIFEST, STATE, CheckpointManifest
 from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
 from sparsegroup.checkpoint.compatibility import (
+    check_kinds,
     check_model,
-    check_optimizers,
+    check_optimizer,
     check_room,
     check_scheduler,
-    check_state,
     check_tables,
+    setting_notes,
     version_notes,
 )
 from sparsegroup.checkpoint.plain import from_plain
 from sparsegroup.checkpoint.rng import check_rng_state, set_rng_state
-from sparsegroup.checkpoint.saved_state import SavedState
+from sparsegroup.checkpoint.saved_state import SavedOptimizer, SavedRank, SavedState
+from sparsegroup.checkpoint.training_state import Optimizers, listed
+from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.stored import RowStore, StateOwner, rows_left_out, store_of
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_reading import ALL, read_table
 
-STATE = "state.safetensors"
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, SafetensorError, RuntimeError)
+Settings = Literal["saved", "own"]
+
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, SafetensorError, RuntimeError)
 """What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True)
-class CheckpointContent:
-    """What a checkpoint holds.
+class LoadResult:
+    """What a checkpoint contained.
 
     Attributes:
-        manifest: Its manifest.
-        state: All but the rows, see `SavedState`.
-        rows: Name of each table → its rows, as far as they are this rank's.
-        notes: What is not as it was.
-        ranks: Who has read it.
+        step: The training step at which it was written.
+        extra: As passed to `save_checkpoint`; arrays are tensors now.
+        notes: What differs now: settings, versions, state that starts afresh.
     """
 
-    manifest: CheckpointManifest
-    state: Mapping[str, Any]
-    rows: Mapping[str, Table]
-    notes: list[str]
-    ranks: CheckpointRanks
-
-    @property
-    def generators(self) -> list[Tensor | None]:
-        """The states of the optimizers' generators."""
-        own = self._own
-        if own is not None:
-            return list(own["generators"])
-        return [one["generator"] for one in self.state["optimizers"]]
-
-    def set_rng(self) -> None:
-        """Bring the random number generators to where they were; ranks that there were not go on from the first's."""
-        own, rank = self._own, self.ranks.rank
-        set_rng_state(self.state["rng"] if own is None else own["rng"])
-        if own is None and rank:
-            seed = int(torch.randint(1 << 31, ())) + rank
-            torch.manual_seed(seed)
-            np.random.seed(seed)
-            random.seed(seed)
-
-    @property
-    def _own(self) -> Mapping[str, Any] | None:
-        """What was kept of this rank alone; None where there were not as many."""
-        kept: Sequence[Mapping[str, Any]] = self.state.get("ranks") or ()
-        is_same = len(kept) == self.ranks.routing.ranks and not self.ranks.is_alone
-        return kept[self.ranks.rank] if is_same else None
+    step: int
+    extra: Any
+    notes: list[str] = field(default_factory=list)
 
 
-def read_content(
-    folder: Path,
-    ranks: CheckpointRanks,
+def load_checkpoint(
+    folder: str | Path,
     model: nn.Module,
-    tables: Mapping[str, Table],
-    optimizers: Sequence[Optimizer],
-    scheduler: LRScheduler | None,
-    settings: str,
-) -> CheckpointContent:
-    """Read and check a checkpoint; nothing is changed.
+    optimizer: Optimizers = None,
+    scheduler: LRScheduler | None = None,
+    *,
+    settings: Settings = "saved",
+    rng: bool = True,
+    track: bool = False,
+) -> LoadResult:
+    """Bring a training to where `save_checkpoint` found it. All is read and checked before anything is changed.
 
     Args:
-        folder: The checkpoint.
-        ranks: Who reads: each its own rows.
-        model, tables: What they are to be loaded into, and its tables by name.
-        optimizers, scheduler, settings: See `load_checkpoint`.
+        folder: The checkpoint; one that holds only changes needs its predecessors in the same parent folder.
+        model: Built as it was.
+        optimizer: One or several, as they were. None loads the weights only: u and the moments are left out, and any
+            optimizer starts afresh on them.
+        scheduler: As it was.
+        settings: "saved" (default, as torch): learning rate, λ and the optimizers' other settings become those of the
+            checkpoint. "own": the optimizers keep theirs; u and the moments are loaded, so that training continues
+            with another λ from where the first one has led.
+        rng: Also set the random number generators.
+        track: Let the tables record changes from now on, so that the next checkpoint can follow this one. One that
+            other ranks have written cannot be followed: their parts hold other rows.
+
+    Returns:
+        The step, `extra`, and what differs now.
 
     Raises:
-        CheckpointError: See `load_checkpoint`.
+        CheckpointError: A file is missing, damaged or of another version, or the checkpoint is another model's or
+            optimizer's; nothing is changed.
+        MemoryError: The system has no more; nothing is changed.
     """
-    chain = verified_chain(folder, CHECKPOINT) if ranks.is_alone else chain_of(folder, CHECKPOINT)
-    manifest = chain[-1][1]
-    manifest.check_files(folder, CheckpointError, STATE)
-    try:
-        content = _state(folder, manifest)
-        check_tables(folder, manifest, tables, ranks)
-        check_model(folder, content["model"], model)
-        notes = version_notes(manifest)
-        if optimizers:
-            notes += check_optimizers(folder, content, optimizers, settings)
-        if scheduler is not None:
-            check_scheduler(folder, content, scheduler)
-        for one in (content, *(content.get("ranks") or ())):
-            check_rng_state(one["rng"])
-        read = {where: _read(chain, where, table, ranks) for where, table in tables.items()}
-        for where, table in tables.items():
-            check_room(folder, read[where].num_rows, table)
-            read[where].cut_to_limit()
-        check_state(folder, content, optimizers, {table: read[where] for where, table in tables.items()})
-    except CheckpointError:
-        raise
-    except DAMAGE as error:
-        raise CheckpointError(f"{folder}: damaged ({error})") from error
-    return CheckpointContent(manifest, content, read, notes, ranks)
+    folder, optimizers = Path(folder), listed(optimizer)
+    ranks = CheckpointRanks(model, "reading a checkpoint")
+    manifest, state, rows, notes = ranks.do(lambda: _read(folder, ranks, model, optimizers, scheduler, settings))
+    is_continued = len(state.ranks) == ranks.routing.ranks
+    own = state.ranks[ranks.rank if is_continued else 0]
+    owners: dict[RowStore, StateOwner] = {}
+
+    def load_dense() -> None:
+        try:
+            for one, saved in zip(optimizers, state.optimizers, strict=False):
+                _load_optimizer(one, saved, owners, keeps_settings=settings == "own")
+            if scheduler is not None:
+                scheduler.load_state_dict(state.scheduler or {})
+            for one, generator in zip(optimizers, own.generators, strict=False):
+                if generator is not None and getattr(one, "generator", None) is not None:
+                    one.generator.set_state(generator)  # type: ignore[attr-defined]
+        except _DAMAGE as error:
+            raise CheckpointError(f"{folder}: the optimizer's state does not fit ({error})") from error
+        with rows_left_out():
+            model.load_state_dict(state.model)
+
+    def adopt_rows() -> None:
+        for where, table in ranks.tables.items():
+            table.adopt(rows[where], owners.get(table))
+
+    with _undone_if_it_fails(model, optimizers, scheduler):
+        ranks.do(load_dense)
+        ranks.do(adopt_rows)
+    for table in ranks.tables.values():
+        table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
+    if rng:
+        _set_random_numbers(own, 0 if is_continued else ranks.rank)
+    return LoadResult(manifest.step, state.extra, notes)
 
 
-def kept_state(folder: str | Path) -> dict[str, Any]:
-    """What a checkpoint keeps beside its rows, which are not looked at: `model`, `extra` and the others.
-
-    Raises:
-        CheckpointError: It is missing or damaged.
-    """
+def saved_state(folder: str | Path) -> SavedState:
+    """What a checkpoint holds except the rows, which are not read; CheckpointError if it is missing or damaged."""
     folder = Path(folder)
     manifest = CHECKPOINT.read(folder)
     manifest.check_files(folder, CheckpointError, STATE)
     return _state(folder, manifest)
 
 
-def _state(folder: Path, manifest: CheckpointManifest) -> dict[str, Any]:
+def _read(
+    folder: Path,
+    ranks: CheckpointRanks,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    scheduler: LRScheduler | None,
+    settings: Settings,
+) -> tuple[CheckpointManifest, SavedState, dict[str, Table], list[str]]:
+    """The manifest, the state, this rank's rows of each table, and what differs now: all of it checked."""
+    chain = verified_chain(folder, CHECKPOINT) if ranks.is_alone else chain_of(folder, CHECKPOINT)
+    manifest = chain[-1][1]
+    manifest.check_files(folder, CheckpointError, STATE)
+    try:
+        state = _state(folder, manifest)
+        check_tables(folder, manifest, ranks)
+        check_model(folder, state.model, model)
+        notes = version_notes(manifest)
+        if optimizers:
+            check_kinds(folder, state, optimizers)
+            notes += setting_notes(state, optimizers, settings)
+        if scheduler is not None:
+            check_scheduler(folder, state, scheduler)
+        for rank in state.ranks:
+            check_rng_state(rank.rng)
+        rows = {where: _rows(chain, where, table, ranks) for where, table in ranks.tables.items()}
+        for where, table in ranks.tables.items():
+            check_room(folder, rows[where].num_rows, table)
+            rows[where].cut_to_limit()
+        read = {table: rows[where] for where, table in ranks.tables.items()}
+        for place, (saved, optimizer) in enumerate(zip(state.optimizers, optimizers, strict=False)):
+            check_optimizer(f"state.optimizers.{place}", saved, optimizer, read)
+    except CheckpointError:
+        raise
+    except _DAMAGE as error:
+        raise CheckpointError(f"{folder}: damaged ({error})") from error
+    return manifest, state, rows, notes
+
+
+def _state(folder: Path, manifest: CheckpointManifest) -> SavedState:
     if STATE not in manifest.files:
         raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
     tensors = read_tensors(folder / STATE, CheckpointError)
     try:
-        content: dict[str, Any] = from_plain(manifest.state, tensors)
-        validated(SavedState, content)
+        return validated(SavedState, from_plain(manifest.state, tensors))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{folder / MANIFEST}: damaged (state.{error})") from error
-    return content
 
 
-def _read(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: Table, ranks: CheckpointRanks) -> Table:
-    """A table's rows, or those of this rank; no other files are looked at."""
-    wanted = ALL if table.ranks is None else ranks.buckets
+def _rows(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: Table, ranks: CheckpointRanks) -> Table:
+    """A table's rows, or those of this rank; only files that may have some are read."""
+    wanted = ALL if table.ranks is None else ranks.routing.range_of(ranks.rank)
     levels = [manifest.parts(folder, where) for folder, manifest in chain]
     if not all(levels):
         raise CheckpointError(f"{chain[-1][0]}: builds on one without the table {where!r}")
     for (folder, manifest), level in zip(chain, levels, strict=True):
         if [part.buckets for part in level] != [part.buckets for part in levels[0]]:
-            raise CheckpointError(f"{folder}: builds on one whose table {where!r} lies on other ranks")
+            raise CheckpointError(f"{folder}: builds on one whose table {where!r} is on other ranks")
         if needed := [part.path.name for part in level if part.meets(wanted)]:
             manifest.check_files(folder, CheckpointError, *needed)
     return read_table(table.config, levels, wanted)
+
+
+def _load_optimizer(
+    optimizer: Optimizer, saved: SavedOptimizer, owners: dict[RowStore, StateOwner], *, keeps_settings: bool
+) -> None:
+    """Load a state without rows; `owners` gets the owner by which the optimizer will hold the state in each table."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if strange := [key for key in saved.state if type(key) is not int or not 0 <= key < len(parameters)]:
+        raise ValueError(f"there is state of parameter {strange[0]!r}; the optimizer has {len(parameters)}")
+    stores = {number: store for number in saved.state if (store := store_of(parameters[number])) is not None}
+    dense = {number: entry for number, entry in saved.state.items() if number not in stores}
+    groups = Optimizer.state_dict(optimizer)["param_groups"] if keeps_settings else saved.param_groups
+    optimizer.load_state_dict({"param_groups": groups, "state": dense})
+    group_of = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    loaded = dict(optimizer.state)
+    optimizer.state.clear()
+    for (
+        number,
+        entry,
+    ) in saved.state.items():  # in this order, so that a resumed run writes the same files
+        parameter = parameters[number]
+        if number in stores:
+            optimizer.state[parameter] = {"step": entry["step"].clone()}
+            step = GroupStep(optimizer.rule, group_of[parameter])  # type: ignore[attr-defined]
+            owner = owners.setdefault(stores[number], StateOwner())
+            step.prepare_in_rows(parameter, optimizer.state[parameter], owner)
+        elif parameter in loaded:
+            optimizer.state[parameter] = loaded[parameter]
+
+
+@contextmanager
+def _undone_if_it_fails(
+    model: nn.Module, optimizers: Sequence[Optimizer], scheduler: LRScheduler | None
+) -> Iterator[None]:
+    """If the block raises, put the optimizers, the scheduler and the weights outside of tables back."""
+    changed = [*optimizers, *_with_inner(scheduler)]
+    attributes = [dict(vars(one)) for one in changed]
+    generators = [one.generator for one in optimizers if getattr(one, "generator", None) is not None]  # type: ignore[attr-defined]
+    positions = [generator.get_state() for generator in generators]
+    with rows_left_out():
+        weights = [tensor for tensor in model.state_dict().values() if isinstance(tensor, Tensor)]
+    values = [weight.to("cpu", copy=True) for weight in weights]
+    try:
+        yield
+    except BaseException:
+        for one, before in zip(changed, attributes, strict=True):
+            vars(one).clear()
+            vars(one).update(before)
+        for generator, position in zip(generators, positions, strict=True):
+            generator.set_state(position)
+        for weight, value in zip(weights, values, strict=True):
+            weight.copy_(value)
+        raise
+
+
+def _with_inner(scheduler: LRScheduler | None) -> list[LRScheduler]:
+    """A scheduler, and those that it is made of."""
+    if scheduler is None:
+        return []
+    return [scheduler, *(one for inner in getattr(scheduler, "_schedulers", ()) for one in _with_inner(inner))]
+
+
+def _set_random_numbers(saved: SavedRank, rank: int) -> None:
+    """Set the global generators; a rank that was not there continues from those of the first, with another seed."""
+    set_rng_state(saved.rng)
+    if rank:
+        seed = int(torch.randint(1 << 31, ())) + rank
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)

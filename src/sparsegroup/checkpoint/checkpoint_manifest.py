@@ -16,6 +16,7 @@ from sparsegroup.table.table_file import TableFacts
 from sparsegroup.table.table_reading import ALL, TablePart
 
 MANIFEST = "checkpoint.json"
+STATE = "state.safetensors"
 
 _NEIGHBOUR = re.compile(r"\.\./[^./\\\0][^/\\\0]*")
 
@@ -28,9 +29,9 @@ class CheckpointManifest(Manifest):
         step: The training step that it was written at.
         written: Date and time, ISO 8601.
         versions: The versions of Python, this package and torch.
-        tables: Name of the file → where its table is in the model, and the table's facts.
-        state: All the rest, as `as_plain` makes it.
-        routing: Which rank has which keys, where tables lie on several, each of which has a file of its own.
+        tables: File name → the table's name in the model, and the table's facts. A sharded table has a file a rank.
+        state: `SavedState` as JSON; its tensors are in `STATE`.
+        routing: Which rank has which key, if tables are sharded.
     """
 
     step: Count
@@ -41,7 +42,7 @@ class CheckpointManifest(Manifest):
     routing: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        """See `Manifest.check`."""
+        """Raise ValueError unless parent, files, tables and routing fit together."""
         if self.parent is not None and not _NEIGHBOUR.fullmatch(self.parent.path):
             raise ValueError(
                 f"parent.path: a neighbour is expected, as in ../step-1, got {shortened(self.parent.path)}"
@@ -57,7 +58,7 @@ class CheckpointManifest(Manifest):
             if name not in self.files:
                 raise ValueError(f"tables.{name}: is not among the files")
             if places.count((where, facts.rank)) > 1:
-                raise ValueError(f"tables.{name}: the table {where!r} is in another file, too")
+                raise ValueError(f"tables.{name}: the table {where!r} is also in another file")
             if facts.rank is not None and (self.routing is None or facts.rank >= ranks):
                 raise ValueError(f"tables.{name}.1.rank: there is no rank {facts.rank} of the table {where!r}")
             if sum(place == where for place, _ in places) != (1 if facts.rank is None else ranks):
@@ -68,9 +69,9 @@ class CheckpointManifest(Manifest):
                 raise ValueError(f"tables.{name}.1.{error}") from error
 
     def check_parent(self, parent: Self) -> None:
-        """See `Manifest.check_parent`: what can be seen without reading rows."""
+        """Raise ValueError unless the changes fit, as far as can be known without reading rows."""
         if self.routing != parent.routing or self.tables.keys() != parent.tables.keys():
-            raise ValueError("its tables are others, or lie on other ranks")
+            raise ValueError("its tables are others, or on other ranks")
         for name, (_, facts) in self.tables.items():
             before = parent.tables[name][1].rows
             if facts.rows > before + facts.written:
@@ -81,8 +82,8 @@ class CheckpointManifest(Manifest):
         parts = []
         for name, (place, facts) in self.tables.items():
             if place == where:
-                has_ranks = facts.rank is not None and self.routing is not None
-                buckets = Routing.of_plain(self.routing or {}).range_of(facts.rank or 0) if has_ranks else ALL
+                is_sharded = facts.rank is not None and self.routing is not None
+                buckets = Routing.of_plain(self.routing or {}).range_of(facts.rank or 0) if is_sharded else ALL
                 parts.append(TablePart(folder / name, facts, buckets))
         return sorted(parts, key=lambda part: part.buckets.start)
 
@@ -100,4 +101,3 @@ CHECKPOINT = FolderFormat(
     error=CheckpointError,
     missing=lambda folder: "no checkpoint",
 )
-"""The format of checkpoints."""

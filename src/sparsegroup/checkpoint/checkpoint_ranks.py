@@ -1,6 +1,6 @@
 """The ranks that write or read one checkpoint together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
@@ -9,85 +9,59 @@ from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.routing import Routing
+from sparsegroup.table.table import Table
 
 Result = TypeVar("Result")
 
 
 class CheckpointRanks:
-    """The ranks that a model's tables lie on; a single one where the tables are on one process.
+    """The ranks that a model's tables are sharded over; one process without sharded tables counts as one rank.
 
     Args:
-        shards: The ranks.
-        doing: What they do, in messages of `ExchangeError`: "writing a checkpoint".
+        model: The model.
+        operation: Names the work in messages of `ExchangeError`: "writing a checkpoint".
 
     Attributes:
-        doing: As above.
-        rank: The number of this one.
-        routing: Which of them has which key.
+        tables: Name of each table in the model → its rows.
+        rank: The number of this rank.
+        routing: Which rank has which key.
+
+    Raises:
+        CheckpointError: The tables are not all on the same ranks.
     """
 
-    def __init__(self, shards: Shards | None, doing: str) -> None:
-        self._shards, self.doing = shards, doing
-        self.rank = 0 if shards is None else shards.rank
-        self.routing = Routing(1) if shards is None else shards.routing
-
-    @classmethod
-    def of(cls, model: nn.Module, doing: str) -> "CheckpointRanks":
-        """Those of the tables of a model.
-
-        Raises:
-            CheckpointError: Some tables lie on other ranks than others.
-        """
+    def __init__(self, model: nn.Module, operation: str) -> None:
         tables = tables_in(model)
-        found: Mapping[str, Any] = {name: table.across.shards for name, table in tables.items() if table.across}
-        groups = {shards.group for shards in found.values()}
-        if len(groups) > 1 or (found and any(table.per_rank for table in tables.values())):
+        shards: dict[Any, Shards] = {t.across.shards.group: t.across.shards for t in tables.values() if t.across}
+        if len(shards) > 1 or (shards and any(table.per_rank for table in tables.values())):
             raise CheckpointError(
-                "the tables of a checkpoint lie on the ranks of one process_group, or each rank has all of its own; "
-                f"these differ: {', '.join(map(repr, tables))}"
+                "the tables of a checkpoint must be sharded over one process_group, or each rank must have its own "
+                f"whole tables; these differ: {', '.join(map(repr, tables))}"
             )
-        return cls(next(iter(found.values()), None), doing)
+        self.tables: dict[str, Table] = {name: table.table for name, table in tables.items()}
+        self._shards, self._operation = next(iter(shards.values()), None), operation
+        self.rank = 0 if self._shards is None else self._shards.rank
+        self.routing = Routing(1) if self._shards is None else self._shards.routing
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no others."""
+        """Whether this process works without others."""
         return self._shards is None
 
     @property
-    def buckets(self) -> range:
-        """The logical buckets of this rank."""
-        return self.routing.range_of(self.rank)
-
-    @property
     def plain_routing(self) -> dict[str, Any] | None:
-        """What a checkpoint says of which rank has which key; None of a single rank."""
+        """The routing as the manifest has it; None for a process that works alone."""
         return None if self._shards is None else self.routing.as_plain()
 
-    def all_of(self, own: Result) -> list[Result]:
-        """What all ranks have, in their order.
+    def all_of(self, local: Result) -> list[Result]:
+        """The values of all ranks, in their order; ExchangeError if the ranks do not meet."""
+        return [local] if self._shards is None else self._shards.of_all([local], self._operation)
 
-        Raises:
-            ExchangeError: The ranks do not meet.
-        """
-        return [own] if self._shards is None else self._shards.of_all([own], self.doing)
-
-    def agree_on(self, own: object) -> bool:
-        """Whether all ranks have the same value. All of them have to ask.
-
-        Raises:
-            ExchangeError: The ranks do not meet.
-        """
-        values = self.all_of(own)
-        return values.count(own) == len(values)
+    def agree_on(self, local: object) -> bool:
+        """Whether all ranks, each of which must call this, have the same value."""
+        values = self.all_of(local)
+        return values.count(local) == len(values)
 
     def do(self, action: Callable[[], Result]) -> Result:
-        """What an action gives, which all ranks carry out.
-
-        Raises:
-            CheckpointError: It has failed on another rank.
-            ExchangeError: The ranks do not meet.
-            Exception: What it has raised on this one.
-        """
-        if self._shards is None:
-            return action()
-        return self._shards.do(action, self.doing, CheckpointError)
+        """The result of an action of all ranks. If it fails on one, it raises on all: CheckpointError on the others."""
+        return action() if self._shards is None else self._shards.do(action, self._operation, CheckpointError)

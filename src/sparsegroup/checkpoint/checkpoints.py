@@ -11,16 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.artifact.chain import chain_of, verified_chain
 from sparsegroup.artifact.file_facts import check_size
 from sparsegroup.artifact.whole_folder import remove_folder, remove_leftovers
+from sparsegroup.checkpoint.checkpoint_content import LoadResult, load_checkpoint
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, CheckpointManifest
 from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
-from sparsegroup.checkpoint.training_state import (
-    LoadResult,
-    Optimizers,
-    is_tracked,
-    load_checkpoint,
-    save_checkpoint,
-)
+from sparsegroup.checkpoint.training_state import Optimizers, are_tracked, save_checkpoint
 
 _NAME = "step-{:012d}"
 _NAMES = re.compile(r"step-\d{12}")
@@ -33,12 +28,12 @@ class Checkpoints:
     those before them; when the changes together outweigh the base, all rows are written again.
 
     Args:
-        folder: Is made with the first one.
-        keep: How many to keep, ≥ 1: the last ones, and what they are changes to.
-        incremental: Whether to write changes. If not, each holds all rows.
+        folder: Created with the first checkpoint.
+        keep: How many to keep, ≥ 1: the last ones, and those whose changes they build on.
+        incremental: Whether to write changes only. If not, each checkpoint holds all rows.
 
     Attributes:
-        pinned: Step of one that is kept however old it is: the best so far, say. None for none.
+        pinned: Step of a checkpoint to keep however old it is, such as the best so far; or None.
         skipped: Why `latest` passed over newer ones.
 
     Raises:
@@ -72,11 +67,11 @@ class Checkpoints:
         self._chain: list[tuple[Path, CheckpointManifest]] = []
 
     def paths(self) -> list[Path]:
-        """Those that there are, the oldest first, whole or damaged."""
+        """All checkpoints, the oldest first, whole or damaged."""
         return sorted(path for path in self.folder.glob("step-*") if _NAMES.fullmatch(path.name) and path.is_dir())
 
     def of_step(self, step: int) -> Path:
-        """The path of the one of a step, whether it is there or not."""
+        """The path of the checkpoint of a step, whether it exists or not."""
         return self.folder / _NAME.format(step)
 
     def save(
@@ -89,26 +84,30 @@ class Checkpoints:
         extra: Any = None,
         whole: bool = False,
     ) -> Path:
-        """Write one more, and remove those that are not to be kept.
+        """Write another checkpoint, and remove those that `keep` doesn't cover.
 
         Args:
-            step: The training step; later ones are larger.
+            step: The training step, larger than those before.
             model, optimizer, scheduler, extra: See `save_checkpoint`.
             whole: Write all rows, whatever has changed.
 
+        Returns:
+            The new folder.
+
         Raises:
-            CheckpointError, OSError: See `save_checkpoint`, and where one of a later step is there. All stay.
+            CheckpointError, OSError: See `save_checkpoint`; also if a checkpoint of this step or a later one exists.
+                All of them remain.
         """
-        folder, ranks = self.of_step(step), CheckpointRanks.of(model, "writing a checkpoint")
+        folder, ranks = self.of_step(step), CheckpointRanks(model, "writing a checkpoint")
         ranks.do(lambda: None if ranks.rank else self._make_way(step))
-        follows = self._chain[-1] if self._chain and self.incremental and not whole else None
-        if follows is None or not self._is_worth_following() or not is_tracked(model, follows[1].id):
-            follows = None
-        if not ranks.agree_on(None if follows is None else follows[1].id):
-            follows = None
-        if follows is None:
+        last = self._chain[-1] if self._chain and self.incremental and not whole else None
+        if last is not None and not (self._is_worth_following() and are_tracked(ranks, last[1].id)):
+            last = None
+        if not ranks.agree_on(None if last is None else last[1].id):
+            last = None
+        if last is None:
             self._chain = []
-        parent = None if follows is None else follows[0]
+        parent = None if last is None else last[0]
         manifest = save_checkpoint(
             folder, model, optimizer, scheduler, step=step, extra=extra, parent=parent, track=self.incremental
         )
@@ -119,9 +118,9 @@ class Checkpoints:
     def load(
         self, path: Path, model: nn.Module, optimizer: Optimizers = None, scheduler: LRScheduler | None = None
     ) -> LoadResult:
-        """Load one of them, to go on from it: the next one may hold only what has changed since.
+        """Load a checkpoint to continue from: the next one holds only what has changed since.
 
-        What other ranks have written is not followed by changes: the next one then holds all rows.
+        If other ranks have written it, the next one holds all rows.
 
         Args:
             path: As `latest` gave it.
@@ -134,61 +133,8 @@ class Checkpoints:
         self._chain = chain_of(path, CHECKPOINT)
         return loaded
 
-    def tidy(self) -> None:
-        """Remove what a `save` that was cut off when its checkpoint was in place has left."""
-        remove_leftovers(self.folder)
-        self._prune()
-
-    def _is_worth_following(self) -> bool:
-        base, *changes = [manifest for _, manifest in self._chain]
-        return bool(base.tables) and sum(manifest.bytes for manifest in changes) <= base.bytes
-
-    def _make_way(self, step: int) -> None:
-        """Remove what was left by one that was cut off, and damaged ones of later steps."""
-        remove_leftovers(self.folder)
-        for path in self.paths():
-            if path.name >= self.of_step(step).name:
-                self._give_way(path, step)
-
-    def _give_way(self, path: Path, step: int) -> None:
-        try:
-            verified_chain(path, CHECKPOINT)
-        except CheckpointError:
-            remove_folder(path)
-        else:
-            raise CheckpointError(f"{path}: is there already, and step {step:,} does not come after it")
-
-    def _prune(self) -> None:
-        """Remove what is older than all that is kept; a damaged one stays until then, for someone to look at.
-
-        Those whose files are missing or too short, or whose chain does not fit together, are not counted.
-        """
-        parents: dict[str, str | None] = {}
-        for path in self.paths():
-            with suppress(CheckpointError):
-                for folder, manifest in chain_of(path, CHECKPOINT):
-                    for name, facts in manifest.files.items():
-                        check_size(folder / name, facts, CheckpointError)
-                parents[path.name] = None if manifest.parent is None else PurePosixPath(manifest.parent.path).name
-        wanted: set[str] = set()
-        pinned = [] if self.pinned is None else [self.of_step(self.pinned).name]
-        for name in sorted(parents)[-self.keep :] + pinned:
-            ancestor: str | None = name
-            while ancestor is not None and ancestor not in wanted:
-                wanted.add(ancestor)
-                ancestor = parents.get(ancestor)
-        if len(wanted & parents.keys()) < self.keep:
-            return
-        oldest = sorted(parents)[-self.keep]
-        for path in reversed(self.paths()):  # what is built on goes last
-            if path.name not in wanted and path.name < oldest:
-                remove_folder(path)
-
     def latest(self) -> Path | None:
-        """The newest one whose files are all as they were written; None if there is none.
-
-        Why newer ones were passed over is in `skipped`.
-        """
+        """The newest checkpoint whose files are all as they were written, or None; `skipped` says what is newer."""
         self.skipped = []
         for path in reversed(self.paths()):
             try:
@@ -198,3 +144,51 @@ class Checkpoints:
             else:
                 return path
         return None
+
+    def tidy(self) -> None:
+        """Remove what was left by a `save` that was cut off after its checkpoint was in place."""
+        remove_leftovers(self.folder)
+        self._prune()
+
+    def _is_worth_following(self) -> bool:
+        base, *changes = [manifest for _, manifest in self._chain]
+        return bool(base.tables) and sum(manifest.bytes for manifest in changes) <= base.bytes
+
+    def _make_way(self, step: int) -> None:
+        """Remove leftovers, and damaged checkpoints of this step and later ones; raise if one of these is whole."""
+        remove_leftovers(self.folder)
+        for path in self.paths():
+            if path.name < self.of_step(step).name:
+                continue
+            try:
+                verified_chain(path, CHECKPOINT)
+            except CheckpointError:
+                remove_folder(path)
+            else:
+                raise CheckpointError(f"{path}: is there already, and step {step:,} does not come after it")
+
+    def _prune(self) -> None:
+        """Remove what is older than all that is kept; until then a damaged one remains, for someone to look at.
+
+        Only checkpoints whose files have their sizes and whose chain fits together are counted.
+        """
+        parents: dict[str, str | None] = {}
+        for path in self.paths():
+            with suppress(CheckpointError):
+                for folder, manifest in chain_of(path, CHECKPOINT):
+                    for name, facts in manifest.files.items():
+                        check_size(folder / name, facts, CheckpointError)
+                parents[path.name] = None if manifest.parent is None else PurePosixPath(manifest.parent.path).name
+        pinned = [] if self.pinned is None else [self.of_step(self.pinned).name]
+        needed: set[str] = set()
+        for name in sorted(parents)[-self.keep :] + pinned:
+            ancestor: str | None = name
+            while ancestor is not None and ancestor not in needed:
+                needed.add(ancestor)
+                ancestor = parents.get(ancestor)
+        if len(needed & parents.keys()) < self.keep:
+            return
+        oldest = sorted(parents)[-self.keep]
+        for path in reversed(self.paths()):  # a base after the changes to it
+            if path.name not in needed and path.name < oldest:
+                remove_folder(path)

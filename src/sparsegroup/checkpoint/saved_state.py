@@ -1,9 +1,10 @@
-"""What a checkpoint's `state` holds, as `save_checkpoint` makes it: its parts and their types."""
+"""All that a checkpoint holds except the rows of tables: saving fills this, loading checks against it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, AnyReal, Key
@@ -11,23 +12,16 @@ from sparsegroup.artifact.validation import STRICT, AnyReal, Key
 
 @dataclass(frozen=True)
 class SavedOptimizer:
-    """An optimizer's state without the rows of tables.
-
-    Attributes:
-        kind: What it is told by.
-        param_groups, state: As a state dict has them.
-        generator: The state of its generator, where it has one.
-    """
+    """A state dict without the rows of tables; `kind` is the rule's name, or the class of torch's own."""
 
     kind: str
     param_groups: list[dict[str, Any]]
     state: Mapping[Any, Any]
-    generator: Tensor | None
 
 
 @dataclass(frozen=True)
 class SavedRng:
-    """The states of torch's, NumPy's and Python's generators; see `rng_state`."""
+    """The states of torch's, NumPy's and Python's global generators."""
 
     torch: Tensor
     cuda: list[Tensor]
@@ -37,7 +31,7 @@ class SavedRng:
 
 @dataclass(frozen=True)
 class SavedRank:
-    """What each of several ranks has of its own: the states of its generators, and of its optimizers'."""
+    """The random numbers of a rank: its global generators, and each optimizer's where it has one."""
 
     rng: SavedRng
     generators: list[Tensor | None]
@@ -45,22 +39,18 @@ class SavedRank:
 
 @dataclass(frozen=True)
 class SavedState:
-    """All but the rows.
-
-    Attributes:
-        model: The state dict.
-        optimizers, rng: As above.
-        scheduler, scheduler_kind: The scheduler's state dict and class; None without one.
-        extra: What was given to be kept.
-        ranks: What each rank has of its own; None where one has written alone.
-    """
+    """State dicts of the model, its optimizers and the scheduler, the random numbers of each rank, and `extra`."""
 
     __pydantic_config__: ClassVar = STRICT
 
     model: dict[str, Any]
     optimizers: list[SavedOptimizer]
-    rng: SavedRng
     scheduler: dict[str, Any] | None
     scheduler_kind: str | None
+    ranks: Annotated[list[SavedRank], Field(min_length=1)]
     extra: Any
-    ranks: list[SavedRank] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same in dictionaries and lists; nothing is copied."""
+        ranks = [{"rng": vars(rank.rng), "generators": rank.generators} for rank in self.ranks]
+        return {**vars(self), "optimizers": [vars(one) for one in self.optimizers], "ranks": ranks}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
-from sparsegroup.checkpoint.checkpoint_content import kept_state
+from sparsegroup.checkpoint.checkpoint_content import saved_state
 from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_trained
@@ -99,11 +99,11 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
-    kept = kept_state(checkpoint)
-    extra = RunExtra.of(kept["extra"], checkpoint)
+    saved = saved_state(checkpoint)
+    extra = RunExtra.of(saved.extra, checkpoint)
     config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns
     try:
-        parts = {name.partition(".")[::2]: weight for name, weight in kept["model"].items()}
+        parts = {name.partition(".")[::2]: weight for name, weight in saved.model.items()}
         check_network_shapes(
             config, columns, {name: weight for (part, name), weight in parts.items() if part == "network"}
         )

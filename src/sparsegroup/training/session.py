@@ -15,7 +15,7 @@ import torch.distributed as dist
 from sparsegroup.artifact.folder_lock import FolderLock
 from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.checkpoint.checkpoint_content import kept_state
+from sparsegroup.checkpoint.checkpoint_content import saved_state
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, RankFigures, Summary
@@ -194,7 +194,7 @@ class Session:
                 raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
         extra = None
         if latest is not None:
-            extra = RunExtra.of(kept_state(latest)["extra"], latest)
+            extra = RunExtra.of(saved_state(latest).extra, latest)
             check_settings(folder, config, extra)
         model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
