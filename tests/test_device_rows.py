@@ -56,7 +56,7 @@ class DeviceModel(RowModel):
     def begin(self, before: int, weights: Float32s) -> None:
         """As the table does: only the weights of new rows are written."""
         numbers = torch.arange(before, before + len(weights), device=DEVICE)
-        self.rows.set_weights(numbers, torch.tensor(weights, device=DEVICE))
+        self.rows.scatter(numbers, torch.tensor(weights, device=DEVICE))
 
     def lay_out(self) -> dict[str, float]:
         initial = LAYOUTS[self.rng.integers(len(LAYOUTS))]
@@ -94,7 +94,7 @@ def test_no_rows_are_no_special_case() -> None:
     rows.set_initial({"u": 1.0, "sum": 2.0}, 0)
     rows.compact(none.astype(np.bool_))
     rows = rows.relaid(ADAM, 0)
-    rows.set_weights(torch.tensor(none, device=DEVICE), torch.tensor(empty, device=DEVICE))
+    rows.scatter(torch.tensor(none, device=DEVICE), torch.tensor(empty, device=DEVICE))
     assert rows.bytes(0) == 0
     assert rows.read("u", none).shape == (0, 3)
     assert rows.read_whole(none).shape == (0, 12)
@@ -113,7 +113,7 @@ def test_rows_that_may_not_be_written_to_and_rows_in_any_order_are_taken() -> No
     rows.write("sum", numbers, values)
     np.testing.assert_array_equal(rows.read("sum", np.arange(9)), values[::-1])
     by_columns = torch.tensor(numbered(3, 9), device=DEVICE).T
-    rows.set_weights(torch.arange(9, device=DEVICE).repeat_interleave(2)[::2], by_columns)
+    rows.scatter(torch.arange(9, device=DEVICE).repeat_interleave(2)[::2], by_columns)
     every_second = torch.arange(9, device=DEVICE)[::2]
     assert rows.gather(every_second).equal(by_columns[::2])
 
@@ -165,7 +165,7 @@ def test_row_numbers_may_exceed_32_bits() -> None:
     rows.shift = 40
     rows._addresses = rows._addresses - (1 << 33) * rows.row_bytes  # so that these rows are those four
     rows.write("u", far, numbered(4, 3))
-    rows.set_weights(torch.tensor(far, device=DEVICE), torch.tensor(numbered(4, 3) + 12, device=DEVICE))
+    rows.scatter(torch.tensor(far, device=DEVICE), torch.tensor(numbered(4, 3) + 12, device=DEVICE))
     np.testing.assert_array_equal(rows.read_whole(far)[:, :6], np.hstack([numbered(4, 3) + 12, numbered(4, 3)]))
 
 

@@ -27,20 +27,10 @@ _PIECE_BYTES = 64 << 20
 
 
 class DeviceRows(Rows):
-    """Rows of `dim` numbers per part, on a device.
+    """Rows on a device: a GPU, or the CPU for Triton's interpreter.
 
-    Args:
-        dim: Length of a part.
-        dtype: That of the weights: float32, bfloat16 or float16.
-        device: A GPU, or the CPU for Triton's interpreter.
-        initial: The parts after the weights: name → value of a new row's elements.
-        state_dtype: That of these parts: float32 or bfloat16.
-        page_bytes: The most that a page of several rows has.
-
-    Attributes:
-        dtype: float32, whatever is stored.
-        weight_dtype: That of the weights in memory.
-        row_bytes: From row to row.
+    `dtype` is that of the weights in memory: float32, bfloat16 or float16; `state_dtype` is float32 or bfloat16. Both
+    are read and written as float32. A page of several rows has at most `page_bytes`.
     """
 
     def __init__(
@@ -96,35 +86,29 @@ class DeviceRows(Rows):
             self.dim,
         )
 
-    # On the device
+    def gather(self, rows: Tensor, part: str = WEIGHT) -> Tensor:
+        """A part of some rows, `[n, dim]` as it is stored; zeros where one of `rows`, `[n]`, is negative."""
+        return launch_rows.gather(self.layout(), rows.contiguous(), *self._place(part))
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """The weights of some rows, `[n, dim]` in `dtype`; zeros where one of `rows`, `[n]`, is negative."""
-        return self._gather(WEIGHT, rows)
-
-    def set_weights(self, rows: Tensor, values: Tensor) -> None:
-        """Set the weights of distinct `rows`, `[n]`, to `values`, `[n, dim]` of any of the weights' dtypes."""
-        self._scatter(WEIGHT, rows, values)
-
-    # To and from the host
+    def scatter(self, rows: Tensor, values: Tensor, part: str = WEIGHT) -> None:
+        """Set a part of distinct `rows`, `[n]`, to `values`, `[n, dim]` of any of the weights' dtypes."""
+        launch_rows.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
 
     def read(self, part: str, rows: Int64s) -> Float32s:
         out = np.empty((len(rows), self.dim), np.float32)
         for piece in pieces_of(len(rows), 4 * self.dim, 0, _PIECE_BYTES):
-            out[piece] = self._gather(part, self._on_device(rows[piece])).float().cpu().numpy()
+            out[piece] = self.gather(self._on_device(rows[piece]), part).float().cpu().numpy()
         return out
 
     def write(self, part: str, rows: Int64s, values: npt.NDArray[Any]) -> None:
         for piece in pieces_of(len(rows), 4 * self.dim, 0, _PIECE_BYTES):
-            self._scatter(part, self._on_device(rows[piece]), self._on_device(np.asarray(values[piece], np.float32)))
+            self.scatter(self._on_device(rows[piece]), self._on_device(np.asarray(values[piece], np.float32)), part)
 
     def part_dtype(self, part: str) -> torch.dtype:
         return self._place(part)[0]
 
     def part_bytes(self, part: str) -> int:
         return self.dim * self._place(part)[0].itemsize
-
-    # Of many rows
 
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
         spans = self._spans(first, last)
@@ -189,12 +173,6 @@ class DeviceRows(Rows):
         released = self.bytes(count) - (self.row_bytes << self.shift)
         pages = 1 - (released - other.bytes(count)) // size
         other.reserve(min(max(pages, 1) << other.shift, count))
-
-    def _gather(self, part: str, rows: Tensor) -> Tensor:
-        return launch_rows.gather(self.layout(), rows.contiguous(), *self._place(part))
-
-    def _scatter(self, part: str, rows: Tensor, values: Tensor) -> None:
-        launch_rows.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.tensor(np.ascontiguousarray(array), device=self.device)

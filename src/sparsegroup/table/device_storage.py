@@ -48,7 +48,7 @@ class DeviceStorage(RowStorage):
         while self._waiting:
             first, starts = self._waiting[0]
             (values,) = self._transfer.send(starts)
-            self._rows.set_weights(torch.arange(first, first + len(starts), device=self.config.device), values)
+            self._rows.scatter(torch.arange(first, first + len(starts), device=self.config.device), values)
             self._waiting.pop(0)
         return self._rows
 

@@ -17,17 +17,11 @@ _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MA
 
 
 class MappedPages:
-    """Zeroed pages whose addresses never change.
+    """Zeroed pages whose addresses never change; `addresses`, `[pages]` int64, is replaced when their number does.
 
     The operating system hands out a page's memory piece by piece when it is first written, so that a page too many
-    costs nothing.
-
-    Args:
-        page_bytes: Size of a page.
-        huge: Ask for huge pages (Linux, madvise): a lookup then misses the address cache once, not twice.
-
-    Attributes:
-        addresses: `[pages]` int64; replaced, not changed, when the number of pages does.
+    costs nothing. With `huge` it is asked for huge pages (Linux, madvise): a lookup then misses the address cache once,
+    not twice.
     """
 
     def __init__(self, page_bytes: int, huge: bool) -> None:
@@ -46,10 +40,9 @@ class MappedPages:
         return _HUGE if self.huge else mmap.PAGESIZE
 
     def reserve(self, size: int, soon: int = 0) -> None:
-        """Have pages for the first `size` bytes; `soon` bytes after them are about to be written, see `prefault`.
+        """Have pages for the first `size` bytes, or raise MemoryError; then nothing has changed.
 
-        Raises:
-            MemoryError: The system has no more for the first; nothing has changed.
+        The `soon` bytes after them are about to be written: a helper thread prefaults what there is memory for.
         """
         wanted = -(-size // self.page_bytes)
         if wanted > len(self):
@@ -64,11 +57,7 @@ class MappedPages:
         return size + -size % self.unit
 
     def resize(self, count: int) -> None:
-        """Make it `count` pages: new ones are zero, the last ones are given back.
-
-        Raises:
-            MemoryError: The system has no more; nothing has changed.
-        """
+        """Make it `count` pages; see `reserve`. New ones are zero, the last ones are given back."""
         mappings, addresses = self._mappings[:count], list(self.addresses[:count])
         while len(mappings) < count:
             mapping, address = self._map()

@@ -263,17 +263,9 @@ class RowStorage(ABC):
     def read_gradient(
         self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
     ) -> RowGradient:
-        """A sparse gradient as `step` will take it.
+        """A sparse COO gradient as `step` takes it; with `sums`, each row once. IndexError for a row that there is not.
 
-        Args:
-            gradient: COO, with or without a graph. With one, a Hessian follows, in the order of coalesced rows.
-            lines: What travelled with it.
-            num_rows: Counts the rows.
-            where: For messages.
-            sums: Whether each row must appear once.
-
-        Raises:
-            IndexError: A row that the table does not have.
+        Where the gradient has a graph, a Hessian follows, in the order of coalesced rows.
         """
         distinct = lines is not None and lines.are_distinct
         if gradient.requires_grad or ((sums or self.sums_gradients) and not distinct):
