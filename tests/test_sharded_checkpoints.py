@@ -85,6 +85,12 @@ def on(ranks: Ranks, count: int, function: Any, *arguments: Any) -> tuple[dict[i
     return joined(ranks.call(function, *arguments) if count else [function(*arguments)])
 
 
+def test_a_key_stays_on_its_rank_from_version_to_version() -> None:
+    keys = np.arange(1000)
+    assert np.bincount(Routing(3).ranks_of(keys)).tolist() == [336, 315, 349]
+    assert not Routing(1).ranks_of(keys).any()
+
+
 @pytest.mark.parametrize("incremental", [False, True], ids=["whole", "incremental"])
 @pytest.mark.parametrize("before", range(5))
 def test_any_number_of_ranks_reads_what_any_other_has_written(

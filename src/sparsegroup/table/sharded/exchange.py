@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -53,14 +54,12 @@ def attempt(action: Callable[[], Result]) -> tuple[Result | None, Exception | No
 
 @dataclass
 class _Group:
-    """What is known of a group of ranks; it must not refer to the group, whose end is its own.
+    """State shared by all users of a group of ranks; it does not refer to the group, or that would never end.
 
     Attributes:
-        tables: How many tables have been made on it.
-        operations: How many operations have begun.
+        tables, operations: How many tables have been made on it, and operations started.
         failure: Why nothing can be exchanged any more; empty while it can.
-        thread: Does what is submitted.
-        last: What was submitted last.
+        thread, last: Runs what is submitted, and the last of that.
         tables_group: The group of the tables of the whole world.
     """
 
@@ -75,61 +74,57 @@ class _Group:
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, _Group] = WeakKeyDictionary()
 
 
-def _known(group: dist.ProcessGroup) -> _Group:
+def _state_of(group: dist.ProcessGroup) -> _Group:
     if group not in _GROUPS:
         _GROUPS[group] = _Group()
     return _GROUPS[group]
 
 
 def group_of_tables(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The group in which the tables of a group exchange: a separate one for the whole world, which others use too.
+    """The group in which tables exchange: a separate one for the whole world, which others use too.
 
     All ranks have to call it when they make the first table.
     """
     if group is not dist.group.WORLD:
         return group
-    known = _known(group)
-    if known.tables_group is None:
-        known.tables_group = dist.new_group(backend=dist.get_backend_config(group), timeout=_timeout_of(group))
-    return known.tables_group
+    state = _state_of(group)
+    if state.tables_group is None:
+        state.tables_group = dist.new_group(backend=dist.get_backend_config(group), timeout=_timeout_of(group))
+    return state.tables_group
 
 
 class Collectives:
-    """The collective operations of a group of ranks. All ranks call them in the same order.
+    """The collective operations of a group of ranks. All ranks call them in the same order, and nothing else uses it.
 
     Each begins with a header of fixed size, in which every rank names the operation to all others and reports whether
     it has failed. So ranks that call different operations notice it before any content is sent, and an error of one
-    rank is raised on all of them.
-
-    Args:
-        group: The ranks. Nothing else may use the group while they exchange.
-        name: The first word of messages.
+    rank is raised on all of them: of the same kind if `_KINDS` has it, or of the `kind` that the caller names.
 
     Attributes:
-        group, name: As above.
+        group, name: The ranks, and the first word of messages.
         ranks, rank: How many ranks there are, and the number of this one.
-        device: Where numbers of the host are exchanged: there, or on a GPU where the group has no way to do that.
+        device: Where numbers of the host are exchanged: there, or on a GPU if the group cannot do that.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group, self.name = group, name
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.device = torch.device("cpu" if "cpu:" in dist.get_backend_config(group) else "cuda")
-        self._known = _known(group)
+        self._state = _state_of(group)
         schedule_receivers()
 
     # Order
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
         """Let the group's thread call a function after all that was submitted before."""
-        submitted = self._known.last = self._known.thread.submit(function, *arguments)
+        submitted = self._state.last = self._state.thread.submit(function, *arguments)
         return submitted
 
     def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function after all that was submitted before."""
-        last = self._known.last
+        last = self._state.last
         if last is None or last.done():
-            self._known.last = None
+            self._state.last = None
             return function(*arguments)
         return self.submit(function, *arguments).result()
 
@@ -143,45 +138,29 @@ class Collectives:
         error: Exception | None = None,
         kind: type[Exception] | None = None,
     ) -> tuple[list[int], list[list[int]]]:
-        """Let all ranks agree that they are in the same operation and that none has failed.
+        """Let all ranks agree that they are in the same operation, `what`, and that none has failed with an `error`.
 
-        Args:
-            what: Names the operation, the same on all ranks.
-            counts: `[ranks]`, lines that this rank is about to send to each.
-            numbers: At most six, for all ranks.
-            error: Why this rank cannot take part.
-            kind: The class of the error that is raised where another rank has failed; None: that of its error.
-
-        Returns:
-            How many lines each rank is about to send to this one, and the numbers of each rank.
-
-        Raises:
-            ExchangeError: The ranks are in different operations, or one does not answer.
-            Exception: `error`, and on the other ranks one of the same kind.
+        `counts` `[ranks]` are the lines that this rank is about to send to each, `numbers` at most six for all ranks.
+        Gives the lines that each rank is about to send to this one, and the numbers of each rank.
         """
         if self.ranks == 1:
             if error is not None:
                 raise error
             return [0] if counts is None else counts.tolist(), [list(numbers)]
-        known = self._known
-        known.operations += 1
-        own = [0, known.operations, crc32(what.encode()), int(error is not None), *numbers]
+        self._state.operations += 1
+        own = [0, self._state.operations, crc32(what.encode()), int(error is not None), *numbers]
         header = np.zeros((self.ranks, _HEADER), np.int64)
         header[:, : len(own)] = own
         if counts is not None:
             header[:, 0] = counts
-        sent = torch.from_numpy(header).to(self.device)
-        received = torch.empty_like(sent)
-        with self._operation(what):
-            dist.all_to_all_single(received, sent, group=self.group)
-            found: list[list[int]] = received.tolist()
+        found: list[list[int]] = self._all_to_all(header, what).tolist()
         if any(line[1:4] != [*own[1:3], 0] for line in found):
             self._raise(what, error, kind)
         return [line[0] for line in found], [line[4 : len(own)] for line in found]
 
     def _raise(self, what: str, error: Exception | None, kind: type[Exception] | None) -> NoReturn:
         """Raise the same error on all ranks: that of the first one that has failed, or that they have parted."""
-        own = ["", "", f"operation {self._known.operations:,}, {what!r}"]
+        own = ["", "", f"operation {self._state.operations:,}, {what!r}"]
         if error is not None:
             names = [one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS]
             message = f"{type(error).__name__}: {error}".replace(_SEPARATOR, " ")
@@ -204,40 +183,35 @@ class Collectives:
 
     def _known_to_all(self, error: Exception) -> Exception:
         """The error, marked: all ranks of this group raise it, so that none reports it to the others again."""
-        vars(error).setdefault("_known_to", []).append(self._known)
+        vars(error).setdefault("_known_to", []).append(self._state)
         return error
 
     def is_known_to_all(self, error: Exception) -> bool:
         """Whether all ranks of this group raise the error already."""
-        return any(one is self._known for one in vars(error).get("_known_to", ()))
+        return any(one is self._state for one in vars(error).get("_known_to", ()))
 
     def _texts(self, own: str, what: str) -> list[str]:
         """A text of each rank; long ones are cut."""
         sent = np.zeros((self.ranks, _TEXT_BYTES), np.uint8)
         text = np.frombuffer(own.encode()[:_TEXT_BYTES], np.uint8)
         sent[:, : len(text)] = text
-        lines = torch.from_numpy(sent).to(self.device)
-        received = torch.empty_like(lines)
+        received = self._all_to_all(sent, what)
+        return [line.tobytes().rstrip(b"\0").decode(errors="ignore") for line in received.numpy()]
+
+    def _all_to_all(self, lines: npt.NDArray[Any], what: str) -> Tensor:
+        """The line `[n]` of each rank for this one, `[ranks, n]` on the host; `lines` are those of this rank."""
+        sent = torch.from_numpy(lines).to(self.device)
+        received = torch.empty_like(sent)
         with self._operation(what):
-            dist.all_to_all_single(received, lines, group=self.group)
-        return [line.tobytes().rstrip(b"\0").decode(errors="ignore") for line in received.cpu().numpy()]
+            dist.all_to_all_single(received, sent, group=self.group)
+            return received.cpu()
 
     # Content
 
     def swapped(self, values: Tensor, sent: Sequence[int], got: Sequence[int], what: str) -> Tensor:
-        """What all ranks have sent to this one, in the order of ranks, after they have met.
+        """What all ranks have sent to this one, `[Σ got, …]`, in the order of ranks, after they have met.
 
-        Args:
-            values: `[n, …]`, those for rank 0 first.
-            sent: `[ranks]`, how many lines go to each.
-            got: `[ranks]`, how many lines this rank receives from each.
-            what: Names the operation.
-
-        Returns:
-            `[Σ got, …]`.
-
-        Raises:
-            ExchangeError: A rank does not answer.
+        `values` `[n, …]` has those for rank 0 first; `sent` and `got` `[ranks]` count the lines to and from each.
         """
         if self.ranks == 1:
             return values
@@ -249,12 +223,12 @@ class Collectives:
     def total(
         self, numbers: Numbers, what: str, error: Exception | None = None, kind: type[Exception] | None = None
     ) -> list[int]:
-        """The sums over all ranks of at most six int64 numbers; see `meet`."""
+        """The sums over all ranks of at most six int64 numbers."""
         _, of_all = self.meet(what, numbers=[int(number) for number in numbers], error=error, kind=kind)
         return [sum(column) for column in zip(*of_all, strict=True)]
 
     def norm(self, own: Tensor, order: float) -> Tensor:
-        """The p-norm, p being `order`, of vectors of which each rank has a part; by the 0-d norm of its own."""
+        """The p-norm, p being `order`, of a vector of which each rank has a part; `own` is the 0-d norm of that."""
         if self.ranks == 1:
             return own
         bits = np.float64(own.item()).view(np.int64)
@@ -274,23 +248,19 @@ class Collectives:
         return total
 
     def of_all(self, own: list[Any], what: str) -> list[Any]:
-        """The lists of all ranks, one after the other. They are pickled; see `meet`."""
+        """The lists of all ranks, which are pickled, one after the other."""
         if self.ranks == 1:
             return own
         data, error = attempt(lambda: pickle.dumps(own))
         data = data or b""
         sizes, _ = self.meet(what, np.full(self.ranks, len(data)), error=error)
-        lines = torch.zeros(max(sizes), dtype=torch.uint8)
-        lines[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        lines = lines.to(self.device)
-        received = [torch.empty_like(lines) for _ in sizes]
-        with self._operation(what):
-            dist.all_gather(received, lines, group=self.group)
-        parts = [pickle.loads(part[:size].cpu().numpy().tobytes()) for part, size in zip(received, sizes, strict=True)]
-        return [one for part in parts for one in part]
+        lines = torch.frombuffer(bytearray(data * self.ranks), dtype=torch.uint8).to(self.device)
+        received = self.swapped(lines, [len(data)] * self.ranks, sizes, what).cpu()
+        parts = torch.split(received, sizes)
+        return [one for part in parts for one in pickle.loads(part.numpy().tobytes())]
 
     def from_first(self, value: Result, what: str) -> Result:
-        """The value of rank 0, which is pickled; those of other ranks are not looked at. See `meet`."""
+        """The value of rank 0, which is pickled; those of other ranks are ignored."""
         if self.ranks == 1:
             return value
         data, error = attempt(lambda: pickle.dumps(value)) if self.rank == 0 else (b"", None)
@@ -307,16 +277,16 @@ class Collectives:
 
     @contextmanager
     def _operation(self, what: str) -> Iterator[None]:
-        known = self._known
-        if known.failure:
-            raise ExchangeError(f"{self.name}: {what}: nothing can be exchanged any more: {known.failure}")
+        state = self._state
+        if state.failure:
+            raise ExchangeError(f"{self.name}: {what}: nothing can be exchanged any more: {state.failure}")
         try:
             yield
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
-            known.failure = f"rank {self.rank} of {self.ranks}, operation {known.operations:,}, {what!r}: {reason}"
+            state.failure = f"rank {self.rank} of {self.ranks}, operation {state.operations:,}, {what!r}: {reason}"
             raise ExchangeError(
-                f"{self.name}: {known.failure}. Another rank has ended or does not answer: see its own "
+                f"{self.name}: {state.failure}. Another rank has ended or does not answer: see its own "
                 "messages, and start all ranks again from a checkpoint"
             ) from error
 
@@ -329,16 +299,11 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
 
 
 def schedule_receivers(policy: int | None = None) -> int:
-    """Schedule the threads in which gloo receives so that they interrupt nobody.
+    """Schedule the threads in which gloo receives by an ordinary policy of sched(7), `os.SCHED_BATCH`; counts them.
 
     Such a thread requests its connection's lock without end while the sending thread has it. Where both share a core,
-    the sender would not run until the receiver's time slice is over, after 3 or 4 ms.
-
-    Args:
-        policy: One of the system's for ordinary threads; None: `os.SCHED_BATCH`, see sched(7).
-
-    Returns:
-        How many threads follow the policy now: none where the system does not list them (not Linux), or forbids it.
+    the sender would not run until the receiver's time slice is over, after 3 or 4 ms. There are none where the system
+    does not list threads (not Linux), or forbids it.
     """
     count = 0
     with suppress(AttributeError, OSError):
@@ -393,7 +358,7 @@ class KeyExchange:
 
 @dataclass(frozen=True)
 class Direction:
-    """Which lines go from where to where.
+    """Lines on their way between ranks.
 
     Attributes:
         carry: Sends lines `[Σ sent, dim]`, and gives the received ones, `[Σ got, dim]`.
@@ -430,22 +395,12 @@ class _Exchange(Function):
 
 
 class Shards:
-    """The ranks that a table lies on. All of them call each method, in the same order.
-
-    Args:
-        group: The ranks.
-        reduction: Whether gradients are averaged over them, or added up.
-        wire_dtype: In which vectors and gradients travel; None: as they are.
-        scratch_bytes: Working memory that is kept from one exchange to the next, at most.
-        described: What of the table must be the same on all ranks.
-
-    Raises:
-        TypeError: `group` is none, or one of others.
-        ValueError: More ranks than a table can lie on, or another argument out of range.
-        ExchangeError: Not all ranks make the same table.
+    """The ranks that a table lies on. All of them call each method, in the same order; see `Collectives`.
 
     Attributes:
-        group, reduction, wire_dtype: As above.
+        group: The ranks; what distinguishes them from those of other tables.
+        reduction: Whether gradients are averaged over them, or added up.
+        wire_dtype: The dtype in which vectors and gradients travel; None: their own.
         ranks, rank: How many ranks there are, and the number of this one.
         routing: Which rank has which key.
         traffic: What has been sent.
@@ -474,9 +429,9 @@ class Shards:
         self.routing = Routing(self.ranks)
         self.traffic = Traffic()
         self._sorter = Sorter(self.routing, scratch_bytes)
-        known = _known(self._collectives.group)
-        self._name = f"table {known.tables}"
-        known.tables += 1
+        state = _state_of(self._collectives.group)
+        self._name = f"table {state.tables}"
+        state.tables += 1
         self._run(self._collectives.meet, f"making {self._name}, {described}, {reduction}, wire_dtype={wire_dtype}")
 
     @property
@@ -496,16 +451,7 @@ class Shards:
     # Lookups
 
     def exchange_keys(self, keys: Int64s, purpose: str, error: Exception | None = None) -> KeyExchange:
-        """Send each rank those of `keys` `[n]` that belong to it.
-
-        Args:
-            keys: This rank's.
-            purpose: What for, in messages; the same on all ranks.
-            error: Why this rank cannot take part.
-
-        Raises:
-            ExchangeError, Exception: See `Collectives.meet`.
-        """
+        """Send each rank those of `keys` `[n]` that belong to it, for a `purpose` that is the same on all ranks."""
         with self.waiting():
             return self._run(self._exchange_keys, keys, purpose, error)
 
@@ -528,24 +474,16 @@ class Shards:
         return KeyExchange(own, received.cpu().numpy(), got, name)
 
     def agree(self, exchange: KeyExchange, numbers: Numbers, error: Exception | None) -> list[int]:
-        """Meet before vectors travel: gives the sums of some numbers over the ranks. See `Collectives.meet`."""
+        """Meet before vectors travel; gives the sums of some numbers over the ranks."""
         self.traffic.headers += self._collectives.header_bytes
         with self.waiting():
             return self._run(self._collectives.total, numbers, f"vectors of {exchange.name}", error)
 
     def vectors(self, vectors: Tensor, exchange: KeyExchange) -> Tensor:
-        """The vectors of the keys that this rank has sent, in their order, for those of the keys that it has received.
+        """The vectors `[distinct, dim]` of the keys that this rank has sent, for those `[m, dim]` that it has received.
 
-        Args:
-            vectors: `[m, dim]`, of the keys that it has received.
-            exchange: The keys, for whose vectors the ranks have met.
-
-        Returns:
-            `[distinct, dim]`, differentiable any number of times: gradients go back to where the vectors came from, and
-            are added up there in the order of ranks.
-
-        Raises:
-            ExchangeError: See `Collectives.meet`; also in backward.
+        The ranks have met for them. They are differentiable any number of times: gradients go back to where the vectors
+        came from, and are added up there in the order of ranks.
         """
         share = 1 / self.ranks if self.reduction == "mean" else 1.0
         direction = Direction(self._carry, exchange.counts, exchange.own.counts.tolist(), exchange.name, have_met=True)
@@ -559,9 +497,7 @@ class Shards:
     def values(self, values: Tensor, exchange: KeyExchange) -> Tensor:
         """The values that other ranks have for the keys that this rank has received, `[m, …]`.
 
-        Args:
-            values: `[n, …]`, this rank's, of its distinct keys in the order in which it gave them to `exchange_keys`.
-            exchange: That call's.
+        Its own, `[n, …]`, are of its distinct keys in the order in which it gave them to `exchange_keys`.
         """
         order = torch.from_numpy(exchange.own.inverse).long().argsort()
         return self._swapped(values[order], exchange.own.counts.tolist(), exchange.counts, "values")
@@ -589,17 +525,7 @@ class Shards:
     # Agreement
 
     def do(self, action: Callable[[], Result], what: str, kind: type[Exception] | None = None) -> Result:
-        """What an action gives, which all ranks carry out; it raises on all of them or on none.
-
-        Args:
-            action: Called in this thread, whose locks it may need.
-            what: Names it.
-            kind: See `Collectives.meet`.
-
-        Raises:
-            ExchangeError: See `Collectives.meet`.
-            Exception: What the action has raised here; where it has raised on another rank, see `Collectives.meet`.
-        """
+        """What an action gives, which all ranks carry out in their calling threads; it raises on all or on none."""
         result, error = attempt(action)
         if error is not None and self._collectives.is_known_to_all(error):  # an exchange in the action has raised it
             raise error
@@ -607,7 +533,7 @@ class Shards:
         return result  # type: ignore[return-value]
 
     def totals(self, numbers: Numbers, what: str) -> list[int]:
-        """See `Collectives.total`."""
+        """The sums of some numbers over the ranks."""
         return self._run(self._collectives.total, numbers, what)
 
     @property
@@ -616,11 +542,11 @@ class Shards:
         return RankPart(self.rank, self.ranks)
 
     def norm(self, own: Tensor, order: float) -> Tensor:
-        """See `sparsegroup.optim.stored.StoreRanks`."""
+        """The p-norm, p being `order`, of a vector of which each rank has a part, by the norm of its own."""
         return self._run(self._collectives.norm, own, order)
 
     def of_all(self, own: list[Any], what: str) -> list[Any]:
-        """See `sparsegroup.optim.stored.StoreRanks`."""
+        """The lists of all ranks, one after the other."""
         return self._run(self._collectives.of_all, own, what)
 
     def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -628,12 +554,12 @@ class Shards:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time that this takes as waiting."""
-        begun = perf_counter()
+        """Count the time inside as waiting."""
+        start = perf_counter()
         try:
             yield
         finally:
-            self.traffic.waited += perf_counter() - begun
+            self.traffic.waited += perf_counter() - start
 
 
 def check_not_sharded(reduction: Reduction, wire_dtype: torch.dtype | None) -> None:

@@ -36,12 +36,8 @@ class _Ahead:
 class ShardedLookup:
     """Looks keys up on all ranks of a table. All of them have to call each method, in the same order.
 
-    An error of one rank, such as a lack of memory, is reported to the others before they wait for that rank.
-
-    Args:
-        table: The rows of this rank.
-        shards: The ranks.
-        begins_dead: Whether fallback vectors learn from new keys, see `begin_dead`.
+    An error of one rank, such as a lack of memory, is reported to the others before they wait for that rank, and raised
+    on all. `begins_dead`: whether fallback vectors learn from new keys, see `begin_dead`.
     """
 
     def __init__(self, table: Table, shards: Shards, *, begins_dead: bool) -> None:
@@ -52,17 +48,10 @@ class ShardedLookup:
         return {**self.__dict__, "_ahead": None}  # a copy has not looked ahead
 
     def vectors(self, weight: StoredParameter, keys: Int64s, insert: bool) -> Tensor:
-        """The vectors of `keys`, `[n, dim]`, differentiable.
+        """The vectors of `keys`, `[n, dim]`, this rank's part of the batch, which may be empty.
 
-        Args:
-            weight: Gets the gradients of this rank's rows.
-            keys: `[n]` of this rank's part of the batch; may be empty.
-            insert: Whether new keys are admitted or not; the same on all ranks.
-
-        Raises:
-            RuntimeError: Others were looked up ahead; or as `Table.look_up`, on all ranks.
-            MemoryError: As `Table.look_up`, on all ranks.
-            ExchangeError: The ranks do not meet.
+        `weight` gets the gradients of this rank's rows. With `insert`, the same on all ranks, new keys are admitted or
+        not. Raises RuntimeError if other keys were looked up ahead, and what `Table.look_up` raises.
         """
         shards, table = self.shards, self.table
         is_again = insert and is_recomputation()
@@ -101,11 +90,9 @@ class ShardedLookup:
         return found[exchange.own.inverse]
 
     def assign(self, keys: Int64s, vectors: Tensor) -> None:
-        """Set the vectors `[n, dim]` of distinct keys, wherever their rows are.
+        """Set the vectors `[n, dim]` of distinct keys, wherever their rows are; see `Table.assign`.
 
-        Raises:
-            ValueError: Two ranks give the same key; nothing is changed.
-            RuntimeError, MemoryError: As `Table.assign`, on all ranks.
+        Raises ValueError if two ranks give the same key; nothing is changed then.
         """
         shards = self.shards
         exchange = shards.exchange_keys(keys, "assign()")

@@ -41,23 +41,7 @@ _buckets_kernel = kernel(_find_buckets, "the ranks of keys")
 
 @dataclass(frozen=True)
 class Routing:
-    """Which of some ranks has a key.
-
-    Attributes:
-        ranks: How many there are, 1 to `BUCKETS`.
-
-    Raises:
-        ValueError: Too many or too few.
-
-    Examples:
-        >>> import numpy as np
-        >>> from sparsegroup.table.sharded.routing import Routing
-        >>> keys = np.arange(1000)
-        >>> np.bincount(Routing(3).ranks_of(keys)).tolist()
-        [336, 315, 349]
-        >>> Routing(1).ranks_of(keys).any()
-        np.False_
-    """
+    """Which of `ranks` ranks, 1 to `BUCKETS`, has a key."""
 
     ranks: int
 
@@ -80,16 +64,12 @@ class Routing:
         return buckets_of(keys) * self.ranks // BUCKETS
 
     def as_plain(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
+        """Its description in a checkpoint."""
         return {"hash": HASH, "buckets": BUCKETS, "ranges": self.edges.tolist()}
 
     @classmethod
     def of_plain(cls, content: Mapping[str, Any]) -> "Routing":
-        """The one of which `as_plain` speaks.
-
-        Raises:
-            ValueError: There is none such.
-        """
+        """The routing with this description. Raises ValueError if there is none."""
         found = cls(len(content["ranges"]) - 1)
         if dict(content) != found.as_plain():
             raise ValueError(
@@ -110,16 +90,10 @@ def _sort_by_rank(
     keys: Any, seen: Any, mask: Any, factor: Any, distinct: Any, places: Any, owners: Any, ends: Any, outgoing: Any,
     inverse: Any,
 ) -> int:  # fmt: skip
-    """The distinct keys, sorted by their ranks, in `outgoing`, and the place there of each key. Gives their number.
+    """Write the distinct `keys` `[n]`, sorted by rank, into `outgoing`; gives their number.
 
-    Args:
-        keys: `[n]` int64.
-        seen: `[2**k]` int32, scratch memory for at least 2 n.
-        mask, factor: Secret of the scratch table's hash, uint64; `factor` is odd.
-        distinct, places, owners: `[n]` int64, scratch memory.
-        ends: `[ranks]` int64, out: where the keys of each rank end.
-        outgoing: `[n]` int64, out.
-        inverse: `[n]` int32, out.
+    `ends` `[ranks]` becomes where the keys of each rank end, and `inverse` `[n]` the place of each key in `outgoing`.
+    The rest is scratch memory: `seen` of 2**k ≥ 2n slots, hashed with `mask` and `factor`.
     """
     count = distinct_in_order(keys, seen, distinct, places, inverse, (mask, factor))
     ranks = len(ends)
@@ -151,7 +125,7 @@ class SendPlan:
     """The distinct keys of a batch, in the order of the ranks that they belong to.
 
     Attributes:
-        keys: `[distinct]`, those of rank 0 first; of one rank, in the order in which they came.
+        keys: `[distinct]`, those of rank 0 first; of one rank, in the order in which they appeared.
         counts: `[ranks]`, how many belong to each.
         inverse: `[n]`, the place among them of each key that was looked up.
     """
@@ -162,12 +136,7 @@ class SendPlan:
 
 
 class Sorter:
-    """Sorts keys by the ranks that they belong to.
-
-    Args:
-        routing: Says which.
-        scratch_bytes: Working memory that is kept for the next call, at most.
-    """
+    """Sorts keys by the ranks that they belong to; retains at most `scratch_bytes` of memory for the next call."""
 
     def __init__(self, routing: Routing, scratch_bytes: int) -> None:
         self.routing, self._scratch_bytes = routing, scratch_bytes
