@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sparsegroup.artifact.chain import chain_of, verified_chain
-from sparsegroup.artifact.manifest import FolderFormat, Manifest, Parent, Plain, facts_of_files
-from sparsegroup.artifact.whole_folder import remove_folder, remove_leftovers, whole_folder
+from sparsegroup.artifact.file_facts import facts_of_files
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, Parent, Plain
+from sparsegroup.artifact.whole_folder import atomic_folder, remove_folder, remove_leftovers
 
 
 class JarError(ValueError):
@@ -39,12 +40,12 @@ JARS = FolderFormat(
     manifest=Jar,
     error=JarError,
     migrations={2: relabelled, 3: in_grams},
-    missing=lambda folder: "no jar",
+    missing="no jar",
 )
 
 
 def write_jar(folder: Path, parent: Parent | None = None, **content: object) -> Jar:
-    with whole_folder(folder) as place:
+    with atomic_folder(folder) as place:
         (place / "jam").write_text("sweet")
         return JARS.write(place, Jar(parent=parent, files=facts_of_files(place), **{"label": "plum", **content}))  # type: ignore[arg-type]
 
@@ -57,7 +58,7 @@ def written_by_version(version: int, folder: Path) -> None:
         def as_plain(self) -> Plain:
             return {"name" if version == 2 else "label": "plum", "kilograms": 0.25}
 
-    earlier: FolderFormat[Earlier] = FolderFormat("jar", "jar.json", version, Earlier, JarError, {}, lambda _: "no jar")
+    earlier: FolderFormat[Earlier] = FolderFormat("jar", "jar.json", version, Earlier, JarError, "no jar")
     folder.mkdir()
     earlier.write(folder, Earlier())
 
@@ -102,7 +103,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 
 def half_a_jar(folder: Path) -> None:
-    with whole_folder(folder, replace=True) as place:
+    with atomic_folder(folder, replace=True) as place:
         (place / "jam").write_text("half")
         raise OSError("full")
 
@@ -115,7 +116,7 @@ def test_a_folder_that_fails_leaves_nothing_or_the_old_one(tmp_path: Path) -> No
         if not exists:
             write_jar(tmp_path / "jar")
     assert (tmp_path / "jar" / "jam").read_text() == "sweet"
-    with whole_folder(tmp_path / "jar", replace=True) as place:
+    with atomic_folder(tmp_path / "jar", replace=True) as place:
         (place / "jam").write_text("new")
     assert [path.name for path in (tmp_path / "jar").iterdir()] == ["jam"]
     (tmp_path / ".unfinished-x").mkdir()

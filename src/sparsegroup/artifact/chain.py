@@ -8,15 +8,9 @@ from sparsegroup.artifact.validation import shortened
 
 
 def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
-    """A folder behind those that it builds on: the first one builds on none.
+    """All that a folder builds on, the first of which builds on none, and the folder last.
 
-    Args:
-        folder: The last one.
-        of: Format of all of them.
-
-    Raises:
-        ValueError: It is of the format's class; one is missing, its manifest is damaged, or it is another one than the
-            folder after it builds on.
+    Raises the format's error if a folder is missing, its manifest is damaged, or it is not the one that was built on.
     """
     chain = [(folder, of.read(folder))]
     places = {folder.resolve()}
@@ -45,11 +39,7 @@ def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, An
 
 
 def verified_chain(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
-    """`chain_of` a folder, all of whose files are as they were written.
-
-    Raises:
-        ValueError: It is of the format's class; as `chain_of`, or a file is missing or damaged.
-    """
+    """`chain_of` a folder; also raises if a file of one of them is missing or damaged."""
     chain = chain_of(folder, of)
     for path, manifest in chain:
         manifest.check_files(path, of.error)

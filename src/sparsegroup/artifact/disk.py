@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, brought to the disk, and renamed.
+"""Files that are either whole or not there: written under a temporary name, synced to the disk, and renamed.
 
 All of it goes through `write`, `sync` and `rename`, so that tests can let the process die at each of them.
 """
@@ -16,24 +16,20 @@ import xxhash
 LONGEST_NAME = 255
 """Bytes that file systems allow a name."""
 
+_OF_RUST = re.compile(r"\(os error (\d+)\)")
 
-def beside(path: Path, prefix: str, suffix: str = "") -> Path:
-    """The place for what is to become `path`: its name with another before and after it, or, if too long, a digest."""
+
+def temporary_name(path: Path, prefix: str, suffix: str = "") -> Path:
+    """A neighbour of `path`, named by prefix, its name (a digest of it if too long) and suffix."""
     name = prefix + path.name + suffix
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = prefix + xxhash.xxh3_64(os.fsencode(path.name)).hexdigest() + suffix
     return path.with_name(name)
 
 
-_OF_RUST = re.compile(r"\(os error (\d+)\)")
-
-
 @contextmanager
-def named(path: object) -> Iterator[None]:
-    """While it lasts, an error of the system that names no file names this one.
-
-    Those that libraries in Rust (safetensors, polars) put into errors of their own are made errors of the system.
-    """
+def name_errors(path: object) -> Iterator[None]:
+    """Errors of the system that name no file name this one, also those that libraries in Rust raise as their own."""
     try:
         yield
     except ValueError:  # of this package, or of what was given
@@ -48,14 +44,14 @@ def named(path: object) -> Iterator[None]:
 
 
 @contextmanager
-def made_folder(folder: Path) -> Iterator[None]:
-    """A folder to write into, made if need be with those above it; what is empty of these goes again at an error."""
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+def new_folder(folder: Path) -> Iterator[None]:
+    """Create a folder, with those above it; if the block raises, those of them that are empty are removed."""
+    created = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        for empty in made:
+        for empty in created:
             with suppress(OSError):  # there is something in it
                 empty.rmdir()
         raise
@@ -63,10 +59,10 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 def write(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write all of `data` to an unbuffered file."""
-    left = memoryview(data).cast("B")
-    with named(file.name):
-        while len(left):
-            left = left[file.write(left) :]
+    remaining = memoryview(data).cast("B")
+    with name_errors(file.name):
+        while len(remaining):
+            remaining = remaining[file.write(remaining) :]
 
 
 def sync(path: Path) -> None:
@@ -78,25 +74,29 @@ def sync(path: Path) -> None:
             return
         raise
     try:
-        with named(path):
+        with name_errors(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Put `source` in the place of `target`, which may be a file that exists, but no folder; and keep it so."""
+    """Rename durably; a file may replace a file, but no folder."""
     source.replace(target)
     sync(target.parent)
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
-    """Let `make(temporary)` make a file, and put it in its place when it is on disk."""
+    """Let `make(temporary)` write a file, which takes its name `path` when it is on disk.
+
+    Raises:
+        OSError: The folder does not exist, the disk is full, or another error of the system. Nothing is left behind.
+    """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
-    temporary = beside(path, ".", ".tmp")
+    temporary = temporary_name(path, ".", ".tmp")
     try:
-        with named(path):
+        with name_errors(path):
             make(temporary)
         sync(temporary)
         rename(temporary, path)

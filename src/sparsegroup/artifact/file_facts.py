@@ -1,4 +1,4 @@
-"""What is written down of a file, to know it again."""
+"""Size and digest of a file: what a manifest records, to recognize the file by."""
 
 import stat
 from dataclasses import dataclass
@@ -13,50 +13,24 @@ _BLOCK = 8 << 20
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Size and digest of a file.
-
-    Attributes:
-        bytes: Its size.
-        xxh3_64: XXH3_64 of its bytes, 16 hexadecimal digits.
-    """
+    """Size of a file, and XXH3_64 of its bytes as 16 hexadecimal digits."""
 
     bytes: Count
     xxh3_64: str
 
 
-def checksum(path: Path) -> str:
-    """XXH3_64 of a file's bytes, 16 hexadecimal digits.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    digest, block = xxhash.xxh3_64(), bytearray(_BLOCK)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(memoryview(block)[:count])
-    return digest.hexdigest()
-
-
 def facts_of(path: Path) -> FileFacts:
-    """The facts of a file as it is now.
+    """The facts of a file as it is now."""
+    return FileFacts(path.stat().st_size, _checksum(path))
 
-    Raises:
-        OSError: The file cannot be read.
-    """
-    return FileFacts(path.stat().st_size, checksum(path))
+
+def facts_of_files(folder: Path) -> dict[str, FileFacts]:
+    """The facts of all files in a folder, by name."""
+    return {path.name: facts_of(path) for path in sorted(folder.iterdir())}
 
 
 def check_size(path: Path, expected: FileFacts, error: type[ValueError]) -> None:
-    """Compare a file's size with what was written; nothing of it is read.
-
-    Args:
-        path: The file.
-        expected: Its facts when it was written.
-        error: The class of the error to raise.
-
-    Raises:
-        error: The file is missing, is no file, or has another size. The message names the file.
-    """
+    """Raise `error`, which names the file, if it is missing or has another size; its bytes are not read."""
     try:
         about = path.stat()
     except OSError as cause:
@@ -68,20 +42,19 @@ def check_size(path: Path, expected: FileFacts, error: type[ValueError]) -> None
 
 
 def check_file(path: Path, expected: FileFacts, error: type[ValueError]) -> None:
-    """Compare a file's size and digest with what was written.
-
-    Args:
-        path: The file.
-        expected: Its facts when it was written.
-        error: The class of the error to raise.
-
-    Raises:
-        error: The file is missing or differs. The message names the file.
-    """
+    """Raise `error`, which names the file, if it is missing or differs in size or digest."""
     check_size(path, expected, error)
     try:
-        found = checksum(path)
+        found = _checksum(path)
     except OSError as cause:
         raise error(f"{path}: missing or unreadable ({cause.strerror})") from cause
     if found != expected.xxh3_64:
         raise error(f"{path}: damaged (its checksum is {found}, {expected.xxh3_64} was written)")
+
+
+def _checksum(path: Path) -> str:
+    digest, block = xxhash.xxh3_64(), bytearray(_BLOCK)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(memoryview(block)[:count])
+    return digest.hexdigest()

@@ -6,15 +6,12 @@ from typing import Self
 
 try:
     import fcntl
-except ImportError:  # on Windows, where nobody is kept away
+except ImportError:  # on Windows, where no process is kept out
     fcntl = None  # type: ignore[assignment]
 
 
 class FolderLock:
-    """Keeps other processes from locking a folder until this one closes the lock, or ends, however it does.
-
-    Args:
-        folder: Exists.
+    """Keeps other processes from locking an existing folder until `close`, or the end of this process.
 
     Raises:
         BlockingIOError: Another process holds it.

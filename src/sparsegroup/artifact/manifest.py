@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
@@ -24,14 +23,14 @@ import xxhash
 from pydantic import AfterValidator
 
 from sparsegroup.artifact import disk
-from sparsegroup.artifact.file_facts import FileFacts, check_file, facts_of
+from sparsegroup.artifact.file_facts import FileFacts, check_file
 from sparsegroup.artifact.validation import STRICT, validated
 
 Plain = dict[str, Any]
-"""What JSON has: texts, numbers, None, and lists and mappings of them."""
+"""JSON: texts, numbers, None, and lists and mappings of them."""
 
 Migration = Callable[[Plain], Plain]
-"""Makes the content of a manifest of one version that of the next; raises ValueError, KeyError or TypeError."""
+"""Turns a manifest's content of one version into that of the next; raises ValueError, KeyError or TypeError."""
 
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 
@@ -48,12 +47,7 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 
 @dataclass(frozen=True)
 class Parent:
-    """The folder that another one builds on.
-
-    Attributes:
-        id: The id in its manifest.
-        path: Where it is, as seen from the other one; "/" separates.
-    """
+    """The folder that another one builds on: the id in its manifest, and its path as seen from the other one."""
 
     id: str
     path: str
@@ -63,13 +57,13 @@ class Parent:
 class Manifest:
     """What every folder says of itself. A format is a subclass with more attributes, which JSON can hold.
 
-    Their annotations say what is taken for a folder of the format; `check` compares them with one another.
+    Their annotations say which values are valid; `check` compares them with one another.
 
     Attributes:
         id: Names this folder in those that build on it; "" until it is written, then a digest of all the rest unless
             the format gives another.
         parent: The folder that this one builds on, or None.
-        files: Name of each other file → what it must be.
+        files: Name of each other file → its size and digest.
         written_by: The package that wrote it, with its version.
     """
 
@@ -87,32 +81,24 @@ class Manifest:
         return sum(facts.bytes for facts in self.files.values())
 
     def as_plain(self) -> Plain:
-        """What the format adds to the header, as JSON has it."""
+        """What the format adds to the header, as JSON."""
         return {name: value for name, value in asdict(self).items() if name not in self.HEADER}
 
     @classmethod
     def from_plain(cls, content: Plain) -> Self:
-        """The manifest with this content: the header's, and what `as_plain` gave.
-
-        Raises:
-            ValueError: The content is not of this format; the message names the field.
-        """
+        """The manifest with the header and the result of `as_plain`; ValueError, which names the field, if invalid."""
         manifest = validated(cls, content)
         manifest.check()
         return manifest
 
     def check(self) -> None:
-        """Raise ValueError, which names the field, unless all that it says goes together."""
+        """Raise ValueError, which names the field, if attributes contradict each other."""
 
     def check_parent(self, parent: Self) -> None:
-        """Raise ValueError unless a folder with this manifest can build on one with that manifest."""
+        """Raise ValueError if a folder with this manifest cannot build on one with that manifest."""
 
     def check_files(self, folder: Path, error: type[ValueError], *names: str) -> None:
-        """Compare files with their size and digest: those of the names, or all.
-
-        Raises:
-            error: One is missing or differs. The message names the file.
-        """
+        """Raise `error`, which names the file, if one (of `names`, if any are given) is missing or differs."""
         for name in names or self.files:
             if name in self.files:
                 check_file(folder / name, self.files[name], error)
@@ -123,19 +109,19 @@ AnyManifest = TypeVar("AnyManifest", bound=Manifest)
 
 @dataclass(frozen=True)
 class FolderFormat(Generic[AnyManifest]):
-    """A format of folders. A folder is one of it when the manifest's file is there, which is written last.
+    """A format of folders. A folder is of the format when the manifest's file is there, which is written last.
 
     To change a format: raise `version`, and give `migrations` a function from the last version's content to the new
     one's. All older folders are then read through the functions between.
 
     Attributes:
-        name: What the manifest calls it.
+        name: The format's name in the manifest.
         file: Name of the manifest's file.
         version: The one that is written.
         manifest: Class of the manifest.
         error: Class of the errors.
-        missing: Says, given a folder without a manifest, what the folder is instead.
-        migrations: Version → what makes its content that of the next.
+        missing: What a folder without a manifest is called in messages, such as "no checkpoint".
+        migrations: Version → what turns its content into that of the next.
     """
 
     name: str
@@ -143,7 +129,7 @@ class FolderFormat(Generic[AnyManifest]):
     version: int
     manifest: type[AnyManifest]
     error: type[ValueError]
-    missing: Callable[[Path], str]
+    missing: str
     migrations: Mapping[int, Migration] = field(default_factory=dict)
 
     def is_in(self, folder: Path) -> bool:
@@ -151,14 +137,7 @@ class FolderFormat(Generic[AnyManifest]):
         return (folder / self.file).is_file()
 
     def write(self, folder: Path, manifest: AnyManifest) -> AnyManifest:
-        """Complete a folder.
-
-        Returns:
-            The manifest as it is read again: with its id.
-
-        Raises:
-            OSError: The disk is full, say. No manifest is there then.
-        """
+        """Complete a folder; returns the manifest as it will be read, with its id. An OSError leaves no manifest."""
         document: Plain = {
             "format": self.name,
             "version": self.version,
@@ -171,18 +150,22 @@ class FolderFormat(Generic[AnyManifest]):
         manifest = replace(manifest, id=manifest.id or digest(document))
         document["id"] = manifest.id
         text = json.dumps({**document, "checksum": digest(document)}, indent=1, allow_nan=False) + "\n"
-        disk.write_atomically(folder / self.file, partial(_write, text=text))
+
+        def write_text(path: Path) -> None:
+            with path.open("wb", buffering=0) as file:
+                disk.write(file, text.encode())
+
+        disk.write_atomically(folder / self.file, write_text)
         return manifest
 
     def read(self, folder: Path) -> AnyManifest:
-        """The manifest of a folder; one of an older version as this one has it.
+        """The manifest of a folder, migrated to this version.
 
-        Raises:
-            error: There is none, it is damaged, or a newer version has written it. The message names the file.
+        Raises the format's `error`, which names the file, if there is none, or it is damaged or of a newer version.
         """
         path = folder / self.file
         if not path.is_file():
-            raise self.error(f"{folder}: {self.missing(folder)} ({self.file} is missing)")
+            raise self.error(f"{folder}: {self.missing} ({self.file} is missing)")
         try:
             return self._parsed(path, json.loads(path.read_bytes()))
         except OSError as error:
@@ -197,10 +180,10 @@ class FolderFormat(Generic[AnyManifest]):
     def _parsed(self, path: Path, document: Any) -> AnyManifest:
         if not isinstance(document, dict):
             raise ValueError(f"it is no JSON object, but {type(document).__name__}")
-        version = self._version(path, document)
+        self._check_version(path, document)
         if document.pop("checksum") != digest(document):
             raise ValueError("its checksum is not that of its content")
-        for earlier in range(version, self.version):
+        for earlier in range(document["version"], self.version):
             document = self.migrations[earlier](document)
         for name in ("format", "version"):
             document.pop(name, None)
@@ -208,12 +191,8 @@ class FolderFormat(Generic[AnyManifest]):
             raise ValueError(f"{missing[0]} is missing")
         return self.manifest.from_plain(document)
 
-    def _version(self, path: Path, document: Plain) -> int:
-        """The version of the format that wrote a manifest.
-
-        Raises:
-            error: Another format's, or one that this package does not read.
-        """
+    def _check_version(self, path: Path, document: Plain) -> None:
+        """Raise unless the manifest is of this format, in a version that can be read."""
         name, version = document.get("format"), document.get("version")
         if not isinstance(name, str):
             raise ValueError(f"impossible format {name!r}")
@@ -226,20 +205,9 @@ class FolderFormat(Generic[AnyManifest]):
                 f"{path}: written by a newer version ({document.get('written_by')}) in version {version} of the "
                 f"format, this sparsegroup reads up to version {self.version}: update sparsegroup"
             )
-        return version
 
 
 def digest(content: Any) -> str:
     """XXH3_64 of content as JSON with sorted keys and no spaces; 16 hexadecimal digits."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())
-
-
-def facts_of_files(folder: Path) -> dict[str, FileFacts]:
-    """The facts of all files in a folder, by name."""
-    return {path.name: facts_of(path) for path in sorted(folder.iterdir())}
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("wb", buffering=0) as file:
-        disk.write(file, text.encode())

@@ -1,4 +1,4 @@
-"""safetensors files written piece by piece, for tensors that are never whole in memory; the library reads them."""
+"""safetensors files, which the library reads; tensors that are never whole in memory are written piece by piece."""
 
 import json
 import math
@@ -23,31 +23,27 @@ NAMES = {
     np.dtype(np.float64): "F64",
     np.dtype(np.float32): "F32",
 }
-"""What safetensors calls a dtype."""
+"""safetensors' names of dtypes."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
-    """Write tensors that are in memory, on the CPU and contiguous; some may share it."""
+    """Write contiguous tensors on the CPU, which may share memory."""
     seen: set[int] = set()
-    apart = {}
+    separate = {}
     for name, tensor in tensors.items():
         at = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if at in seen else tensor
+        separate[name] = tensor.clone() if at in seen else tensor
         seen.add(at)
     try:
-        with disk.named(path):
-            save_file(apart, path)
+        with disk.name_errors(path):
+            save_file(separate, path)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written ({error})") from error
     return facts_of(path)
 
 
 def read_tensors(path: Path, error: type[ValueError]) -> dict[str, Tensor]:
-    """The tensors of a file, by name, on the CPU.
-
-    Raises:
-        error: The file is missing or damaged. The message names it.
-    """
+    """The tensors of a file, by name, on the CPU; raises `error`, which names the file, if it is damaged."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as cause:
@@ -56,12 +52,11 @@ def read_tensors(path: Path, error: type[ValueError]) -> dict[str, Tensor]:
 
 
 class TensorWriter:
-    """Writes one file. `with` it ends with a file of the announced size, or with an error and an unfinished file.
+    """Writes one file; leaving the `with` block raises if fewer or more bytes were written than announced.
 
     Args:
-        path: The file, which is made or replaced.
-        tensors: Name → dtype and shape, in the order in which they will be written; wide dtypes first, so that all
-            are aligned.
+        path: The file, which is created or replaced.
+        tensors: Name → dtype and shape, in the order of writing; wide dtypes first, so that all are aligned.
         metadata: Texts.
     """
 
@@ -90,7 +85,7 @@ class TensorWriter:
             raise
 
     def write(self, data: Any) -> None:
-        """The next bytes of the tensors, of anything with a buffer."""
+        """Write the next bytes of the tensors, from anything with a buffer."""
         view = memoryview(data).cast("B") if len(memoryview(data)) else memoryview(b"")
         disk.write(self._file, view)
         self._digest.update(view)
@@ -98,7 +93,7 @@ class TensorWriter:
 
     @property
     def facts(self) -> FileFacts:
-        """The facts of what has been written."""
+        """The facts of the file as written."""
         return FileFacts(self._bytes, self._digest.hexdigest())
 
     def __enter__(self) -> Self:

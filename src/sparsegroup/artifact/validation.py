@@ -1,4 +1,4 @@
-"""What a file says, held against what it can say: fields, types and ranges, before anything is made of it."""
+"""Checks the content of a file against annotated dataclasses: fields, types and ranges, before it is used."""
 
 import math
 from functools import cache
@@ -15,13 +15,13 @@ MOST = (1 << 63) - 1
 """No file holds more of anything than an int64 counts."""
 
 Count = Annotated[int, Strict(), Field(ge=0, le=MOST)]
-"""How many there are of something."""
+"""A number of things."""
 
 Key = Annotated[int, Strict(), Field(ge=-MOST - 1, le=MOST)]
 """An int64."""
 
 Real = Annotated[float, Strict()]
-"""A finite number, where `STRICT` holds."""
+"""A finite number, under `STRICT`."""
 
 AnyReal = Annotated[float, Strict(), Field(allow_inf_nan=True)]
 """A number, NaN and the infinities among them."""
@@ -49,19 +49,14 @@ def finite(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """NaN for None, as `finite` has made it."""
+    """NaN for the None of `finite`."""
     return math.nan if value is None else value
 
 
 def validated(kind: type[Kind], content: Any) -> Kind:
-    """What `content` describes: a dataclass of `kind`, those inside it made likewise.
+    """A dataclass of `kind`, with those inside it, from JSON (and tensors where the class has them).
 
-    Args:
-        kind: The class, whose fields' annotations say what they can be.
-        content: What JSON has; tensors, too, where the class has them.
-
-    Raises:
-        ValueError: Something is missing, too much, of another type or out of range. The message begins with the field.
+    Raises ValueError, whose message begins with the field, if one is missing, unknown, of another type or out of range.
 
     Examples:
         >>> from sparsegroup.artifact.file_facts import FileFacts
@@ -96,6 +91,6 @@ def _in_words(error: Any) -> str:
 
 
 def shortened(given: Any) -> str:
-    """What was given, as Python writes it, for a message; the first characters of what is long."""
+    """The `repr` of a value for a message, cut off if it is long."""
     text = repr(given)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

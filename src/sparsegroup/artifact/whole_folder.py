@@ -1,4 +1,4 @@
-"""Folders that take their name when all that is in them is on the disk."""
+"""Folders that take their name when everything in them is on the disk."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,27 +11,26 @@ _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
 
 
 @contextmanager
-def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A new folder to fill. It takes its name when the block ends well; until then nothing is in its place.
+def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A new folder to fill, by the path that this yields. It takes its name when the block ends without an error.
+
+    The folders above it are created. Its files get the permissions that the folder has.
 
     Args:
-        folder: Its place. The folders above it are made.
-        replace: Take the place of a folder that is there, which is removed.
-
-    Yields:
-        Where to write. The files are brought to the disk and made readable as the folder is when the block ends.
+        folder: Its name.
+        replace: Replace an existing folder of that name, which is removed.
 
     Raises:
-        OSError: The disk is full, say, or a folder that is not empty is in its place. Nothing is left behind, and
-            the folder that was to be replaced is in its place.
+        OSError: The disk is full, say, or a folder that is not empty has the name. Nothing is left behind, and a
+            folder that should have been replaced remains.
     """
-    temporary, old = unfinished_place(folder), disk.beside(folder, _REMOVED)
+    temporary, old = unfinished_place(folder), disk.temporary_name(folder, _REMOVED)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
         for path in sorted(temporary.iterdir()):
-            path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes files that their owner alone can read
+            path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
             disk.sync(path)
         disk.sync(temporary)
         if replace and folder.exists():
@@ -43,8 +42,8 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def unfinished_place(folder: Path) -> Path:
-    """Where `whole_folder` lets `folder` be filled."""
-    return disk.beside(folder, _UNFINISHED)
+    """Where `atomic_folder` lets `folder` be filled."""
+    return disk.temporary_name(folder, _UNFINISHED)
 
 
 def _exchange(new: Path, folder: Path, old: Path) -> None:
@@ -60,16 +59,16 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that no part of it is ever taken for the whole."""
-    gone = disk.beside(folder, _REMOVED)
-    shutil.rmtree(gone, ignore_errors=True)
+    removed = disk.temporary_name(folder, _REMOVED)
+    shutil.rmtree(removed, ignore_errors=True)
     try:
-        disk.rename(folder, gone)
+        disk.rename(folder, removed)
     except FileNotFoundError:
         return
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what writers and removers of folders in `parent` have left that were killed."""
+    """Remove what was left in `parent` by processes killed while they wrote or removed folders."""
     for left_behind in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(f"{_REMOVED}*")):
         shutil.rmtree(left_behind, ignore_errors=True)

@@ -99,5 +99,5 @@ CHECKPOINT = FolderFormat(
     version=1,
     manifest=CheckpointManifest,
     error=CheckpointError,
-    missing=lambda folder: "no checkpoint",
+    missing="no checkpoint",
 )

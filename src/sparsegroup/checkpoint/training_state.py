@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.manifest import Parent
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import unfinished_place, whole_folder
+from sparsegroup.artifact.whole_folder import atomic_folder, unfinished_place
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, STATE, CheckpointManifest, versions
 from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
@@ -104,7 +104,7 @@ def save_checkpoint(
             if ranks.rank:
                 place = ranks.do(lambda: unfinished_place(folder))
             else:
-                place = ranks.do(lambda: unfinished.enter_context(whole_folder(folder)))
+                place = ranks.do(lambda: unfinished.enter_context(atomic_folder(folder)))
             parts = ranks.all_of(ranks.do(lambda: _written_tables(place, ranks, before)))
             manifest = ranks.all_of(ranks.do(finish))[0]
         assert manifest is not None

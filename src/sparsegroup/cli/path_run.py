@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsegroup.artifact.disk import made_folder, write_atomically
+from sparsegroup.artifact.disk import new_folder, write_atomically
 from sparsegroup.artifact.validation import finite
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
@@ -57,7 +57,7 @@ def path_run(
         "points": [asdict(point) for point in points],
     }
     text = json.dumps(finite(content), indent=1) + "\n"
-    with made_folder(folder):
+    with new_folder(folder):
         write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
     if isnan(points[0].test.auc):
         written = f"{_JSON}\nno plot: the test rows are all of one class, so there is no AUC"

@@ -84,6 +84,6 @@ PREPARED_LOG = FolderFormat(
     version=1,
     manifest=LogManifest,
     error=ClickLogError,
-    missing=lambda folder: "no such log",
+    missing="no such log",
 )
 """The format of prepared logs."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparsegroup.artifact.file_facts import facts_of
-from sparsegroup.artifact.manifest import Parent, facts_of_files
+from sparsegroup.artifact.file_facts import facts_of, facts_of_files
+from sparsegroup.artifact.manifest import Parent
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import whole_folder
+from sparsegroup.artifact.whole_folder import atomic_folder
 from sparsegroup.names import Dtype
 from sparsegroup.serving.difference import difference
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
@@ -69,7 +69,7 @@ def export_delta(
     _check_kinship(base.manifest, parts.draft, since)
     change = difference(base.embeddings, parts.tables[TABLE])
     check_free(out, overwrite)
-    with whole_folder(out.absolute(), replace=overwrite) as folder:
+    with atomic_folder(out.absolute(), replace=overwrite) as folder:
         whole = folder / EMBEDDINGS
         parts.tables[TABLE].save(whole)
         save_network(parts.model, folder / NETWORK)

@@ -284,7 +284,7 @@ EXPORT = FolderFormat(
     version=1,
     manifest=ExportManifest,
     error=ExportError,
-    missing=lambda folder: "no export",
+    missing="no export",
 )
 """The format of exports and deltas."""
 

@@ -9,10 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.artifact.file_facts import facts_of
-from sparsegroup.artifact.manifest import facts_of_files
+from sparsegroup.artifact.file_facts import facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import whole_folder
+from sparsegroup.artifact.whole_folder import atomic_folder
 from sparsegroup.data.batches import Batch
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import RandomRows, Scorer, as_test, check_agreement, compare
@@ -81,7 +80,7 @@ def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwr
         ExportError: `out` is taken; ONNX's packages are missing; files that do not compute what PyTorch does.
     """
     check_free(out, overwrite)
-    with whole_folder(out.absolute(), replace=overwrite) as folder:
+    with atomic_folder(out.absolute(), replace=overwrite) as folder:
         files = {name: folder / table.file for name, table in parts.draft.tables.items()}
         for name, rows in parts.tables.items():
             rows.save(files[name])

@@ -8,10 +8,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.artifact.file_facts import facts_of
-from sparsegroup.artifact.manifest import facts_of_files
+from sparsegroup.artifact.file_facts import facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import whole_folder
+from sparsegroup.artifact.whole_folder import atomic_folder
 from sparsegroup.names import Dtype, ProgramName
 from sparsegroup.serving.embeddings import Embeddings, live_rows
 from sparsegroup.serving.example_call import ExampleCall, evaluating, input_names, output_names, signature_of
@@ -116,7 +115,7 @@ def export(
         names = input_names(program) if inputs is None else list(inputs)
         results = output_names(given.result_of(frozen)) if outputs is None else list(outputs)
         draft = replace(draft, signature=signature_of(program, names, results))
-    with whole_folder(folder.absolute(), replace=overwrite) as place:
+    with atomic_folder(folder.absolute(), replace=overwrite) as place:
         for name, one in rows.items():
             one.save(place / file_of(name))
         write_tensors(place / NETWORK, other_weights(frozen))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from sparsegroup.artifact.disk import named
+from sparsegroup.artifact.disk import name_errors
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.torch_errors import reason
 
@@ -56,7 +56,7 @@ def trace(
 
 def save_program(program: ExportedProgram, path: Path) -> None:
     """Write a traced model, for `torch.export.load`."""
-    with named(path), _Sink(path, "wb") as file:
+    with name_errors(path), _Sink(path, "wb") as file:
         try:
             with quiet():
                 torch.export.save(program, file)

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 from torch import Tensor
 
-from sparsegroup.artifact.disk import named
+from sparsegroup.artifact.disk import name_errors
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 
 
@@ -15,5 +15,5 @@ def save_vocabulary(sources: Sequence[Path], keys: Tensor, path: Path) -> None:
     wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
     names = scan_parquet(sources)
     found = names.join(wanted, on="key", how="semi").unique("key").sort("key").collect()
-    with named(path):
+    with name_errors(path):
         write_parquet(path, found.lazy())

@@ -45,6 +45,6 @@ RUN = FolderFormat(
     version=1,
     manifest=RunManifest,
     error=RunError,
-    missing=lambda folder: "no run",
+    missing="no run",
 )
 """The format of runs."""

@@ -122,6 +122,6 @@ STUDY = FolderFormat(
     version=1,
     manifest=StudyManifest,
     error=TuningError,
-    missing=lambda folder: "no study of `tune`",
+    missing="no study of `tune`",
 )
 """The format of studies."""

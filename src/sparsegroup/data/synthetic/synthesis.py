@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparsegroup.artifact.disk import made_folder, write_atomically
+from sparsegroup.artifact.disk import new_folder, write_atomically
 from sparsegroup.artifact.file_facts import facts_of
 from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.batches import LABEL
@@ -39,7 +39,7 @@ def synthesize(
     """
     check_name(folder)
     batches = synthetic_batches(shape, rows, seed)
-    with made_folder(folder):
+    with new_folder(folder):
         if any(folder.iterdir()):
             raise ClickLogError(f"{folder}: is not empty")
         try:
