@@ -23,6 +23,8 @@ from sparsegroup import rules
 from sparsegroup.kernels.gpu import launch, launch_rows
 from sparsegroup.kernels.numbers import StepScalars
 from sparsegroup.kernels.regularizer import Regularizer, StepConstants
+from sparsegroup.kernels.slot import Execution, Slot
+from sparsegroup.kernels.step_request import TensorStep
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
@@ -145,19 +147,19 @@ def launch_all(
         numbers = StepScalars(of_scalars, of_start, torch.tensor(7, dtype=torch.int32))
     hessian = zeros(gradient_dtype) if rule.has_second_input else None
     state = tuple(zeros(state_dtype) for _ in rule.state)
-    parts = launch.Parts(zeros(dtype), zeros(state_dtype) if carries_u else None, state, zeros(gradient_dtype), hessian)
+    slot = Slot(zeros(dtype), zeros(state_dtype) if carries_u else None, state, Execution("rows", None, None, False))
+    g = zeros(gradient_dtype)
 
-    launch.advance_tensor(rule, parts, width, settings, numbers)
-    known = launch.together(launch.lines_of([parts, parts], width), width, parts.x.device)
-    launch.advance_together(rule, parts, known, width, settings, host)
+    launch.step_tensor(rule, TensorStep(slot, numbers, g, hessian), width, settings)
+    launch.step_many(rule, [TensorStep(slot, host, g, hessian)] * 2, width, settings)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
-    runs = launch_rows.runs_of(rows) if repeated else launch_rows.Runs(rows, None, None, height)
-    launch_rows.advance_rows(rule, parts, runs, counters, settings, numbers)
+    gradient = launch_rows.runs_of(g, rows) if repeated else launch_rows.GradientRuns(g, rows, hessian)
+    launch_rows.step_rows(rule, slot, gradient, counters, settings, numbers)
     x_bytes, part_bytes = width * dtype.itemsize, width * state_dtype.itemsize
     row_bytes = x_bytes + part_bytes * (len(state) + carries_u)
     pages = torch.zeros(1, dtype=torch.int64)
     layout = launch_rows.Layout(pages, 10, row_bytes, x_bytes, part_bytes, dtype, state_dtype, width)
-    launch_rows.advance_table(rule, carries_u, layout, height, parts.g, hessian, runs, counters, settings, numbers)
+    launch_rows.step_table(rule, carries_u, layout, height, gradient, counters, settings, numbers)
     launch_rows.gather(layout, rows, dtype, 0)
     launch_rows.scatter(layout, rows, zeros(FLOAT), dtype, 0)
 

@@ -23,6 +23,8 @@ from sparsegroup.kernels.eager import eager_step  # noqa: E402
 from sparsegroup.kernels.gpu import launch, launch_rows  # noqa: E402
 from sparsegroup.kernels.numbers import StepScalars  # noqa: E402
 from sparsegroup.kernels.regularizer import Regularizer, StepConstants  # noqa: E402
+from sparsegroup.kernels.slot import Execution, Slot  # noqa: E402
+from sparsegroup.kernels.step_request import TensorStep  # noqa: E402
 from sparsegroup.kernels.update_mark import was_updated  # noqa: E402
 from sparsegroup.rules import Rule  # noqa: E402
 
@@ -48,6 +50,30 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A tensor and its gradients, all shaped alike, or the gradients as some of its rows."""
+
+    x: Tensor
+    u: Tensor | None
+    state: tuple[Tensor, ...]
+    g: Tensor
+    hessian: Tensor | None
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.x, self.u, self.state, Execution("rows", None, None, False))
+
+    def with_numbers(self, numbers: StepScalars) -> TensorStep:
+        return TensorStep(self.slot, numbers, self.g, self.hessian)
+
+    def runs(self, rows: Tensor, *, repeats: bool = False) -> launch_rows.GradientRuns:
+        """The gradient of `rows`."""
+        if repeats:
+            return launch_rows.runs_of(self.g, rows)
+        return launch_rows.GradientRuns(self.g, rows, self.hessian)
+
+
+@dataclass(frozen=True)
 class Case:
     """A tensor, on the CPU, and the step that it is to take.
 
@@ -60,7 +86,7 @@ class Case:
     """
 
     rule: Rule
-    parts: launch.Parts
+    parts: Parts
     groups: Grouping
     settings: StepConstants
     numbers: StepScalars
@@ -115,7 +141,7 @@ def case(
 
     names = rule.initial_state(hyperparameters)
     initial = tuple(float(torch.tensor(value).to(state_dtype)) for value in names.values())
-    parts = launch.Parts(
+    parts = Parts(
         x=(0.5 * normal() * weak).to(dtype),
         u=(0.1 * normal() * weak * trained + 0.0).to(state_dtype) if carries_u else None,
         state=tuple((start + 0.1 * normal().abs() * trained).to(state_dtype) for start in initial),
@@ -132,9 +158,9 @@ def case(
     )
 
 
-def mapped(parts: launch.Parts, function: Callable[[Tensor], Tensor]) -> launch.Parts:
+def mapped(parts: Parts, function: Callable[[Tensor], Tensor]) -> Parts:
     """`function` of each tensor."""
-    return launch.Parts(
+    return Parts(
         function(parts.x),
         None if parts.u is None else function(parts.u),
         tuple(function(state) for state in parts.state),
@@ -143,12 +169,12 @@ def mapped(parts: launch.Parts, function: Callable[[Tensor], Tensor]) -> launch.
     )
 
 
-def sent(parts: launch.Parts) -> launch.Parts:
+def sent(parts: Parts) -> Parts:
     """A copy on the device."""
     return mapped(parts, lambda tensor: tensor.to(DEVICE, copy=True))
 
 
-def received(parts: launch.Parts) -> launch.Parts:
+def received(parts: Parts) -> Parts:
     """A copy on the CPU."""
     return mapped(parts, lambda tensor: tensor.to("cpu", copy=True))
 
@@ -161,7 +187,7 @@ def shuffled(count: int, seed: int = 0) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def lines_of(parts: launch.Parts, rows: Tensor, times: float = 1.0) -> launch.Parts:
+def lines_of(parts: Parts, rows: Tensor, times: float = 1.0) -> Parts:
     """`parts` with the gradients of some rows, `times` a number; rows that are not there get another's."""
     there = rows % len(parts.g)
     hessian = None if parts.hessian is None else parts.hessian[there]
@@ -176,7 +202,7 @@ class Table:
         alignment: Of what lies in a row, in bytes.
     """
 
-    def __init__(self, parts: launch.Parts, alignment: int = 16) -> None:
+    def __init__(self, parts: Parts, alignment: int = 16) -> None:
         values = [parts.x, *([] if parts.u is None else [parts.u]), *parts.state]
         self.height, dim = parts.x.shape
         state_dtype = values[1].dtype if len(values) > 1 else torch.float32
@@ -212,27 +238,26 @@ class Table:
             memory[: self.height, offset : offset + self.layout.dim * dtype.itemsize] = 0
         return memory
 
-    def updated(self, parts: launch.Parts) -> launch.Parts:
+    def updated(self, parts: Parts) -> Parts:
         """`parts` with what the table holds now."""
         values = [self.part(index) for index in range(len(self.parts))]
         u = None if parts.u is None else values.pop(1)
         return replace(parts, x=values[0], u=u, state=tuple(values[1:]))
 
 
-def by_tensor(case: Case) -> launch.Parts:
+def by_tensor(case: Case) -> Parts:
     parts = sent(case.parts)
-    launch.advance_tensor(case.rule, parts, case.parts.x[0].numel(), case.settings, case.numbers)
+    launch.step_tensor(case.rule, parts.with_numbers(case.numbers), case.parts.x[0].numel(), case.settings)
     return received(parts)
 
 
-def by_together(case: Case) -> launch.Parts:
+def by_many(case: Case) -> Parts:
     """Beside others, which begin with the same rows and so have the same step."""
     height, width = len(case.parts.x), case.parts.x[0].numel()
     many = [
         sent(mapped(case.parts, lambda tensor, rows=rows: tensor[:rows])) for rows in (1, height, 0, height // 2, 0)
     ]
-    known = launch.together(launch.lines_of(many, width), width, DEVICE)
-    launch.advance_together(case.rule, many[1], known, width, case.settings, case.numbers)
+    launch.step_many(case.rule, [parts.with_numbers(case.numbers) for parts in many], width, case.settings)
     for other in (many[0], many[3]):
         for name in ("x", "u", "state"):
             assert_same_bits(getattr(other, name), first_rows(getattr(many[1], name), len(other.x)), name)
@@ -245,50 +270,48 @@ def first_rows(tensors: Any, rows: int) -> Any:
     return None if tensors is None else tensors[:rows]
 
 
-def by_rows(case: Case) -> launch.Parts:
+def by_rows(case: Case) -> Parts:
     """Each row once."""
     parts, rows, counts = sent(case.parts), shuffled(len(case.parts.x)), no_counts()
-    runs = launch_rows.Runs(rows, None, None, len(rows))
-    launch_rows.advance_rows(case.rule, lines_of(parts, rows), runs, counts, case.settings, case.numbers)
+    gradient = lines_of(parts, rows).runs(rows)
+    launch_rows.step_rows(case.rule, parts.slot, gradient, counts, case.settings, case.numbers)
     assert not counts.any()
     return received(parts)
 
 
-def by_runs(case: Case) -> launch.Parts:
+def by_runs(case: Case) -> Parts:
     """Each row twice, with half of the gradient."""
     parts, counts = sent(case.parts), no_counts()
     rows = torch.cat([shuffled(len(parts.x)), shuffled(len(parts.x), 1)])
-    runs = launch_rows.runs_of(rows)
-    launch_rows.advance_rows(case.rule, lines_of(parts, rows, 0.5), runs, counts, case.settings, case.numbers)
+    gradient = lines_of(parts, rows, 0.5).runs(rows, repeats=True)
+    launch_rows.step_rows(case.rule, parts.slot, gradient, counts, case.settings, case.numbers)
     assert not counts.any()
     return received(parts)
 
 
-def by_table(case: Case, alignment: int = 16) -> launch.Parts:
+def by_table(case: Case, alignment: int = 16) -> Parts:
     """Each row of a table once, or twice where the rule wants no Hessian, beside rows that are not there."""
     table, counts = Table(case.parts, alignment), no_counts()
     rows = torch.cat([shuffled(table.height), torch.tensor([-1, table.height], device=DEVICE)])
-    if case.rule.second_order:
-        lines, runs = lines_of(sent(case.parts), rows), launch_rows.Runs(rows, None, None, len(rows))
-    else:
+    repeats = not case.rule.second_order
+    if repeats:
         rows = torch.cat([rows, shuffled(table.height, 1)])
-        lines, runs = lines_of(sent(case.parts), rows, 0.5), launch_rows.runs_of(rows)
+    gradient = lines_of(sent(case.parts), rows, 0.5 if repeats else 1.0).runs(rows, repeats=repeats)
     between, before = table.between(), table.part(0)
-    launch_rows.advance_table(
-        case.rule, case.parts.u is not None, table.layout, table.height, lines.g, lines.hessian, runs, counts,
-        case.settings, case.numbers,
-    )  # fmt: skip
+    launch_rows.step_table(
+        case.rule, case.parts.u is not None, table.layout, table.height, gradient, counts, case.settings, case.numbers
+    )
     after = table.updated(case.parts)
     assert torch.equal(table.between(), between)
     assert counts.tolist() == [int(after.x.any(1).sum() - before.any(1).sum()), 0, 0]
     return after
 
 
-WAYS = (by_tensor, by_together, by_rows, by_runs, by_table)
+WAYS = (by_tensor, by_many, by_rows, by_runs, by_table)
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
-def rules_and_ways(rules: Sequence[Rule], without: Callable[..., launch.Parts] | None = None) -> pytest.MarkDecorator:
+def rules_and_ways(rules: Sequence[Rule], without: Callable[..., Parts] | None = None) -> pytest.MarkDecorator:
     """Each of the rules by each way, except `without` and where a rule's second input is not for runs."""
     pairs = [
         pytest.param(rule, way, id=f"{rule.name}-{way.__name__}")
@@ -326,7 +349,7 @@ def assert_close(name: str, value: Tensor, expected: Tensor, before: Tensor, sla
     assert (value[expected == 0] == 0).all(), name
 
 
-def assert_step(case: Case, after: launch.Parts, expected: eager_step.Block | None = None) -> None:
+def assert_step(case: Case, after: Parts, expected: eager_step.Block | None = None) -> None:
     """`after`, on the CPU and with float32 state, is `case` a step of `eager_step.advance` later."""
     before, expected = case.parts, expected or case.expected()
     for k, (value, wanted) in enumerate(zip(after.state, expected.state, strict=True)):

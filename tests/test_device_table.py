@@ -164,7 +164,7 @@ def test_gradients_add_up_over_lookups_and_passes():
 def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
     """Nothing is sorted on the device, unless gradients of several lookups come together."""
 
-    def refuse(rows: Tensor) -> launch_rows.Runs:
+    def refuse(*arguments: Tensor) -> launch_rows.GradientRuns:
         raise AssertionError("sorted on the device")
 
     monkeypatch.setattr(launch_rows, "runs_of", refuse)

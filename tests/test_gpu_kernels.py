@@ -19,13 +19,14 @@ from gpu_cases import (
     RULES,
     SEED,
     Case,
+    Parts,
     assert_same_bits,
     assert_step,
+    by_many,
     by_rows,
     by_runs,
     by_table,
     by_tensor,
-    by_together,
     case,
     every_rule,
     every_way,
@@ -43,7 +44,7 @@ from sparsegroup.kernels.update_mark import was_updated
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import ADAGRAD, ADAM, FTRL, Rule
 
-Way = Callable[[Case], launch.Parts]
+Way = Callable[[Case], Parts]
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -130,7 +131,7 @@ def test_groups_of_any_width(width: int) -> None:
     height = max(1, launch.TILE // launch.padded(width)) + 1
     one = case(ADAM, (height, width))
     expected = one.expected()
-    for way in (by_tensor, by_together, by_rows, by_runs, by_table, partial(by_table, alignment=4)):
+    for way in (by_tensor, by_many, by_rows, by_runs, by_table, partial(by_table, alignment=4)):
         assert_step(one, way(one), expected)
 
 
@@ -151,7 +152,7 @@ def test_state_in_bfloat16_is_rounded_by_chance(rule: Rule, way: Way, l21: float
             assert_same_bits(value, rounding.to_bfloat16(precise, elements, SEED, part))
 
 
-@rules_and_ways(KINDS, without=by_together)
+@rules_and_ways(KINDS, without=by_many)
 def test_numbers_on_the_device_are_those_on_the_host(rule: Rule, way: Way) -> None:
     for frozen in (False, True):
         one = case(rule, (9, 5), state_dtype=torch.bfloat16, frozen=frozen)
@@ -186,7 +187,6 @@ def test_many_tensors_in_one_launch() -> None:
         for move in (lambda tensor: tensor, displaced):
             cases = [case(ADAM, (height, width)) for height in heights]
             many = [mapped(sent(one.parts), move) for one in cases]
-            known = launch.together(launch.lines_of(many, width), width, DEVICE)
-            launch.advance_together(ADAM, many[0], known, width, cases[0].settings, cases[0].numbers)
+            launch.step_many(ADAM, [parts.with_numbers(cases[0].numbers) for parts in many], width, cases[0].settings)
             for one, parts in zip(cases, many, strict=True):
                 assert_step(one, received(parts))

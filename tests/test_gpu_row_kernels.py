@@ -14,6 +14,7 @@ from gpu_cases import (
     DEVICE,
     SEED,
     SHIFT,
+    Parts,
     Table,
     assert_same_bits,
     assert_step,
@@ -51,11 +52,11 @@ UNIT = StepScalars((1.0,), (0.0, 1.0), SEED)
 """SGD of weights 0 with σ = 1: weights become minus the gradient."""
 
 
-def summed(rows: Tensor, g: Tensor, height: int, runs: launch_rows.Runs | None = None) -> tuple[Tensor, list[int]]:
+def summed(gradient: launch_rows.GradientRuns, height: int) -> tuple[Tensor, list[int]]:
     """What a step of SGD makes of zeros, `[height, width]`, and the counters."""
-    x, counts = torch.zeros(height, g.shape[1], device=DEVICE), no_counts()
-    parts = launch.Parts(x, None, (), g.to(DEVICE), None)
-    launch_rows.advance_rows(SGD, parts, runs or launch_rows.runs_of(rows.to(DEVICE)), counts, PLAIN, UNIT)
+    x, counts = torch.zeros(height, gradient.values.shape[1], device=DEVICE), no_counts()
+    slot = Parts(x, None, (), x, None).slot
+    launch_rows.step_rows(SGD, slot, gradient, counts, PLAIN, UNIT)
     return -x.cpu(), counts.tolist()
 
 
@@ -74,9 +75,12 @@ def test_repeated_rows_that_begin_and_end_anywhere() -> None:
     rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     lines = shuffled(len(rows)).cpu()
     g = torch.randint(-50, 50, (len(rows), 1), generator=torch.Generator().manual_seed(0)).float()
-    runs = launch_rows.Runs(rows[lines.argsort()].to(DEVICE), lines.to(DEVICE), starts.to(DEVICE), len(lengths))
-    x, _ = summed(runs.rows, g, len(lengths), runs)
-    assert torch.equal(x, torch.zeros_like(x).index_add_(0, runs.rows.cpu(), g))
+    rows = rows[lines.argsort()]
+    runs = launch_rows.GradientRuns(
+        *(tensor.to(DEVICE) for tensor in (g, rows)), None, lines.to(DEVICE), starts.to(DEVICE)
+    )
+    x, _ = summed(runs, len(lengths))
+    assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 100])
@@ -85,7 +89,8 @@ def test_rows_that_come_any_number_of_times(width: int) -> None:
     for lines, height in ((1, 1), (31, 1), (32, 1), (33, 2), (65, 1), (120, 3), (60, 1000)):
         rows = (torch.rand(lines, generator=generator) ** 3 * height).long()
         g = torch.randint(-50, 50, (lines, width), generator=generator).float()
-        x, counts = summed(rows, g.to(torch.float32 if lines % 2 else torch.bfloat16), height)
+        values = g.to(DEVICE, torch.float32 if lines % 2 else torch.bfloat16)
+        x, counts = summed(launch_rows.runs_of(values, rows.to(DEVICE)), height)
         assert torch.equal(x, torch.zeros(height, width).index_add_(0, rows, g))
         assert counts == [0, 0, 0]
 
@@ -96,19 +101,18 @@ def test_rows_that_come_many_times_take_one_step() -> None:
         one = case(rule, (9, 5))
         parts, counts = sent(one.parts), no_counts()
         g = torch.randn(247, 5, generator=torch.Generator().manual_seed(0))
-        lines, runs = replace(parts, g=g.to(DEVICE)), launch_rows.runs_of(rows.to(DEVICE))
-        launch_rows.advance_rows(rule, lines, runs, counts, one.settings, one.numbers)
+        runs = launch_rows.runs_of(g.to(DEVICE), rows.to(DEVICE))
+        launch_rows.step_rows(rule, parts.slot, runs, counts, one.settings, one.numbers)
         total = torch.zeros(9, 5, dtype=torch.float64).index_add_(0, rows, g.double()).float()
         assert_step(replace(one, parts=replace(one.parts, g=total)), received(parts))
 
 
 @pytest.mark.parametrize("once", [True, False])
 def test_rows_that_are_not_there_are_left_out_and_counted(once: bool) -> None:
-    rows = torch.tensor([4, -1, 0, 9, 1 << 40, 8, -(1 << 40)])
-    runs = launch_rows.Runs(rows.to(DEVICE), None, None, len(rows)) if once else None
-    rows = rows if once else torch.cat([rows, rows])
-    g = torch.ones(len(rows), 3)
-    x, (unused, out, one) = summed(rows, g, 9, runs)
+    rows = torch.tensor([4, -1, 0, 9, 1 << 40, 8, -(1 << 40)], device=DEVICE).repeat(1 if once else 2)
+    g = torch.ones(len(rows), 3, device=DEVICE)
+    runs = launch_rows.GradientRuns(g, rows) if once else launch_rows.runs_of(g, rows)
+    x, (unused, out, one) = summed(runs, 9)
     assert (unused, out) == (0, 4)
     assert one in (-1, 9, 1 << 40, -(1 << 40))
     assert x.sum(1).nonzero().flatten().tolist() == [0, 4, 8]
@@ -127,10 +131,8 @@ def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
     if once:
         lines.hessian[0, 2] = math.inf
         bad.append(12)
-    runs = launch_rows.Runs(rows, None, None, len(rows)) if once else launch_rows.runs_of(rows)
-    launch_rows.advance_table(
-        one.rule, True, table.layout, 13, lines.g, lines.hessian, runs, counts, one.settings, one.numbers
-    )
+    runs = lines.runs(rows, repeats=not once)
+    launch_rows.step_table(one.rule, True, table.layout, 13, runs, counts, one.settings, one.numbers)
     stays = torch.tensor(sorted({*range(16)} - {12, 3, 0, 5, 6, 2} | {*bad}))
     assert torch.equal(table.bytes()[stays], memory[stays])
     stepped = [row for row in (2, 3, 5, 12) if row not in bad]
@@ -196,11 +198,12 @@ def test_rows_beyond_2_to_the_31_elements() -> None:
     x, u = vast(height, width), vast(height, width)
     rows = torch.tensor([height - 1, 0, FAR // width, FAR // width - 1, height, height - 3], device=DEVICE)
     g = torch.arange(2.0, 98.0, device=DEVICE).view(6, width)
-    for runs, times in ((launch_rows.Runs(rows, None, None, 6), 1.0), (launch_rows.runs_of(rows.repeat(2)), 0.5)):
+    slot = Parts(x, u, (), x, None).slot
+    repeated = launch_rows.runs_of((g * 0.5).repeat(2, 1), rows.repeat(2))
+    for runs in (launch_rows.GradientRuns(g, rows), repeated):
         counts = no_counts()
         x[rows[rows < height]], u[rows[rows < height]] = 0, 0
-        lines = launch.Parts(x, u, (), (g * times).repeat(len(runs.rows) // 6, 1), None)
-        launch_rows.advance_rows(SGD, lines, runs, counts, COUNTING, UNIT)
+        launch_rows.step_rows(SGD, slot, runs, counts, COUNTING, UNIT)
         assert counts.tolist() == [0, 1, height]
         for row, gradient in zip(rows.tolist(), g, strict=True):
             if row < height:
@@ -221,18 +224,8 @@ def test_rows_of_a_table_beyond_2_to_the_31() -> None:
     pages[first >> 20] = memory.data_ptr()
     layout = replace(table.layout, pages=pages, shift=20)
     rows, lines, counts = shuffled(8), sent(one.parts), no_counts()
-    launch_rows.advance_table(
-        one.rule,
-        True,
-        layout,
-        first + 8,
-        lines.g[rows],
-        None,
-        launch_rows.runs_of(rows + first),
-        counts,
-        one.settings,
-        one.numbers,
-    )
+    runs = launch_rows.runs_of(lines.g[rows], rows + first)
+    launch_rows.step_table(one.rule, True, layout, first + 8, runs, counts, one.settings, one.numbers)
     assert counts[1:].tolist() == [0, 0]
     table.pages = list(memory.split(2**SHIFT))
     after, exact = table.updated(one.parts), by_table(with_float32_state(one))
@@ -253,7 +246,7 @@ def test_tensors_of_more_than_2_to_the_31_elements() -> None:
     height = FAR // width + 5
     x, u, g = vast(height, width), vast(height, width), vast(height, width)
     g[-3:] = torch.arange(2.0, 50.0, device=DEVICE).view(3, width)
-    parts = launch.Parts(x, u, (), g, None)
-    launch.advance_tensor(SGD, parts, width, COUNTING, UNIT)
+    parts = Parts(x, u, (), g, None)
+    launch.step_tensor(SGD, parts.with_numbers(UNIT), width, COUNTING)
     assert torch.equal(x[-3:], 1 - g[-3:])
     assert not x[:-3].any()

@@ -1,7 +1,6 @@
 """A table's rows in a GPU's memory."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +10,6 @@ from sparsegroup.kernels.gpu import launch_rows
 from sparsegroup.kernels.gpu.gpu_backend import is_ready
 from sparsegroup.kernels.gpu.transfer import Transfer
 from sparsegroup.kernels.gpu.watch import Watch
-from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
@@ -117,18 +115,14 @@ class DeviceStorage(RowStorage):
 
     def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
         memory = self.rows
-        settings = request.settings
-        initial = tuple(as_stored(value, memory.state_dtype) for value in settings.initial)
-        launch_rows.advance_table(
+        launch_rows.step_table(
             request.rule,
             "u" in memory.initial,
             memory.layout(),
             num_rows(),
-            gradient.values.contiguous(),
-            None if gradient.hessian is None else gradient.hessian.contiguous(),
             _runs_of(gradient),
             self._watch.counters,
-            replace(settings, initial=initial),
+            request.settings,
             request.numbers,
         )
         self._watch.send()
@@ -140,16 +134,16 @@ def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s]:
     return order, starts
 
 
-def _runs_of(gradient: RowGradient) -> launch_rows.Runs:
-    """How the lines of a gradient go together; sorted on the device if that is not known."""
-    rows, lines = gradient.rows.contiguous(), gradient.lines
+def _runs_of(gradient: RowGradient) -> launch_rows.GradientRuns:
+    """The runs of a gradient; sorted on the device if the lookup has not sorted it."""
+    values, rows, lines = gradient.values.contiguous(), gradient.rows.contiguous(), gradient.lines
     if gradient.hessian is not None:
-        return launch_rows.Runs(rows, None, None, len(rows))
+        return launch_rows.GradientRuns(values, rows, gradient.hessian.contiguous())
     if lines is None or lines.order is None or lines.on_host is None:
-        return launch_rows.runs_of(rows)
+        return launch_rows.runs_of(values, rows)
     memory, count = gradient.rows.untyped_storage(), len(lines.on_host)
 
     def at(offset: int, length: int) -> Tensor:
         return torch.empty(0, dtype=torch.int32, device=rows.device).set_(memory, offset, (length,), (1,))
 
-    return launch_rows.Runs(rows, at(lines.order, lines.count), at(lines.starts, count + 1), count)
+    return launch_rows.GradientRuns(values, rows, None, at(lines.order, lines.count), at(lines.starts, count + 1))

@@ -1,7 +1,7 @@
 """Triton's compiled functions, made from plain Python source whose globals are replaced: a rule is written once.
 
 Triton reads the text of a function and the globals that it names. So a function is bound by giving its text, without
-annotations, to Python anew with other globals. Parameters in capitals become constants of the compiler.
+annotations, to Python again with other globals. Parameters in capitals become constants of the compiler.
 """
 
 import ast
@@ -10,7 +10,6 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,45 +23,28 @@ from sparsegroup.kernels.gpu import rows, tensors, tile, triton_namespace
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule
 
-_NOT_SPECIALIZED = ("count", "seed", "height", "chunks")
+STEP_KERNELS = ("dense", "dense_many", "tensor_rows", "table_rows")
+ROW_KERNELS = ("sum_chunks", "gather", "scatter")
+
+_CLOSED_FORM = (prox.soft_threshold, prox.clip, prox.closed_form, prox.solution, prox.next_residual, prox.base_step)
+_ROUNDING = (rounding.random_bits, rounding.rounded_bits, rounding.nearest_bits)
+_MARK = (update_mark.mark_updated, update_mark.keep_mark, update_mark.tile_was_updated)
+
+_NOT_SPECIALIZED = ("count", "seed", "height")
 """Numbers that change from step to step: a kernel is not compiled anew for those that 16 divides."""
-
-
-@dataclass(frozen=True, eq=False)
-class StepKernels:
-    """The step's kernels, of one rule, norm and penalty: see the functions of the same names."""
-
-    dense: Any
-    dense_many: Any
-    tensor_rows: Any
-    table_rows: Any
-
-
-@dataclass(frozen=True, eq=False)
-class RowKernels:
-    """The kernels that know no rule: see the functions of the same names."""
-
-    sum_chunks: Any
-    gather: Any
-    scatter: Any
 
 
 @cache
 def step_kernels(
     rule: Rule, carries_u: bool, weigh: Callable[..., Any] | None, shrinkage: Callable[..., Any]
-) -> StepKernels:
-    """Kernels for a rule.
-
-    Args:
-        rule: The base optimizer.
-        carries_u: Whether the weights carry u.
-        weigh: The `weigh` of the norm; None where λ21 = 0.
-        shrinkage: The `shrinkage` of the penalty.
+) -> SimpleNamespace:
+    """`STEP_KERNELS` for a rule, the norm's `weigh` (None where λ21 = 0) and the penalty's `shrinkage`.
 
     Raises:
         OSError: The source of the rule or the penalty cannot be found, as of a function typed into a prompt.
         ValueError: It is a lambda, or uses variables of another function.
     """
+    array = {"xp": _array_namespace()}
     names: dict[str, Any] = {
         "SECOND_ORDER": tl.constexpr(rule.has_second_input),
         "HAS_START": tl.constexpr(rule.sigma_0 is not None),
@@ -70,61 +52,41 @@ def step_kernels(
         "HAS_NORM": tl.constexpr(weigh is not None),
         "STATES": tl.constexpr(len(rule.state)),
         "UNROLL": tl.constexpr(rows.UNROLL),
-        "update": _bound(rule.update, {"xp": _namespace()}),
-        "weigh": _bound(weigh or PracticalNorm.weigh, {"xp": _namespace()}),
-        "shrinkage": _bound(shrinkage, {"xp": _namespace()}),
+        "update": _bound(rule.update, array),
+        "weigh": _bound(weigh or PracticalNorm.weigh, array),
+        "shrinkage": _bound(shrinkage, array),
+        **{function.__name__: _bound(function, array) for function in (*_CLOSED_FORM, *_ROUNDING, *_MARK)},
     }
-    for function in (
-        prox.soft_threshold,
-        prox.clip,
-        prox.closed_form,
-        prox.solution,
-        prox.next_residual,
-        prox.base_step,
-        rounding.random_bits,
-        rounding.rounded_bits,
-        update_mark.mark_updated,
-        update_mark.keep_mark,
-        update_mark.tile_was_updated,
-        rounding.nearest_bits,
-    ):
-        names[function.__name__] = _bound(function, {"xp": _namespace()})
-    _bind_all(tile, names)
-    _bind_all(rows, names)
-    _bind_all(tensors, names)
-    return StepKernels(**{name: names[name] for name in StepKernels.__annotations__})
+    for module in (tile, rows, tensors):
+        for name, function in vars(module).items():
+            is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+            if is_own and function.__name__ == name:
+                names[name] = _bound(function, names)
+    return SimpleNamespace(**{name: names[name] for name in STEP_KERNELS})
 
 
 @cache
-def row_kernels() -> RowKernels:
-    """Kernels for any rule."""
+def row_kernels() -> SimpleNamespace:
+    """`ROW_KERNELS`, which know no rule."""
     names: dict[str, Any] = {
         "UNROLL": tl.constexpr(rows.UNROLL),
-        "nearest_bits": _bound(rounding.nearest_bits, {"xp": _namespace()}),
+        "nearest_bits": _bound(rounding.nearest_bits, {"xp": _array_namespace()}),
     }
-    for function in (tile.as_stored, tile.at_address, tile.row_address):
+    for function in (tile.groups_and_lanes, tile.as_stored, tile.at_address, tile.row_address):
         names[function.__name__] = _bound(function, names)
-    return RowKernels(**{name: _bound(getattr(rows, name), names) for name in RowKernels.__annotations__})
+    return SimpleNamespace(**{name: _bound(getattr(rows, name), names) for name in ROW_KERNELS})
 
 
 @cache
-def _namespace() -> SimpleNamespace:
+def _array_namespace() -> ModuleType:
     module: Any = ModuleType("sparsegroup.kernels.gpu.triton_namespace")  # Triton wants a module
     for name in ("sqrt", "where", "maximum"):
         setattr(module, name, _bound(getattr(triton_namespace, name), {}))
     return module  # type: ignore[no-any-return]
 
 
-def _bind_all(module: ModuleType, names: dict[str, Any]) -> None:
-    """Add the functions that `module` defines to `names`, each bound to those before."""
-    for name, function in vars(module).items():
-        own = isinstance(function, FunctionType) and function.__module__ == module.__name__
-        if own and function.__name__ == name:
-            names[name] = _bound(function, names)
-
-
 class _ForTriton(ast.NodeTransformer):
-    """Takes annotations away, but that of constants, and lets `/` round as the CPU does."""
+    """Removes annotations, except those of constants, and lets `/` round as the CPU does."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None

@@ -2,7 +2,7 @@
 
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from sparsegroup.penalties import Lasso, PracticalNorm
 from sparsegroup.rules import Rule
 
 if TYPE_CHECKING:
-    from sparsegroup.kernels.gpu.tensor_launch import LaunchMemory
+    from sparsegroup.kernels.gpu.launch import TensorTable
 
 _STATE_DTYPES = {torch.float32, torch.bfloat16}
 
@@ -45,7 +45,7 @@ class GpuBackend:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._memory: LaunchMemory | None = None
+        self._tables: dict[int, dict[tuple[Any, ...], TensorTable]] = {}
         self._watches: dict[torch.device, Watch] = {}
 
     def takes(self, slot: Slot, sparse: bool) -> bool:
@@ -78,19 +78,20 @@ class GpuBackend:
 
     def step(self, request: StepRequest) -> None:
         """See `Backend.step`. Rows that the parameter has not are left out, and reported by a later `check`."""
-        from sparsegroup.kernels.gpu.tensor_launch import LaunchMemory, step_rows, step_tensors
+        from sparsegroup.kernels.gpu.launch import step_tensors
+        from sparsegroup.kernels.gpu.launch_rows import GradientRuns, runs_of, step_rows
 
-        if self._memory is None:
-            self._memory = LaunchMemory()
-        tensors: list[TensorStep] = []
+        dense: list[TensorStep] = []
         for tensor in request.tensors:
+            tensor = tensor.contiguous()
             if tensor.rows is None:
-                tensors.append(tensor.contiguous())
+                dense.append(tensor)
             elif len(tensor.rows):
-                watch = self._watch(tensor.rows.device)
-                step_rows(self.rule, tensor.contiguous(), watch.counters, request.settings)
+                g, rows, watch = tensor.gradient, tensor.rows.contiguous(), self._watch(tensor.rows.device)
+                gradient = runs_of(g, rows) if tensor.repeats else GradientRuns(g, rows, tensor.hessian)
+                step_rows(self.rule, tensor.slot, gradient, watch.counters, request.settings, tensor.numbers)
                 watch.send()
-        step_tensors(self.rule, request.group, tensors, request.settings, self._memory)
+        step_tensors(self.rule, dense, request.settings, self._tables.setdefault(request.group, {}))
 
     def _watch(self, device: torch.device) -> Watch:
         if device not in self._watches:

@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import binding
-from sparsegroup.kernels.gpu.launch import (
-    OPTIONS,
-    TILE,
-    TYPES,
-    Parts,
-    kernels_of,
-    on_device_of,
-    padded,
-    shared_arguments,
-    tau_of,
-)
+from sparsegroup.kernels.gpu.launch import TYPES, kernels_of, launch, pointers_of, state_dtype_of, step_arguments
 from sparsegroup.kernels.numbers import StepScalars
 from sparsegroup.kernels.regularizer import StepConstants
+from sparsegroup.kernels.slot import Slot
 from sparsegroup.rules import Rule
 
 ROW_TILE = 512
@@ -30,24 +21,31 @@ CHUNK = 32
 
 
 @dataclass(frozen=True)
-class Runs:
-    """The rows of a gradient's lines.
+class GradientRuns:
+    """The gradient of some rows, one line per key; the lines of one row are a run.
 
     Attributes:
-        rows: `[lines]` int64, the row of each line of the gradient; -1 for none.
+        values: `[lines, width]`.
+        rows: `[lines]` int64, the row of each line; a table leaves out negative ones.
+        hessian: The Hessian's diagonal, shaped as `values`; then each row comes once.
         order: `[lines]`, the lines sorted by row; None where each row comes once.
-        starts: `[count + 1]`, where in `order` a row's lines begin; runs may be empty.
-        count: Runs, or lines where there is no `order`.
+        starts: `[runs + 1]`, where in `order` each run begins; runs may be empty.
     """
 
+    values: Tensor
     rows: Tensor
-    order: Tensor | None
-    starts: Tensor | None
-    count: int
+    hessian: Tensor | None = None
+    order: Tensor | None = None
+    starts: Tensor | None = None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs."""
+        return len(self.rows) if self.starts is None else len(self.starts) - 1
 
 
-def runs_of(rows: Tensor) -> Runs:
-    """Sort the lines by row, without waiting for the device: so there are as many runs as lines, most of them empty."""
+def runs_of(values: Tensor, rows: Tensor) -> GradientRuns:
+    """Sort lines by row, without waiting for the device: so there are as many runs as lines, most of them empty."""
     count = len(rows)
     ordered, order = torch.sort(rows, stable=True)
     begins = torch.ones_like(rows, dtype=torch.bool)
@@ -56,83 +54,53 @@ def runs_of(rows: Tensor) -> Runs:
     starts = torch.full((count + 2,), count, dtype=torch.int64, device=rows.device)
     lines = torch.arange(count, device=rows.device)
     starts.scatter_(0, torch.where(begins, run, count + 1), lines)  # the last place is for lines that begin none
-    return Runs(rows, order, starts[: count + 1], count)
+    return GradientRuns(values, rows, None, order, starts[: count + 1])
 
 
-def _sums(g: Tensor, runs: Runs, width: int) -> Tensor:
-    """Sums of whole chunks, for `rows.sum_of_run`."""
-    assert runs.order is not None
-    chunks = len(runs.order) // CHUNK
-    sums = g.new_empty(max(chunks, 1), width, dtype=torch.float32)
-    if chunks:
-        tile = max(1, ROW_TILE // padded(width))
-        binding.row_kernels().sum_chunks[(-(-chunks // tile),)](
-            g,
-            runs.rows,
-            runs.order,
-            sums,
-            chunks,
-            WIDTH=width,
-            PADDED=padded(width),
-            GROUPS=tile,
-            CHUNK=CHUNK,
-            **OPTIONS,
-        )
-    return sums
+def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: Any) -> None:
+    """Launch a step over rows; what there is not is another tensor, never looked at."""
+    g, rows, order = gradient.values, gradient.rows, gradient.order
+    sums = g
+    if order is not None:
+        chunks = len(order) // CHUNK
+        sums = g.new_empty(max(chunks, 1), width, dtype=torch.float32)
+        if chunks:
+            of_chunks = {"g": g, "rows": rows, "order": order, "sums": sums, "count": chunks}
+            launch(binding.row_kernels().sum_chunks, g, chunks, width, ROW_TILE, CHUNK=CHUNK, **of_chunks)
+    launch(
+        kernel,
+        g,
+        gradient.runs,
+        width,
+        ROW_TILE,
+        g=g,
+        hessian=g if gradient.hessian is None else gradient.hessian,
+        rows=rows,
+        order=rows if order is None else order,
+        starts=rows if gradient.starts is None else gradient.starts,
+        sums=sums,
+        count=gradient.runs,
+        CHUNK=CHUNK,
+        SUMMED=order is None,
+        **arguments,
+    )
 
 
-def _of_runs(parts: Parts, runs: Runs, width: int) -> dict[str, Any]:
-    summed = runs.order is None
-    tile = max(1, ROW_TILE // padded(width))
-    return {
-        "g": parts.g,
-        "hessian": parts.g if parts.hessian is None else parts.hessian,
-        "rows": runs.rows,
-        "order": runs.rows if runs.order is None else runs.order,
-        "starts": runs.rows if runs.starts is None else runs.starts,
-        "sums": parts.g if summed else _sums(parts.g, runs, width),
-        "count": runs.count,
-        "WIDTH": width,
-        "PADDED": padded(width),
-        "GROUPS": tile,
-        "CHUNK": CHUNK,
-        "SUMMED": summed,
-    }
-
-
-def _grid(of_runs: dict[str, Any]) -> tuple[int]:
-    return (-(-of_runs["count"] // of_runs["GROUPS"]),)
-
-
-def advance_rows(
-    rule: Rule, parts: Parts, runs: Runs, counters: Tensor, settings: StepConstants, numbers: StepScalars
+def step_rows(
+    rule: Rule, slot: Slot, gradient: GradientRuns, counters: Tensor, settings: StepConstants, numbers: StepScalars
 ) -> None:
-    """The step over rows of one tensor.
-
-    Args:
-        rule: The base optimizer.
-        parts: x, u and the states whole, `[height, …]`; the gradient one line per entry of `runs.rows`.
-        runs: The lines' rows.
-        counters: See `rows.tensor_rows`.
-        settings: λ, and what else the rows share.
-        numbers: What depends on the step.
-    """
-    height = parts.x.shape[0]
-    width = parts.x.numel() // height
-    x, u, state, *_ = parts.pointers
-    with on_device_of(parts.x):
-        of_runs = _of_runs(parts, runs, width)
-        kernels_of(rule, parts.u is not None, settings).tensor_rows[_grid(of_runs)](
-            x,
-            u,
-            state,
-            height=height,
-            counters=counters,
-            tau=tau_of(width, settings),
-            ON_DEVICE=numbers.on_device,
-            **of_runs,
-            **shared_arguments(settings, numbers),
-        )
+    """The step over rows of one tensor; for `counters` see `rows.tensor_rows`."""
+    height = slot.shape[0]
+    width = slot.x.numel() // height
+    _launch_step(
+        kernels_of(rule, slot.carries_u, settings).tensor_rows,
+        gradient,
+        width,
+        **pointers_of(slot),
+        height=height,
+        counters=counters,
+        **step_arguments(settings, numbers, width, state_dtype_of(slot)),
+    )
 
 
 @dataclass(frozen=True)
@@ -165,93 +133,61 @@ class Layout:
         return (self.row_bytes | self.first_part | self.part_bytes) % 16 == 0
 
 
-def advance_table(
+def step_table(
     rule: Rule,
     carries_u: bool,
     layout: Layout,
     height: int,
-    g: Tensor,
-    hessian: Tensor | None,
-    runs: Runs,
+    gradient: GradientRuns,
     counters: Tensor,
     settings: StepConstants,
     numbers: StepScalars,
 ) -> None:
-    """The step over rows of a table.
-
-    Args:
-        rule: The base optimizer.
-        carries_u: Whether the rows carry u.
-        layout: Where the rows lie.
-        height: Rows that there are.
-        g: `[lines, dim]`, the gradient.
-        hessian: The Hessian's diagonal likewise; then each row comes once.
-        runs: The lines' rows.
-        counters: See `rows.table_rows`.
-        settings: λ, and what else the rows share.
-        numbers: What depends on the step.
-    """
-    parts = Parts(g, g, (), g, hessian)
-    with on_device_of(g):
-        of_runs = _of_runs(parts, runs, layout.dim)
-        kernels_of(rule, carries_u, settings).table_rows[_grid(of_runs)](
-            layout.pages,
-            height=height,
-            counters=counters,
-            tau=tau_of(layout.dim, settings),
-            X=TYPES[layout.dtype],
-            STATE=TYPES[layout.state_dtype],
-            SHIFT=layout.shift,
-            ROW_BYTES=layout.row_bytes,
-            FIRST_PART=layout.first_part,
-            PART_BYTES=layout.part_bytes,
-            STATE_PART=int(carries_u),
-            ALIGNED=layout.aligned,
-            ON_DEVICE=numbers.on_device,
-            **of_runs,
-            **shared_arguments(settings, numbers),
-        )
+    """The step over rows of a table that has `height` of them; for `counters` see `rows.table_rows`."""
+    _launch_step(
+        kernels_of(rule, carries_u, settings).table_rows,
+        gradient,
+        layout.dim,
+        pages=layout.pages,
+        height=height,
+        counters=counters,
+        X=TYPES[layout.dtype],
+        STATE=TYPES[layout.state_dtype],
+        SHIFT=layout.shift,
+        ROW_BYTES=layout.row_bytes,
+        FIRST_PART=layout.first_part,
+        PART_BYTES=layout.part_bytes,
+        ALIGNED=layout.aligned,
+        **step_arguments(settings, numbers, layout.dim, layout.state_dtype),
+    )
 
 
 def gather(layout: Layout, rows: Tensor, dtype: torch.dtype, offset: int) -> Tensor:
-    """A part of some rows.
-
-    Args:
-        layout: Where the rows lie.
-        rows: `[n]` int64; zeros come where it is negative.
-        dtype: The dtype of the part.
-        offset: Bytes from where a row begins to the part.
-
-    Returns:
-        `[n, dim]` of `dtype`.
-    """
-    out = torch.empty(len(rows), layout.dim, dtype=dtype, device=rows.device)
-    _move(binding.row_kernels().gather, layout, rows, out, dtype, offset)
-    return out
+    """`[n, dim]` of `dtype`: the part `offset` bytes into each of `rows` `[n]` int64; zeros where one is negative."""
+    values = torch.empty(len(rows), layout.dim, dtype=dtype, device=rows.device)
+    _copy_part(binding.row_kernels().gather, layout, rows, values, dtype, offset)
+    return values
 
 
 def scatter(layout: Layout, rows: Tensor, values: Tensor, dtype: torch.dtype, offset: int) -> None:
     """Set a part of distinct `rows` to `values` `[n, dim]`; see `gather`."""
-    _move(binding.row_kernels().scatter, layout, rows, values, dtype, offset)
+    _copy_part(binding.row_kernels().scatter, layout, rows, values, dtype, offset)
 
 
-def _move(kernel: Any, layout: Layout, rows: Tensor, values: Tensor, dtype: torch.dtype, offset: int) -> None:
-    if not len(rows):
-        return
-    tile = max(1, TILE // padded(layout.dim))
-    with on_device_of(values):
-        kernel[(-(-len(rows) // tile),)](
-            layout.pages,
-            rows,
+def _copy_part(kernel: Any, layout: Layout, rows: Tensor, values: Tensor, dtype: torch.dtype, offset: int) -> None:
+    if len(rows):
+        launch(
+            kernel,
             values,
             len(rows),
+            layout.dim,
+            pages=layout.pages,
+            rows=rows,
+            values=values,
+            count=len(rows),
             X=TYPES[dtype],
             SHIFT=layout.shift,
             ROW_BYTES=layout.row_bytes,
             OFFSET=offset,
             ALIGNED=layout.aligned and offset % 16 == 0,
-            WIDTH=layout.dim,
-            PADDED=padded(layout.dim),
-            GROUPS=tile,
-            **OPTIONS,
         )

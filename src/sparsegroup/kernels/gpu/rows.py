@@ -8,20 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 tl: Any = None  # bound: triton.language
+CARRIES_U: bool = True  # bound
 STATES: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-read_hessian = as_stored = at_address = row_address = step_whole = any_in_group = _unbound
+groups_and_lanes = read_hessian = as_stored = at_address = row_address = step_tile = any_in_group = _unbound
 
 UNROLL: int = 4  # bound
 
 
 def sum_chunks(
-    g: Any, rows: Any, order: Any, sums: Any, chunks: Any, WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any
+    g: Any, rows: Any, order: Any, sums: Any, count: Any, WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any
 ) -> None:
     """The sums of those chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these."""
-    chunk = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None]
-    lane = tl.arange(0, PADDED)[None, :]
-    here = chunk < chunks
+    chunk, lane = groups_and_lanes(GROUPS, PADDED)
+    here = chunk < count
     first = tl.load(order + chunk * CHUNK, mask=here, other=0)
     last = tl.load(order + chunk * CHUNK + (CHUNK - 1), mask=here, other=0)
     here = here & (tl.load(rows + first, mask=here, other=0) == tl.load(rows + last, mask=here, other=1))
@@ -62,25 +62,31 @@ def sum_of_run(
 
 
 def gradient_of(
-    g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, group: Any, lane: Any, count: Any,
+    g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, run: Any, lane: Any, count: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any,
 ) -> Any:  # fmt: skip
-    """The rows of runs (-1 where there is none), their gradient, and the Hessian's diagonal."""
-    here = group < count
-    inside = here & (lane < WIDTH)
+    """Which runs there are, their rows, their gradient, and the Hessian's diagonal."""
+    here = run < count
     if SUMMED:
-        row = tl.load(rows + group, mask=here, other=-1)
-        value = tl.load(g + group * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
-        curvature = read_hessian(hessian + group * WIDTH + lane, inside, value)
-        return row, value, curvature
+        row = tl.load(rows + run, mask=here, other=-1)
+        inside = here & (lane < WIDTH)
+        value = tl.load(g + run * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
+        return here, row, value, read_hessian(hessian + run * WIDTH + lane, inside, value)
     else:
-        first = tl.load(starts + group, mask=here, other=0).to(tl.int64)
-        last = tl.load(starts + group + 1, mask=here, other=0).to(tl.int64)
+        first = tl.load(starts + run, mask=here, other=0).to(tl.int64)
+        last = tl.load(starts + run + 1, mask=here, other=0).to(tl.int64)
         here = first < last
         key = tl.load(order + first, mask=here, other=0).to(tl.int64)
         row = tl.load(rows + key, mask=here, other=-1)
         total = sum_of_run(g, order, sums, first, last, lane, WIDTH, PADDED, GROUPS, CHUNK)
-        return row, total, total
+        return here, row, total, total
+
+
+def report(counters: Any, bad: Any, row: Any) -> None:
+    """Count the `bad` rows, and keep one of them."""
+    many = tl.sum(bad.to(tl.int64))
+    tl.atomic_add(counters + 1, many, mask=many != 0)
+    tl.store(counters + 2 + row * 0, row, mask=bad)
 
 
 def tensor_rows(
@@ -95,22 +101,15 @@ def tensor_rows(
         count: Runs (or rows, where `SUMMED`: then line i of the gradient is that of `rows[i]`, each once).
         counters: `[3]` int64: not used, rows left out, one of them.
     """
-    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None]
-    lane = tl.arange(0, PADDED)[None, :]
-    row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, group, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+    run, lane = groups_and_lanes(GROUPS, PADDED)
+    here, row, value, curvature = gradient_of(
+        g, hessian, rows, order, starts, sums, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
     )
-    run = group < count
-    if not SUMMED:
-        run = run & (tl.load(starts + group, mask=run, other=0) < tl.load(starts + group + 1, mask=run, other=0))
-    good = run & (row >= 0) & (row < height)
-    bad = run & ((row < 0) | (row >= height))
-    many = tl.sum(bad.to(tl.int64))
-    tl.atomic_add(counters + 1, many, mask=many != 0)
-    tl.store(counters + 2 + row * 0, row, mask=bad)
-    at = tl.where(good, row, 0) * WIDTH + lane
-    step_whole(
-        x + at, u + at, [pointer + at for pointer in state], value, curvature, good & (lane < WIDTH), at,
+    report(counters, here & ((row < 0) | (row >= height)), row)
+    here = here & (row >= 0) & (row < height)
+    at = tl.where(here, row, 0) * WIDTH + lane
+    step_tile(
+        x + at, u + at, [pointer + at for pointer in state], value, curvature, here & (lane < WIDTH), at,
         scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
 
@@ -119,7 +118,7 @@ def table_rows(
     pages: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
     count: Any, height: Any, counters: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
-    X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, STATE_PART: Any, ALIGNED: Any,
+    X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, ALIGNED: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
     """Rows of a table in pages of 2**SHIFT rows; a row is x, u and the states, side by side.
@@ -134,51 +133,45 @@ def table_rows(
         ROW_BYTES: From row to row.
         FIRST_PART: Bytes from where a row begins to u, or to the first state where no u is carried.
         PART_BYTES: From there to the next part.
-        STATE_PART: Which of these parts is the first state.
         ALIGNED: All of these are multiples of 16.
     """
-    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None]
-    lane = tl.arange(0, PADDED)[None, :]
-    row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, group, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+    run, lane = groups_and_lanes(GROUPS, PADDED)
+    _, row, value, curvature = gradient_of(
+        g, hessian, rows, order, starts, sums, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
     )
     here = (row >= 0) & (row < height)
-    strange = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)
-    bad = here & any_in_group(strange & (lane < WIDTH))
-    many = tl.sum(bad.to(tl.int64))
-    tl.atomic_add(counters + 1, many, mask=many != 0)
-    tl.store(counters + 2 + row * 0, row, mask=bad)
+    not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)
+    bad = here & any_in_group(not_finite & (lane < WIDTH))
+    report(counters, bad, row)
     here = here & (bad == 0)
     value = tl.where(here, value, 0.0)
     curvature = tl.where(here, curvature, 0.0)
-    known = tl.where(here, row, 0)
-    base = row_address(pages, known, SHIFT, ROW_BYTES)
+    row = tl.where(here, row, 0)
+    base = row_address(pages, row, SHIFT, ROW_BYTES)
     state: Any = ()
     for k in tl.static_range(STATES):
-        state = state + (at_address(base, FIRST_PART + (STATE_PART + k) * PART_BYTES, lane, STATE, ALIGNED),)
+        state = state + (at_address(base, FIRST_PART + (CARRIES_U + k) * PART_BYTES, lane, STATE, ALIGNED),)
     inside = here & (lane < WIDTH)
-    before, after = step_whole(
+    before, after = step_tile(
         at_address(base, 0, lane, X, ALIGNED), at_address(base, FIRST_PART, lane, STATE, ALIGNED), state,
-        value, curvature, inside, known * WIDTH + lane,
+        value, curvature, inside, row * WIDTH + lane,
         scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
-    born = tl.sum(any_in_group((after != 0.0) & inside).to(tl.int64)) - tl.sum(
-        any_in_group((before != 0.0) & inside).to(tl.int64)
-    )
-    tl.atomic_add(counters, born, mask=born != 0)
+    live_before = tl.sum(any_in_group((before != 0.0) & inside).to(tl.int64))
+    live_change = tl.sum(any_in_group((after != 0.0) & inside).to(tl.int64)) - live_before
+    tl.atomic_add(counters, live_change, mask=live_change != 0)
 
 
 def gather(
-    pages: Any, rows: Any, out: Any, count: Any,
+    pages: Any, rows: Any, values: Any, count: Any,
     X: Any, SHIFT: Any, ROW_BYTES: Any, OFFSET: Any, ALIGNED: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
 ) -> None:  # fmt: skip
-    """out[i] = a part of row rows[i], or zeros where that is negative."""
-    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None]
-    lane = tl.arange(0, PADDED)[None, :]
-    row = tl.load(rows + group, mask=group < count, other=-1)
+    """values[i] = a part of row rows[i], or zeros where that is negative."""
+    line, lane = groups_and_lanes(GROUPS, PADDED)
+    row = tl.load(rows + line, mask=line < count, other=-1)
     base = row_address(pages, row, SHIFT, ROW_BYTES)
     value = tl.load(at_address(base, OFFSET, lane, X, ALIGNED), mask=(row >= 0) & (lane < WIDTH), other=0.0)
-    tl.store(out + group * WIDTH + lane, value, mask=(group < count) & (lane < WIDTH))
+    tl.store(values + line * WIDTH + lane, value, mask=(line < count) & (lane < WIDTH))
 
 
 def scatter(
@@ -186,10 +179,8 @@ def scatter(
     X: Any, SHIFT: Any, ROW_BYTES: Any, OFFSET: Any, ALIGNED: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
 ) -> None:  # fmt: skip
     """A part of row rows[i] = values[i], for distinct rows."""
-    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None]
-    lane = tl.arange(0, PADDED)[None, :]
-    inside = (group < count) & (lane < WIDTH)
-    row = tl.load(rows + group, mask=group < count, other=0)
-    base = row_address(pages, row, SHIFT, ROW_BYTES)
-    value = tl.load(values + group * WIDTH + lane, mask=inside, other=0.0)
+    line, lane = groups_and_lanes(GROUPS, PADDED)
+    inside = (line < count) & (lane < WIDTH)
+    base = row_address(pages, tl.load(rows + line, mask=line < count, other=0), SHIFT, ROW_BYTES)
+    value = tl.load(values + line * WIDTH + lane, mask=inside, other=0.0)
     tl.store(at_address(base, OFFSET, lane, X, ALIGNED), as_stored(value.to(tl.float32), X).to(X), mask=inside)

@@ -18,20 +18,9 @@ update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = ne
 random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_updated = _unbound
 
 
-def numbers_of(values: Any, ON_DEVICE: Any) -> Any:
-    """The tuple `values`: numbers, or where each of them lies in the device's memory."""
-    if ON_DEVICE:
-        return [tl.load(value) for value in values]
-    else:
-        return values
-
-
-def one_number(value: Any, ON_DEVICE: Any) -> Any:
-    """As `numbers_of`, of one."""
-    if ON_DEVICE:
-        return tl.load(value)
-    else:
-        return value
+def groups_and_lanes(GROUPS: Any, PADDED: Any) -> Any:
+    """The numbers of this program's groups, `[GROUPS, 1]`, and of the elements of each, `[1, PADDED]`."""
+    return tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None], tl.arange(0, PADDED)[None, :]
 
 
 def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) -> Any:
@@ -43,14 +32,9 @@ def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) ->
 
 
 def row_address(pages: Any, row: Any, SHIFT: Any, ROW_BYTES: Any) -> Any:
-    """Where rows begin, in pages of 2**SHIFT rows of ROW_BYTES; that of row 0 for a negative one."""
-    known = tl.where(row >= 0, row, 0)
-    return tl.load(pages + (known >> SHIFT)) + (known & ((1 << SHIFT) - 1)) * ROW_BYTES
-
-
-def read(pointers: Any, inside: Any) -> Any:
-    """The tuple of what lies at a tuple of pointer tiles, in float32."""
-    return [tl.load(pointer, mask=inside, other=0.0).to(tl.float32) for pointer in pointers]
+    """Where rows begin, in pages of 2**SHIFT rows of ROW_BYTES; for a negative row, where row 0 does."""
+    existing = tl.where(row >= 0, row, 0)
+    return tl.load(pages + (existing >> SHIFT)) + (existing & ((1 << SHIFT) - 1)) * ROW_BYTES
 
 
 def read_hessian(pointer: Any, inside: Any, otherwise: Any) -> Any:
@@ -61,42 +45,17 @@ def read_hessian(pointer: Any, inside: Any, otherwise: Any) -> Any:
         return otherwise
 
 
-def advanced(g: Any, hessian: Any, state: Any, scalars: Any) -> Any:
-    """m, σ and the new state."""
-    if SECOND_ORDER:
-        return update(g, hessian, *state, *scalars)
-    else:
-        return update(g, *state, *scalars)
-
-
-def moves_at(start: Any) -> Any:
-    """Whether the learning rate is not 0, `[1, 1]`."""
-    return tl.full([1, 1], start[1], tl.float32) != 0.0
-
-
 def any_in_group(mask: Any) -> Any:
     """`[groups, 1]`."""
     return tl.max(mask.to(tl.int32), 1, keep_dims=True) != 0
 
 
-def is_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
-    """Whether an element has ever had a non-zero gradient (`eager.ever_touched`)."""
+def was_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
+    """Whether a group has ever had a non-zero gradient (`eager_step.ever_touched`), `[groups, 1]`."""
     touched = (g != 0.0) | tile_was_updated(u)
     for k in tl.static_range(STATES):
         touched = touched | (state[k] != initial[k])
-    return touched & inside
-
-
-def squares(z: Any, sigma: Any, inside: Any, lambdas: Any) -> Any:
-    """What the norm sums up, over the tile's lines: `[groups, 1]`."""
-    l1, two_l2 = lambdas[0], lambdas[1]
-    weighed = weigh(soft_threshold(z, l1, 0.0), sigma + two_l2, 0.0)
-    return tl.sum(tl.where(inside, weighed * weighed, 0.0), 1, keep_dims=True)
-
-
-def shrunk(total: Any, tau: Any, penalty: Any) -> Any:
-    """q of groups from their sums of squares."""
-    return shrinkage(tl.sqrt_rn(total), tau, 0.0, 1.0, *penalty)
+    return any_in_group(touched & inside)
 
 
 def as_stored(value: Any, X: Any) -> Any:
@@ -109,12 +68,20 @@ def as_stored(value: Any, X: Any) -> Any:
         return value.to(X).to(tl.float32)
 
 
-def solve(x: Any, u: Any, m: Any, sigma: Any, z: Any, q: Any, lambdas: Any, X: Any) -> Any:
-    """x⁺ as stored, in float32, and u⁺."""
+def regularized(
+    x: Any, u: Any, m: Any, sigma: Any, inside: Any, lambdas: Any, penalty: Any, tau: Any, X: Any
+) -> Any:  # fmt: skip
+    """x⁺ as stored, in float32, and u⁺: the closed form of `sparsegroup.prox` (`eager_step.regularized_step`)."""
     l1, two_l2, keep, minus_zero = lambdas[0], lambdas[1], lambdas[2], lambdas[3]
+    z = u + m - sigma * x
     s = soft_threshold(z, l1, 0.0)
     r = clip(z, l1)
     c = sigma + two_l2
+    q = 0.0
+    if HAS_NORM:
+        weighed = weigh(s, c, 0.0)
+        squares = tl.sum(tl.where(inside, weighed * weighed, 0.0), 1, keep_dims=True)
+        q = shrinkage(tl.sqrt_rn(squares), tau, 0.0, 1.0, *penalty)
     y = closed_form(x, s, q, c, keep, 0.0, 1.0)
     exact = solution(x, u, m, r, s, q, y, two_l2, c, 0.0)
     stored = as_stored(exact, X)
@@ -132,11 +99,11 @@ def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, 
         tl.store(pointer, value, mask=inside)
 
 
-def step_whole(
+def step_tile(
     x_at: Any, u_at: Any, state_at: Any, g: Any, hessian: Any, inside: Any, element: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any, ON_DEVICE: Any,
 ) -> Any:  # fmt: skip
-    """One step of groups that lie in one tile each. Gives x before and after.
+    """One step of the groups in a tile, one per line. Gives x before and after.
 
     Args:
         x_at: Pointers to the weights.
@@ -155,26 +122,28 @@ def step_whole(
         seed: The seed of stochastic rounding.
         ON_DEVICE: Whether scalars, start and seed lie in the device's memory.
     """
-    beginning, seed = numbers_of(start, ON_DEVICE), one_number(seed, ON_DEVICE)
+    if ON_DEVICE:
+        scalars = [tl.load(value) for value in scalars]
+        start = [tl.load(value) for value in start]
+        seed = tl.load(seed)
     X = x_at.dtype.element_ty
     x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
-    state = read(state_at, inside)
-    out = advanced(g, hessian, state, numbers_of(scalars, ON_DEVICE))
+    state = [tl.load(pointer, mask=inside, other=0.0).to(tl.float32) for pointer in state_at]
+    if SECOND_ORDER:
+        out = update(g, hessian, *state, *scalars)
+    else:
+        out = update(g, *state, *scalars)
     m, sigma = out[0], out[1]
-    moves = moves_at(beginning)
+    moves = tl.full([1, 1], start[1], tl.float32) != 0.0
     if CARRIES_U:
         u = tl.load(u_at, mask=inside, other=0.0).to(tl.float32)
-        touched = any_in_group(is_touched(g, u, state, initial, inside))
         charged = u
         if HAS_START:
-            charged = tl.where(any_in_group(tile_was_updated(u)), u, beginning[0] * x)
-        z = charged + m - sigma * x
-        q = 0.0
-        if HAS_NORM:
-            q = shrunk(squares(z, sigma, inside, lambdas), tau, penalty)
-        stored, after = solve(x, charged, m, sigma, z, q, lambdas, X)
-        stored = tl.where(touched & moves, stored, x)
-        store_state(u_at, tl.where(touched & moves, after, u), inside, element, seed, 0)
+            charged = tl.where(any_in_group(tile_was_updated(u)), u, start[0] * x)
+        stored, u_after = regularized(x, charged, m, sigma, inside, lambdas, penalty, tau, X)
+        changes = was_touched(g, u, state, initial, inside) & moves
+        stored = tl.where(changes, stored, x)
+        store_state(u_at, tl.where(changes, u_after, u), inside, element, seed, 0)
     else:
         stored = tl.where(moves, as_stored(base_step(x, m, sigma, 0.0), X), x)
     tl.store(x_at, stored.to(X), mask=inside)
