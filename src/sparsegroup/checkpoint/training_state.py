@@ -24,7 +24,7 @@ from sparsegroup.checkpoint.rng import rng_state
 from sparsegroup.checkpoint.saved_state import SavedOptimizer, SavedRank, SavedState
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.stored import rows_left_out
-from sparsegroup.table.table_file import TableFacts, write_changes, write_table
+from sparsegroup.table.table_file import TableFacts, write_table
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
@@ -171,11 +171,8 @@ def _written_tables(
         its = "" if table.ranks is None else f".rank-{ranks.rank}-of-{ranks.routing.ranks}"
         # A module's name may hold a slash.
         name = ("table-" + quote(where, safe="") if where else "table") + its + ".safetensors"
-        if before is None:
-            written[name], of_table = write_table(table, place / name)
-        else:
-            assert table.changes is not None
-            written[name], of_table = write_changes(table, table.changes, place / name)
+        assert before is None or table.changes is not None
+        written[name], of_table = write_table(table, place / name, None if before is None else table.changes)
         facts[name] = where, of_table
     return written, facts
 

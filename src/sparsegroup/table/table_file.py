@@ -1,14 +1,14 @@
-"""A table in files, written in pieces: all of its rows, or those that have changed since.
+"""A table's file, written in pieces: all of its rows, or those that have changed since.
 
 A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
-the optimizer's state, in the order of `parts`. What policies know of keys and rows lies behind them, by the names in
-`directory_notes`. Reading it (`table_reading`) drops the rows of the one and sets those of the other, so that all rows
-are nothing but the changes since the table was empty. Rows keep their order and with it their numbers. A table on
-several ranks is one such file of each.
+the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `directory_notes`.
+Reading it (`table_reading`) drops the rows of `dropped` and sets those of `keys`, so that a file of all rows is one of
+changes to an empty table. Rows keep their order and with it their numbers. Each rank of a sharded table writes one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,42 +21,39 @@ from sparsegroup.artifact.file_facts import FileFacts
 from sparsegroup.artifact.tensor_file import TensorWriter
 from sparsegroup.artifact.validation import Count, Real
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.row_storage import WEIGHT, Rows
+from sparsegroup.table.row_storage import WEIGHT, Rows, pieces_of
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
 
 Int64s = npt.NDArray[np.int64]
-Notes = dict[str, npt.NDArray[Any]]
 
 _PIECE_BYTES = 8 << 20
-"""Of rows, or of keys, that are in memory at a time beside the table; more where the table is large."""
+"""Bytes of rows, or of keys, in memory at a time besides the table; more if the table is large."""
 
 _BYTES_TO_SORT = 40
-"""Of a changed row, while the keys are brought into the order of the rows."""
+"""Bytes of a changed row while the keys are brought into the order of the rows."""
 
 _KEYS_PER_BUCKET = 4
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 _SHARE = 0.05
-"""Of the table's memory, that its keys may take for a moment: they lie in the order of their hashes."""
+"""The share of the table's memory that its keys may take for a moment: they are stored in the order of their hashes."""
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What is written down of a table, beside its files.
+    """A table in a checkpoint's manifest.
 
     Attributes:
         dim, dtype, std, init, seed, field_bits: See `HashEmbedding`.
         parts: Each part of a row after its vector → value in a new row.
-        rows: Rows.
-        seen: Distinct keys ever seen in training.
-        skipped_rows: See `HashEmbedding`.
-        buckets: How many the index has: they say when it grows.
+        rows, seen, skipped_rows: Rows, distinct keys ever seen in training, and row updates left out.
+        buckets: The buckets of the index: they decide when it grows.
         written: Rows in this file.
-        rank: Whose part of the table it is, where it lies on several; all of it is told of that part. None: the whole.
-        state: In which u and the optimizer's state lie in memory; None for the dtype of the arithmetic. In the file all
-            parts are of one dtype.
+        rank: The rank whose part of a sharded table this is, all of the facts with it; None: the whole.
+        state: The dtype of u and the optimizer's state in memory; None for that of the arithmetic, which all parts have
+            in the file.
     """
 
     dim: Count
@@ -76,7 +73,7 @@ class TableFacts:
 
     @classmethod
     def of(cls, table: Table, written: int) -> "TableFacts":
-        """Those of a table."""
+        """The facts of a table, of which so many rows are written."""
         return cls(
             **_identity(table.config),
             parts=dict(table.rows.initial),
@@ -95,7 +92,7 @@ class TableFacts:
         return None if self.state is None else torch.bfloat16
 
     def check(self) -> None:
-        """Raise ValueError, whose message begins with the field, unless there can be a table of which this is said."""
+        """Raise ValueError, whose message begins with the field, unless there can be such a table."""
         if self.rows > self.seen:
             raise ValueError(f"seen: {self.seen:,} keys cannot have {self.rows:,} rows")
         if not self.buckets or self.rows > _KEYS_PER_BUCKET * self.buckets:
@@ -106,11 +103,11 @@ class TableFacts:
 
     @property
     def sensible_buckets(self) -> int:
-        """So many that the index is not out of proportion, whatever is said: an index grows where it must."""
+        """`buckets`, but not out of proportion, whatever the manifest says: an index grows where it must."""
         return min(self.buckets, 2 * self.rows + (1 << 12))
 
     def mismatch(self, config: TableConfig) -> str | None:
-        """What a table with these rows differs in from one of that config, or None."""
+        """The settings in which a table of that config differs, in words, or None."""
         theirs = _identity(config)
         differing = [
             f"{name} {value!r} (the model has {theirs[name]!r})"
@@ -125,44 +122,38 @@ def _identity(config: TableConfig) -> dict[str, Any]:
     return {**{name: getattr(config, name) for name in names}, "dtype": config.dtype.name}
 
 
-def write_table(table: Table, path: Path) -> tuple[FileFacts, TableFacts]:
-    """Write all rows. Nothing may change the table meanwhile.
+def write_table(table: Table, path: Path, changes: Changes | None = None) -> tuple[FileFacts, TableFacts]:
+    """Write all rows, or only `changes`: rows that have changed and keys that were dropped.
+
+    Nothing may change the table until it has returned.
 
     Raises:
-        OSError: The disk is full, say.
+        OSError: The disk is full, for example.
     """
-    rows, directory, count = table.rows, table.directory, table.directory.num_rows
-    notes = directory.notes()
-    with _writer(rows, path, table.num_rows, directory.dropped, notes) as file:
-        at_a_time = max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // 8
-        for first in range(0, count, at_a_time):
-            file.write(directory.index.keys_of_rows(first, min(first + at_a_time, count)))
-        file.write(directory.dropped)
-        for block in rows.blocks(count):
-            file.write(block)
-        _write_notes(file, notes)
-    return file.facts, TableFacts.of(table, table.num_rows)
-
-
-def write_changes(table: Table, changes: Changes, path: Path) -> tuple[FileFacts, TableFacts]:
-    """Write the rows that have changed and the keys that have been dropped. Nothing may change the table meanwhile.
-
-    Raises:
-        OSError: The disk is full, say.
-    """
-    mask, dropped = changes.mask(table.directory.num_rows), changes.removed
-    count = int(np.count_nonzero(mask))
-    spans = list(_spans(mask, max(_PIECE_BYTES, int(_SHARE * table.memory().total)) // _BYTES_TO_SORT))
-    notes = table.directory.notes(np.flatnonzero(mask))
-    with _writer(table.rows, path, count, dropped, notes) as file:
-        for first, last in spans:
-            file.write(_keys_within(table, mask, first, last))
-        file.write(dropped)
-        for first, last in spans:
-            numbers = first + np.flatnonzero(mask[first:last])
-            for piece in pieces(len(numbers), table.rows):
-                file.write(table.rows.read_whole(numbers[piece]))
-        _write_notes(file, notes)
+    rows, directory = table.rows, table.directory
+    at_once = max(_PIECE_BYTES, int(_SHARE * table.memory().total))
+    keys: Iterable[Int64s]
+    if changes is None:
+        count, dropped, notes = directory.num_rows, directory.dropped.view(np.int64), directory.notes()
+        spans = ((span.start, span.stop) for span in pieces_of(count, 8, 0, at_once))
+        keys = (directory.index.keys_of_rows(first, last) for first, last in spans)
+        blocks = rows.blocks(count)
+    else:
+        mask, dropped = changes.mask(directory.num_rows), changes.removed
+        count, notes = int(np.count_nonzero(mask)), directory.notes(np.flatnonzero(mask))
+        changed = list(_spans(mask, at_once // _BYTES_TO_SORT))
+        keys = (_keys_within(table, mask, first, last) for first, last in changed)
+        blocks = _blocks_within(rows, mask, changed)
+    key = np.dtype(np.int64)
+    shapes = {
+        "keys": (key, (count,)),
+        "dropped": (key, (len(dropped),)),
+        "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
+        **{name: (array.dtype, array.shape) for name, array in notes.items()},
+    }
+    with TensorWriter(path, shapes, {"parts": ",".join(rows.parts)}) as file:
+        for content in chain(keys, [dropped], blocks, notes.values()):
+            file.write(content)
     return file.facts, TableFacts.of(table, count)
 
 
@@ -174,8 +165,16 @@ def _keys_within(table: Table, mask: npt.NDArray[np.bool_], first: int, last: in
     return keys[np.argsort(numbers)]
 
 
+def _blocks_within(rows: Rows, mask: npt.NDArray[np.bool_], spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """The rows of the mask, `[rows, parts · dim]` at a time."""
+    for first, last in spans:
+        numbers = first + np.flatnonzero(mask[first:last])
+        for piece in pieces(len(numbers), rows):
+            yield rows.read_whole(numbers[piece])
+
+
 def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int]]:
-    """Ranges that cover the mask, of `at_most` rows in it each, or of as few more as can be."""
+    """Ranges that cover the mask, with `at_most` of its rows in each, or few more."""
     first = found = 0
     step = max(1, min(at_most, 1 << 16))
     for begin in range(0, len(mask), step):
@@ -187,23 +186,6 @@ def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int
     yield first, len(mask)
 
 
-def _writer(rows: Rows, path: Path, count: int, dropped: npt.NDArray[Any], notes: Notes) -> TensorWriter:
-    keys = np.dtype(np.int64)
-    shapes = {
-        "keys": (keys, (count,)),
-        "dropped": (keys, (len(dropped),)),
-        "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
-        **{name: (array.dtype, array.shape) for name, array in notes.items()},
-    }
-    return TensorWriter(path, shapes, {"parts": ",".join(rows.parts)})
-
-
-def _write_notes(file: TensorWriter, notes: Notes) -> None:
-    for array in notes.values():
-        file.write(array)
-
-
-def pieces(count: int, rows: Rows) -> list[slice]:
-    """So many rows, a few mebibytes at a time."""
-    at_a_time = max(1, _PIECE_BYTES // rows.row_bytes)
-    return [slice(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
+def pieces(count: int, rows: Rows) -> Iterator[slice]:
+    """Slices of `count` rows, a few mebibytes at a time."""
+    return pieces_of(count, rows.row_bytes, 0, _PIECE_BYTES)
