@@ -123,14 +123,8 @@ def _even_rows(config: EmbeddingConfig, ranks: int, device: str) -> EnumerableSh
 def table_arguments(config: EmbeddingConfig, options: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The arguments of the `HashEmbedding` of a config: of its dtype, and new rows start as its weight would.
 
-    Args:
-        config: TorchRec's.
-        options: Those that are given.
-        number: The place of the table in its collection, which is its seed, so that tables start differently.
-
-    Raises:
-        ValueError: New rows would start in a range that is not around zero, or by a function; or options that are
-            decided here.
+    `number`, the place of the table in its collection, is its seed, so that tables start differently. Raises ValueError
+    if new rows would start by a function or in a range not around zero, or for options that are decided here.
     """
     for name in ("process_group", "per_rank", "device", "reduction", "wire_dtype", "fallback"):
         if name in options:
@@ -156,13 +150,13 @@ def table_arguments(config: EmbeddingConfig, options: Mapping[str, Any], number:
 
 
 class HashFeaturesDist(RwSparseFeaturesDist):  # type: ignore[misc]
-    """Sends each value of a batch to the rank that the hash of this key names.
+    """Sends each value of a batch to the rank that the hash of its key names; a table has any 64-bit key.
 
-    TorchRec's own cuts the values from 0 to `num_embeddings` into ranges; a table has any 64-bit key.
+    TorchRec's own cuts the values from 0 to `num_embeddings` into ranges.
     """
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        """What has come for this rank, `[features, batch of all ranks]`, as soon as one waits for it."""
+        """What arrives for this rank, `[features, batch of all ranks]`, when it is awaited."""
         by_rank, self.unbucketize_permute_tensor = _by_rank(sparse_features, Routing(self._world_size))
         return self._dist(by_rank)
 
@@ -171,7 +165,6 @@ class HashRowWiseSharding(RwSequenceEmbeddingSharding):  # type: ignore[misc]
     """Row-wise sharding by the hash of keys: TorchRec's, but for where a key goes."""
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
-        """See TorchRec."""
         return HashFeaturesDist(
             pg=self._pg,
             num_features=self._get_num_features(),
@@ -200,11 +193,7 @@ def _by_rank(features: KeyedJaggedTensor, routing: Routing) -> tuple[KeyedJagged
 
 
 class TableLookup(nn.Module):
-    """Looks the features of a batch up, each in its table.
-
-    Args:
-        tables: The tables with the number of features of each, in the order of a batch.
-    """
+    """Looks the features of a batch up: `tables` are those of its features in order, with the number of each."""
 
     def __init__(self, tables: Sequence[tuple[HashEmbedding, int]]) -> None:
         super().__init__()
@@ -227,16 +216,10 @@ class ShardedHashCollection(ShardedEmbeddingCollection):  # type: ignore[misc]
 
     @classmethod
     def create_embedding_sharding(cls, sharding_type: str, *args: Any, **kwargs: Any) -> HashRowWiseSharding:
-        """See TorchRec."""
         return HashRowWiseSharding(*args, **kwargs)
 
     def input_dist(self, ctx: EmbeddingCollectionContext, features: Any) -> Any:
-        """See TorchRec.
-
-        Raises:
-            ValueError: A batch without samples, for which TorchRec has no result, or features whose batches differ in
-                size.
-        """
+        """ValueError for a batch without samples, for which TorchRec has no result, or batches of different sizes."""
         if isinstance(features, KeyedJaggedTensor):
             if features.variable_stride_per_key():
                 raise ValueError(
@@ -296,7 +279,7 @@ class HashEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignor
         >>> optimizer = GroupAdam(param_groups(model.module, l21=1e-3))  # doctest: +SKIP
     """
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # without TorchRec's options, which tables do not have
         super().__init__()
 
     def shard(
@@ -325,16 +308,13 @@ class HashEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignor
         return ShardedHashCollection(module, params, env, None, device or torch.device("cpu"), module_fqn=module_fqn)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """By rows alone."""
         return [ShardingType.ROW_WISE.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The customized one alone."""
         return [EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value]
 
     @property
     def sharded_module_type(self) -> type[ShardedHashCollection]:
-        """See TorchRec."""
         return ShardedHashCollection
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.optim.stored import KEYS
+from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.row_uses import LATEST
 from sparsegroup.table.storage_kinds import new_directory
 from sparsegroup.table.table_config import TableConfig
@@ -24,6 +26,12 @@ NOTES: Mapping[str, tuple[np.dtype[Any], int]] = {
     "turnover": _COUNTS,
 }
 """Names, dtypes and numbers of dimensions; see `Directory.notes`."""
+
+DROPPED = "dropped"
+"""Keys that had a row and lost it, int64 `[k]`; some may have one again."""
+
+ENTRIES = (KEYS, WEIGHT, DROPPED, *NOTES)
+"""What a state dict holds of a table."""
 
 _LENGTHS = {"sketch_age": 1, "clock": 1, "turnover": 5}
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.views import TORCH_DTYPES
+from sparsegroup.optim.stored import KEYS
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.directory_notes import check_notes
+from sparsegroup.table.directory_notes import DROPPED, check_notes
 from sparsegroup.table.row_storage import WEIGHT, Rows
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.tensor_words import shape_of
@@ -29,11 +30,11 @@ class TableSnapshot:
 
     Attributes:
         keys: `[n]`, in the order of the rows.
-        parts: "weight", "u" and the optimizer's state, as far as they are in it → `[n, dim]`.
+        parts: "weight", "u" and the optimizer's state, those that it holds → `[n, dim]`.
         dropped: `[k]`, keys that had a row and lost it; some may have one again.
-        notes: What else the directory knows, by name, see `Directory.notes`; of rows, in the order of `keys`.
-        num_seen: Distinct keys ever seen; None if it is to be counted.
-        skipped_rows: Row updates left out; None if that is not in it.
+        notes: The rest of the directory's state by name, see `Directory.notes`; of rows, in the order of `keys`.
+        num_seen: Distinct keys ever seen; None: to be counted.
+        skipped_rows: Row updates left out; None: not known.
     """
 
     keys: Int64s
@@ -47,7 +48,7 @@ class TableSnapshot:
     def taken(
         cls, directory: Directory, memory: Rows, parts: Sequence[str] | None, skipped_rows: int
     ) -> "TableSnapshot":
-        """A copy of what a table holds, with some parts of its rows, or all of them."""
+        """A copy of what a table holds, with some parts of its rows, or all."""
         rows = np.arange(directory.num_rows)
         values = {part: memory.read(part, rows) for part in (memory.parts if parts is None else parts)}
         return cls(
@@ -60,22 +61,18 @@ class TableSnapshot:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """As a module's state dict has it."""
-        content = {**self.arrays(), "dropped": self.dropped, **self.notes}
+        """The entries of a module's state dict."""
+        content = {**self.arrays(), DROPPED: self.dropped, **self.notes}
         return {name: torch.from_numpy(array) for name, array in content.items()}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], config: TableConfig) -> "TableSnapshot":
-        """What `tensors` gave, of weights alone, checked.
-
-        Raises:
-            ValueError: A tensor does not fit; its name begins the message.
-        """
-        for name in ("keys", "dropped"):
+        """What `tensors` gave, of weights only; ValueError if one does not fit, whose name begins the message."""
+        for name in (KEYS, DROPPED):
             if tensors[name].dtype != torch.int64 or tensors[name].ndim != 1:
                 raise ValueError(f"{name}: int64 [n] is expected, got {shape_of(tensors[name])}")
         content = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items() if name != WEIGHT}
-        keys, weight = content.pop("keys"), tensors[WEIGHT]
+        keys, weight = content.pop(KEYS), tensors[WEIGHT]
         if weight.shape != (len(keys), config.dim):
             raise ValueError(f"{WEIGHT}: [{len(keys)}, {config.dim}] is expected, got {shape_of(weight)}")
         if len(np.unique(keys)) != len(keys):
@@ -88,10 +85,10 @@ class TableSnapshot:
                 f"{WEIGHT}: {len(broken):,} of {len(keys):,} vectors have NaN or infinite elements, that of key "
                 f"{broken[0]} for one; load a state from before the training diverged"
             )
-        dropped = content.pop("dropped")
+        dropped = content.pop(DROPPED)
         check_notes(content, config, len(keys))
         return cls(keys, {WEIGHT: weight.numpy()}, dropped, content)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The keys and the parts by name."""
-        return {"keys": self.keys, **self.parts}
+        return {KEYS: self.keys, **self.parts}

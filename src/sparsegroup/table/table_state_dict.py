@@ -1,12 +1,12 @@
 """A table's rows in a module's state dict."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from sparsegroup.optim.stored import ROWS_LEFT_OUT
-from sparsegroup.table.directory_notes import NOTES
+from sparsegroup.optim.stored import KEYS, ROWS_LEFT_OUT
+from sparsegroup.table.directory_notes import DROPPED, ENTRIES
 from sparsegroup.table.row_storage import WEIGHT
 from sparsegroup.table.sharded.rank_parts import RankPart, joined_parts
 from sparsegroup.table.table import Table
@@ -16,28 +16,24 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
-    """Put keys, vectors and notes into a state dict; see `nn.Module._save_to_state_dict`."""
+    """Put keys, vectors and the directory's state into a state dict; see `nn.Module._save_to_state_dict`."""
     if ROWS_LEFT_OUT.get():
         return
-    named = table.own_name  # so that no one takes those of several ranks for copies of each other
     for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
-        destination[prefix + named(name)] = tensor
+        destination[prefix + table.own_name(name)] = tensor  # no one takes those of several ranks for copies
 
 
-class _StateEntry:
-    """An entry of a table's state dict as an attribute; there is none where the state dict has none."""
+def _entry(name: str) -> property:
+    """An entry of a table's state dict as an attribute; there is none if the state dict has none."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, module: Any, owner: type | None = None) -> Tensor | Self:
-        if module is None:
-            return self
+    def value(module: Any) -> Tensor:
         tensors = module.table.snapshot(()).tensors()
-        if self._name not in tensors:
-            raise AttributeError(f"the table has no {self._name!r}")
-        tensor: Tensor = tensors[self._name]
+        if name not in tensors:
+            raise AttributeError(f"the table has no {name!r}")
+        tensor: Tensor = tensors[name]
         return tensor
+
+    return property(value)
 
 
 def with_state_entries(module_class: _Class) -> _Class:
@@ -45,21 +41,17 @@ def with_state_entries(module_class: _Class) -> _Class:
 
     `torch.distributed.checkpoint` looks up every name of a state dict.
     """
-    for name in ("dropped", *NOTES):
-        setattr(module_class, name, _StateEntry(name))
+    for name in ENTRIES:
+        if name not in (KEYS, WEIGHT):  # these are there
+            setattr(module_class, name, _entry(name))
     return module_class
 
 
 @with_state_entries
 class PartEntries:
-    """The entries of one rank's part as attributes.
+    """The entries of one rank's part of a `table` as attributes; `weight` is the parameter."""
 
-    Args:
-        table: The rows.
-        weight: The parameter.
-    """
-
-    keys = _StateEntry("keys")
+    keys = _entry(KEYS)
 
     def __init__(self, table: Table, weight: object) -> None:
         self.table, self.weight = table, weight
@@ -67,13 +59,12 @@ class PartEntries:
 
 def unknown_entries(state_dict: Mapping[str, Tensor], prefix: str, known: Iterable[str]) -> list[str]:
     """The names below `prefix` that are neither entries of a table nor begin with a `known` name."""
-    entries = {"keys", WEIGHT, "dropped", *NOTES}
     unknown = []
     for name in state_dict:
         entry = name[len(prefix) :]
         if name.startswith(prefix) and entry.partition(".")[0] not in known:
             own = entry if RankPart.of(entry) is None else entry.partition(".")[2]
-            unknown.extend([] if own in entries else [name])
+            unknown.extend([] if own in ENTRIES else [name])
     return unknown
 
 
@@ -92,11 +83,10 @@ def load_rows(
         error_msgs.append(f"{prefix.removesuffix('.') or 'the table'} {error}")
         return
     prefix += part.named("")
-    names: tuple[str, ...] = ("keys", WEIGHT, "dropped")
-    if missing := [prefix + name for name in names if prefix + name not in state_dict]:
+    if missing := [prefix + name for name in (KEYS, WEIGHT, DROPPED) if prefix + name not in state_dict]:
         missing_keys.extend(missing)
         return
-    names = tuple(name for name in (*names, *NOTES) if prefix + name in state_dict)
+    names = [name for name in ENTRIES if prefix + name in state_dict]
     try:
         tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
         if part != table.part:
@@ -107,15 +97,11 @@ def load_rows(
 
 
 def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankPart:
-    """Whose rows a state dict has of a table: this rank's, or all.
-
-    Raises:
-        ValueError: Those of other ranks alone.
-    """
+    """Whose rows a state dict has of a table: this rank's, or all. Raises ValueError for only other ranks'."""
     names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
-    if table.own_name("keys") in names:
+    if table.own_name(KEYS) in names:
         return table.part
-    if "keys" not in names:
+    if KEYS not in names:
         for name in names:
             table.entry_of(name)
     return RankPart()
