@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from distributed_cases import Ranks
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding
-from sparsegroup.table import ExchangeError
+from sparsegroup.table import EvictionPolicy, ExchangeError
 
 KEYS = torch.arange(20) * 0x9E3779B97F4A7C1
 
@@ -208,11 +208,10 @@ def without_room_on_one() -> Any:
     return errors, bool(table.eval()(KEYS).shape == (20, 4))
 
 
-class FailingOnOne:
+class FailingOnOne(EvictionPolicy):
     """An eviction policy that fails on one rank."""
 
     every = 1
-    unit = "steps"
 
     def evicts(self, rows: Any) -> Any:
         if dist.get_rank():

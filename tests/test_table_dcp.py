@@ -93,16 +93,16 @@ def same(one: Any, other: Any) -> None:
 def goes_on_alike(one: tuple[nn.Module, GroupOptimizer], other: tuple[nn.Module, GroupOptimizer]) -> None:
     for model, optimizer in (one, other):
         train(model, optimizer, 12, seed=2)
-    same(sorted_waiting(one[0].state_dict()), sorted_waiting(other[0].state_dict()))
+    same(sorted_candidates(one[0].state_dict()), sorted_candidates(other[0].state_dict()))
     same(one[1].state_dict(), other[1].state_dict())
 
 
-def sorted_waiting(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def sorted_candidates(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Keys that wait for their second occurrence are in no particular order."""
-    if "table.waiting" not in state:
+    if "table.candidates" not in state:
         return state
-    keys, order = state["table.waiting"].sort()
-    return {**state, "table.waiting": keys, "table.sights": state["table.sights"][order]}
+    keys, order = state["table.candidates"].sort()
+    return {**state, "table.candidates": keys, "table.candidate_counts": state["table.candidate_counts"][order]}
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
@@ -198,7 +198,7 @@ def test_an_entry_that_dcp_would_lose_is_told(tmp_path: Path) -> None:
     state = fresh.state_dict()
     with pytest.raises(dcp.api.CheckpointException, match=r"state_dict\['table\.\w+'\] = torch\.empty\(0\)"):
         dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
-    state |= {f"table.{name}": torch.empty(0) for name in ("waiting", "sights", "turnover")}
+    state |= {f"table.{name}": torch.empty(0) for name in ("candidates", "candidate_counts", "counters")}
     dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
     fresh.load_state_dict(state)
     same(fresh.state_dict(), model.state_dict())
@@ -240,4 +240,4 @@ def test_keys_and_what_else_a_state_dict_has_are_attributes() -> None:
     assert sorted(table.keys.tolist()) == [-7, 5]
     for name, tensor in table.state_dict().items():
         assert name == "weight" or torch.equal(getattr(table, name), tensor)
-    assert not hasattr(HashEmbedding(4), "waiting")
+    assert not hasattr(HashEmbedding(4), "candidates")

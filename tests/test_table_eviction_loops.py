@@ -14,7 +14,7 @@ from torch import Tensor
 from optimizer_cases import assert_identical
 from sparsegroup import GroupAdagrad, GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilistic, UnusedFor
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-from sparsegroup.table import RowBlock
+from sparsegroup.table import RankingPolicy, RowBlock
 
 LIMIT = 2_000_000
 Loop = Callable[[HashEmbedding, GroupAdam, Tensor], None]
@@ -251,7 +251,7 @@ def test_keys_that_waited_elsewhere_are_not_remembered_under_a_limit() -> None:
 # What goes, and what is known of it
 
 
-class Periodic:
+class Periodic(RankingPolicy):
     """Every 16th row is of low rank."""
 
     def ranks(self, rows: RowBlock) -> np.ndarray[Any, Any]:
@@ -366,7 +366,7 @@ def test_the_count_of_features_never_shrinks() -> None:
         ({"clock": torch.zeros(0, dtype=torch.int64)}, "clock: 1 number"),
         ({"clock": torch.tensor([1 << 40])}, "clock: numbers from 0"),
         ({"last_used": None}, "would have to be there"),
-        ({"turnover": torch.tensor([1])}, "turnover: 5 number"),
+        ({"counters": torch.tensor([1])}, "counters: 4 number"),
     ],
 )
 def test_notes_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -378,7 +378,7 @@ def test_notes_that_cannot_be_are_refused(changes: dict[str, Any], message: str)
     assert table.num_rows == 3
 
 
-class NoMemory:
+class NoMemory(RankingPolicy):
     """A ranking for which there is no memory."""
 
     def ranks(self, rows: RowBlock) -> Any:

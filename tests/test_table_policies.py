@@ -17,7 +17,7 @@ from optimizer_cases import assert_identical
 from sparsegroup import GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilistic
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.table import RowBlock
+from sparsegroup.table import AdmissionPolicy, EvictionPolicy, RowBlock
 from table_cases import random_keys
 
 Int64s = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
-class NthOccurrence:
+class NthOccurrence(AdmissionPolicy):
     """A key gets a row when it comes for the n-th time."""
 
     n: int
@@ -35,7 +35,7 @@ class NthOccurrence:
 
 
 @dataclass
-class SmallNorm:
+class SmallNorm(EvictionPolicy):
     """Rows whose vector is shorter than a bound are dropped."""
 
     bound: float
@@ -45,7 +45,7 @@ class SmallNorm:
 
 
 @dataclass
-class NeverUpdated:
+class NeverUpdated(EvictionPolicy):
     """Rows that no step has touched since they came are dropped, odd keys always."""
 
     def evicts(self, rows: RowBlock) -> Bools:
@@ -204,7 +204,7 @@ def test_a_table_without_the_policy_admits_those_that_wait() -> None:
     assert (plain.num_rows, plain.num_seen) == (2, 3)
 
 
-class WrongAnswer:
+class WrongAnswer(AdmissionPolicy, EvictionPolicy):
     def admits(self, keys: Int64s, counts: Int64s) -> object:
         return counts
 
@@ -222,6 +222,13 @@ def test_wrong_answers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"WrongAnswer.evicts must give bool \[2\], got bool \[3\]"):
         table.shrink()
     assert table.num_rows == 2
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    for name, given in (("admission", "often"), ("eviction", MinCount(2)), ("ranking", MinCount)):
+        base = f"{name.capitalize()}Policy"
+        with pytest.raises(TypeError, match=f"{name} must be of a class derived from sparsegroup.table.{base}, got"):
+            HashEmbedding(4, max_bytes="4MB", **{name: given})
 
 
 def test_small_rows_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,14 +285,27 @@ class TestMinCount:
             MinCount(0)
 
 
+def test_admitted_keys_are_forgotten() -> None:
+    """Their memory is used again, and those that still wait stay known."""
+    table = HashEmbedding(4, admission=MinCount(2), huge_pages=False)
+    keys = torch.arange(100_000) * 977
+    table(keys)
+    waiting = table.memory().dropped
+    table(keys[:99_000])
+    assert table.num_rows == 99_000
+    assert table.memory().dropped < waiting / 10
+    table(keys[99_000:])
+    assert table.num_rows == table.num_seen == 100_000
+
+
 def test_many_waiting_keys_are_found_as_fast_as_few() -> None:
     """Their index goes on growing as they come; where it did not, a lookup took as long as there were keys."""
     table = HashEmbedding(4, admission=MinCount(2))
     for first in range(0, 400_000, 100_000):
         table(torch.arange(first, first + 100_000) * 977)
-        old, new = table.table.directory.waiting.growth
+        old, new = table.table.directory.occurrences._index.growth
         assert old == new
-    assert 24 < table.table.directory.waiting.nbytes / 400_000 < 48
+    assert 24 < table.table.directory.occurrences.nbytes / 400_000 < 48
 
 
 class TestProbabilistic:

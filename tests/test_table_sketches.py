@@ -1,50 +1,53 @@
 """What a table knows of keys in memory that does not grow: how many there were, and how often each has come."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from sparsegroup import HashEmbedding, MinCount
-from sparsegroup.table.distinct_count import DistinctCount
-from sparsegroup.table.sighting_sketch import SightingSketch
+from sparsegroup.table.distinct_count import HyperLogLog
+from sparsegroup.table.sighting_sketch import OccurrenceSketch
 from table_cases import random_keys
+
+Int64s = npt.NDArray[np.int64]
 
 # Distinct keys
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 1_000, 30_000, 1_000_000])
 def test_distinct_keys_are_counted_within_three_errors(count: int) -> None:
-    counter = DistinctCount(0)
+    counter = HyperLogLog(0)
     keys = random_keys(count, count).numpy()
-    counter.add(keys)
-    assert abs(counter.total - count) <= max(3 * counter.relative_error * count, 0.5)
-    before = counter.total
-    counter.add(keys[: count // 2])  # again
-    assert counter.total == before
+    counter.add_keys(keys)
+    assert abs(counter.total(0) - count) <= max(3 * counter.relative_error * count, 0.5)
+    before = counter.total(0)
+    counter.add_keys(keys[: count // 2])  # again
+    assert counter.total(0) == before
 
 
 def test_the_error_is_what_is_said() -> None:
     """Over many sets of keys: standard deviation and bias of the relative error."""
     errors = []
     for seed in range(60):
-        counter = DistinctCount(0)
-        counter.add(random_keys(20_000, seed).numpy())
-        errors.append(counter.total / 20_000 - 1)
-    assert np.std(errors) < 1.3 * DistinctCount(0).relative_error
-    assert abs(np.mean(errors)) < 3 * DistinctCount(0).relative_error / np.sqrt(60)
-    assert DistinctCount(0).relative_error == pytest.approx(0.008, abs=2e-4)
-    assert DistinctCount(8).relative_error == pytest.approx(0.016, abs=4e-4)
+        counter = HyperLogLog(0)
+        counter.add_keys(random_keys(20_000, seed).numpy())
+        errors.append(counter.total(0) / 20_000 - 1)
+    assert np.std(errors) < 1.3 * HyperLogLog(0).relative_error
+    assert abs(np.mean(errors)) < 3 * HyperLogLog(0).relative_error / np.sqrt(60)
+    assert HyperLogLog(0).relative_error == pytest.approx(0.008, abs=2e-4)
+    assert HyperLogLog(8).relative_error == pytest.approx(0.016, abs=4e-4)
 
 
 def test_fields_are_counted_apart() -> None:
-    counter = DistinctCount(4)
+    counter = HyperLogLog(4)
     keys = random_keys(20_000, 1).numpy() & ((1 << 60) - 1)
     for field, count in ((0, 5_000), (3, 100), (15, 20_000)):
-        counter.add(keys[:count] | np.uint64(field << 60).view(np.int64))
-    found = counter.by_field()
+        counter.add_keys(keys[:count] | np.uint64(field << 60).view(np.int64))
+    found = counter.estimates()
     np.testing.assert_allclose(found[[0, 3, 15]], [5_000, 100, 20_000], rtol=0.06)
     assert np.flatnonzero(found).tolist() == [0, 3, 15]
-    assert counter.total == round(found.sum())
+    assert counter.total(0) == round(found.sum())
 
 
 def test_a_limited_table_counts_features_by_field() -> None:
@@ -62,53 +65,57 @@ def test_a_limited_table_counts_features_by_field() -> None:
 # Occurrences
 
 
+def note(sketch: OccurrenceSketch, keys: Int64s, counts: Int64s) -> None:
+    sketch.note(keys, counts, np.zeros(len(keys), np.bool_))
+
+
 def test_a_sketch_never_counts_too_few() -> None:
-    sketch = SightingSketch(1 << 16)
+    sketch = OccurrenceSketch(1 << 16)
     rng = np.random.default_rng(0)
     exact = dict.fromkeys(range(3_000), 0)
     for _ in range(4):  # 12,000 occurrences: less than a row's counters, so that nothing is halved
         keys = rng.choice(3_000, 3_000, replace=True)
         distinct = np.unique(keys)
-        sights = sketch.sights(distinct)[0]
-        assert (sights >= [exact[int(key)] for key in distinct]).all()
-        sketch.note(distinct, sights + 1)
+        counts = sketch.stored(distinct)
+        assert (counts >= [exact[int(key)] for key in distinct]).all()
+        note(sketch, distinct, counts + 1)
         for key in distinct.tolist():
             exact[key] += 1
-    counts = sketch.sights(np.arange(3_000))[0]
+    counts = sketch.stored(np.arange(3_000))
     assert (counts == list(exact.values())).mean() > 0.99
 
 
 @pytest.mark.parametrize("load", [0.25, 0.5, 1.0])
 def test_false_positives_are_as_many_as_is_said(load: float) -> None:
     width = 1 << 14
-    sketch = SightingSketch(4 * width)
+    sketch = OccurrenceSketch(4 * width)
     count = int(load * width) - 1
     keys = random_keys(count + 100_000, 7).numpy()
-    sketch.note(keys[:count], np.ones(count, np.int64))
-    found = float((sketch.sights(keys[count:])[0] > 0).mean())
+    note(sketch, keys[:count], np.ones(count, np.int64))
+    found = float((sketch.stored(keys[count:]) > 0).mean())
     assert found == pytest.approx(sketch.false_positive_rate(count), rel=0.15, abs=1e-3)
 
 
 def test_a_sketch_forgets() -> None:
     """It is halved after as many occurrences as a row has counters: a stream of new keys does not fill it."""
     width = 1 << 12
-    sketch = SightingSketch(4 * width)
+    sketch = OccurrenceSketch(4 * width)
     often = np.arange(10) + (1 << 40)
-    sketch.note(often, np.full(10, 6))
+    note(sketch, often, np.full(10, 6))
     admitted = []
     for batch in range(50):
         keys = random_keys(512, 1000 + batch).numpy()
-        sights = sketch.sights(keys)[0]
-        admitted.append((sights > 0).mean())
-        sketch.note(keys, sights + 1)
+        counts = sketch.stored(keys)
+        admitted.append((counts > 0).mean())
+        note(sketch, keys, counts + 1)
     assert np.mean(admitted) < sketch.false_positive_rate(width)
-    assert (sketch.sights(often)[0] < 6).all()
+    assert (sketch.stored(often) < 6).all()
 
 
 def test_counters_stop_at_their_highest() -> None:
-    sketch = SightingSketch(4096)
-    sketch.note(np.array([5]), np.array([10**9]))
-    assert sketch.sights(np.array([5]))[0].tolist() == [255]
+    sketch = OccurrenceSketch(4096)
+    note(sketch, np.array([5]), np.array([10**9]))
+    assert sketch.stored(np.array([5])).tolist() == [255]
 
 
 # Admission

@@ -1,7 +1,8 @@
-"""Which keys get a row: the policy of a table, the one it has unless another is given, and those to choose from."""
+"""Which keys get a row: the policies to choose from, and what one of your own derives from."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,14 +10,25 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 
-class AdmissionPolicy(Protocol):
-    """Decides which keys that have no row get one. Give it as `HashEmbedding(..., admission=policy)`.
+class AdmissionPolicy(ABC):
+    """Decides which keys that have no row get one: derive from it, and give it as `HashEmbedding(admission=policy)`.
 
     It is asked in training mode, once per lookup that brings such keys. A key that is not admitted gives zeros and gets
-    no gradient; it counts as seen all the same. Occurrences are counted exactly, or, where the policy has an attribute
-    `sketch_bytes` or the table a limit of bytes, in a sketch. The policy is copied and pickled with its table.
+    no gradient; it counts as seen all the same. The policy is copied and pickled with its table.
+
+    Attributes:
+        sketch_bytes: Count occurrences in a sketch of so many bytes, ≥ 4,096. None: exactly, or, in a table with
+            `max_bytes`, in a sketch of a sixteenth of these.
+        k: The highest count that it tells from the next; a sketch counts to 255.
+        draws: Whether it admits by chance: instead of counts, which stop at 255 and are halved, a sketch gives it the
+            number of the lookup.
     """
 
+    sketch_bytes: int | None = None
+    k: int = 1
+    draws: bool = False
+
+    @abstractmethod
     def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
         """Which of some keys get a row now.
 
@@ -30,15 +42,12 @@ class AdmissionPolicy(Protocol):
         """
 
 
-class EveryKey:
+class EveryKey(AdmissionPolicy):
     """Every key gets a row when training first sees it."""
 
     def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
         """All of them. A table knows that, and does not ask."""
         return np.ones(len(keys), np.bool_)
-
-
-EVERY_KEY = EveryKey()
 
 
 class SetKeys(EveryKey):
@@ -49,21 +58,21 @@ SET_KEYS = SetKeys()
 
 
 @dataclass(frozen=True)
-class MinCount:
+class MinCount(AdmissionPolicy):
     """A key gets a row when it comes for the k-th time.
 
     Args:
         k: In so many lookups of training mode, ≥ 1; twice in one lookup counts once.
-        sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early, see
-            `SightingSketch` for how often; k is 255 at most. None: exactly, in some 40 bytes for each key that waits
-            (with `max_bytes`: in a sketch of a sixteenth of these).
+        sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early; k is 255 at most.
+            None: exactly, in some 40 bytes for each key that waits (with `max_bytes`: in a sketch of a sixteenth of
+            these).
 
     Raises:
         ValueError: A number out of range.
 
     Examples:
         >>> import torch
-        >>> from sparsegroup import MinCount, HashEmbedding
+        >>> from sparsegroup import HashEmbedding, MinCount
         >>> table = HashEmbedding(4, admission=MinCount(2))
         >>> bool(table(torch.tensor([7])).any()), table.num_rows, table.num_seen
         (False, 0, 1)
@@ -71,7 +80,7 @@ class MinCount:
         (True, 1)
     """
 
-    k: int
+    k: int = field()
     sketch_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,7 +97,7 @@ class MinCount:
 
 
 @dataclass(frozen=True)
-class Probabilistic:
+class Probabilistic(AdmissionPolicy):
     """A key gets a row at each occurrence with a probability: after 1 / p of them on average.
 
     Whether it does is a function of key, count and seed, so that a resumed training decides alike. (In a table of

@@ -1,22 +1,29 @@
-"""Which key has which row, which keys have been seen, and who is let in."""
+"""Which key has which row, which keys have been seen, who is let in, and which rows stay."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.admission import AdmissionPolicy, EveryKey
-from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.distinct_count import DistinctCount
-from sparsegroup.table.index import Index
+from sparsegroup.table.buckets import ABSENT, BUCKET_BYTES, MOST_ROWS, SLACK
+from sparsegroup.table.distinct_count import HyperLogLog, RememberedKeys
+from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
+from sparsegroup.table.index import KEYS_PER_BUCKET, Index
 from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.policy_answer import checked_answer
+from sparsegroup.table.row_block import RowBlock, blocks
 from sparsegroup.table.row_locations import Generation, Int64s
-from sparsegroup.table.row_uses import RowUses
-from sparsegroup.table.sighting_sketch import SightingSketch
-from sparsegroup.table.waiting_keys import WaitingKeys
+from sparsegroup.table.row_storage import Rows, RowStorage
+from sparsegroup.table.row_uses import BYTES, RowUses
+from sparsegroup.table.sighting_sketch import OccurrenceSketch
+from sparsegroup.table.waiting_keys import ExactOccurrences
+
+_logger = logging.getLogger(__name__)
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,7 +36,7 @@ class Admission:
         count: How many get one.
         keys: `[n]`, all of them; None where all are admitted and none has been seen before.
         admitted: `[n]`, which get one; None for all.
-        sights: `[n]`, what the policy was told of them; None if none was asked.
+        counts: `[n]`, in how many lookups each has come; None if no policy was asked.
         refused: How many more would get one if there were room.
         again: Whether this lookup has been counted already.
     """
@@ -37,9 +44,26 @@ class Admission:
     count: int
     keys: Int64s | None = None
     admitted: Bools | None = None
-    sights: Int64s | None = None
+    counts: Int64s | None = None
     refused: int = 0
     again: bool = False
+
+
+@dataclass
+class Counters:
+    """What a directory counts.
+
+    Attributes:
+        steps: The optimizer's, where a policy or a limit goes by them.
+        evicted: Rows dropped by a policy that is asked now and then, or for want of room.
+        refused: How often a key would have got a row, had there been room.
+        last_check: The time, in steps or seconds, at which the eviction policy was asked last.
+    """
+
+    steps: int = 0
+    evicted: int = 0
+    refused: int = 0
+    last_check: int = 0
 
 
 class Directory:
@@ -49,22 +73,16 @@ class Directory:
         max_rows: The most there may be.
         huge_pages: See `MappedPages`.
         buckets: How many the index begins with; None for few.
-        sketch_bytes: The size of a sketch that counts the sightings of keys without a row; None: each is known.
-        estimate: Estimates how many keys have been seen; None: those that lost their row are remembered, so that they
-            are not counted twice.
+        field_bits: How many top bits of a key name its field.
+        sketch_bytes: Size of the sketch that counts occurrences of keys without a row; distinct keys are then
+            estimated. None: both are counted exactly.
         uses: Knows when rows were used; None where nobody asks.
-        is_watched: Whether rows go by themselves, see `Generation`.
+        is_watched: Whether the table evicts rows by itself, see `Generation`.
 
     Attributes:
         index: Key → row.
-        dropped: Keys that had a row and lost it, ascending as uint64; some may have one again.
-        waiting: Keys that were not admitted.
-        estimate, uses: As above.
-        evicted: Rows that were dropped by themselves, by a policy that is asked now and then or for want of room.
-        refused: How often a key would have got a row, had there been room.
-        steps: The optimizer's, as far as anybody counts them.
-        asked: The moment at which the eviction policy was asked last.
-        lookups: In how many a policy was asked, where sightings are counted in a sketch; one that draws is told that.
+        occurrences: Counts of keys that were not admitted.
+        seen: Counts distinct keys.
         generation: The numbering of the rows.
     """
 
@@ -74,21 +92,18 @@ class Directory:
         huge_pages: bool,
         buckets: int | None = None,
         *,
+        field_bits: int = 0,
         sketch_bytes: int | None = None,
-        estimate: DistinctCount | None = None,
         uses: RowUses | None = None,
         is_watched: bool = False,
     ) -> None:
         self.max_rows = max_rows
-        self._huge_pages = huge_pages
         self.index = Index(huge_pages) if buckets is None else Index(huge_pages, buckets)
-        self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.waiting = WaitingKeys(huge_pages) if sketch_bytes is None else SightingSketch(sketch_bytes)
-        self.estimate, self.uses = estimate, uses
-        self.evicted = self.refused = self.steps = self.asked = self.lookups = 0
+        self.occurrences = ExactOccurrences(huge_pages) if sketch_bytes is None else OccurrenceSketch(sketch_bytes)
+        self.seen = RememberedKeys() if sketch_bytes is None else HyperLogLog(field_bits)
+        self.uses, self.counters = uses, Counters()
         self._is_watched = is_watched
         self.generation = Generation(is_watched)
-        self._num_seen = 0
 
     @property
     def num_rows(self) -> int:
@@ -98,19 +113,22 @@ class Directory:
     @property
     def num_seen(self) -> int:
         """Distinct keys that training has ever seen."""
-        if self.estimate is not None:  # which may be below a number that was known
-            self._num_seen = max(self._num_seen, self.num_rows, self.estimate.total)
-        return self._num_seen
+        return self.seen.total(self.num_rows)
 
     @property
-    def fixed_bytes(self) -> int:
-        """Memory of what is known of keys without a row, where it does not grow."""
-        return self.waiting.nbytes + (0 if self.estimate is None else self.estimate.nbytes)
+    def dropped(self) -> npt.NDArray[np.uint64]:
+        """Keys that had a row and lost it, ascending, where they are remembered; some may have one again."""
+        return self.seen.dropped
 
     @property
     def noted_bytes(self) -> int:
-        """Memory of what is known beside key and row."""
-        return self.fixed_bytes + self.dropped.nbytes + (0 if self.uses is None else self.uses.nbytes)
+        """Memory of what is known in addition to key and row."""
+        return self.occurrences.nbytes + self.seen.nbytes + (0 if self.uses is None else self.uses.nbytes)
+
+    @property
+    def time(self) -> int:
+        """In steps, or in seconds where uses of rows are counted in these."""
+        return self.counters.steps if self.uses is None or self.uses.by_steps else self.uses.now
 
     def find(self, keys: Int64s) -> Int64s:
         """Rows of `keys`, `ABSENT` where there is none."""
@@ -119,6 +137,10 @@ class Directory:
     def keys(self) -> Int64s:
         """The keys of rows 0, 1, …"""
         return self.index.keys_of_rows(0, self.num_rows)
+
+    def blocks(self, memory: Rows) -> Iterator[tuple[int, RowBlock]]:
+        """All rows as policies look at them, some at a time, each time with the number of the first one."""
+        return blocks(memory, self.num_rows, cache(self.keys), self.uses)
 
     def described(self, rows: Int64s) -> str:
         """The keys of some rows in words, the first few of many."""
@@ -133,12 +155,11 @@ class Directory:
         if self.index.buckets != buckets:
             self.index = self.index.with_buckets(buckets)
 
-    def keys_without_row(self) -> Int64s:
-        """Keys that training has seen and that have no row now, as far as they are known: dropped, or not admitted."""
-        known = np.union1d(self.dropped, self.waiting.keys().view(np.uint64)).view(np.int64)
-        return known[self.find(known) == ABSENT] if len(known) else known
+    def give_back(self) -> None:
+        """Give memory back that the index has no use for any more, if it is much."""
+        self.index = self.index.shrunk()
 
-    # Coming
+    # New keys
 
     def decide(
         self,
@@ -155,18 +176,17 @@ class Directory:
             count: How many keys.
             keys: Gives them.
             policy: Is asked.
-            room: Tells how many of so many rows that are wanted can be had; None: all.
+            room: How many of so many rows that are wanted there is room for; None: all.
             again: Whether this lookup of them has been counted already.
 
         Raises:
             RuntimeError: `max_rows` would be exceeded.
             ValueError: The policy's answer has another shape or dtype.
         """
-        if not isinstance(policy, EveryKey) or self.waiting.nbytes:
-            decision = self._ask(keys(), policy, again)
+        if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
+            decision = Admission(count, keys() if self.seen.needs_keys else None, again=again)
         else:
-            known = len(self.dropped) or self.estimate is not None
-            decision = Admission(count, keys() if known else None, again=again)
+            decision = self._ask(keys(), policy, again)
         if self.num_rows + decision.count > self.max_rows:
             raise RuntimeError(
                 f"the table is full: max_rows={self.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
@@ -176,160 +196,94 @@ class Directory:
         return decision if places == decision.count else _cut(decision, keys(), places)
 
     def _ask(self, keys: Int64s, policy: AdmissionPolicy, again: bool) -> Admission:
-        sights = np.maximum(self.waiting.sights(keys)[0] + (not again), 1)
-        if isinstance(self.waiting, SightingSketch) and getattr(policy, "draws", False):
-            sights = np.full(len(keys), self.lookups + (not again))
-        admitted = checked_answer(policy, "admits", policy.admits(keys, sights), len(keys), np.bool_)
-        return Admission(int(admitted.sum()), keys, admitted, sights, again=again)
+        counts = self.occurrences.counts(keys, draws=policy.draws, again=again)
+        admitted = checked_answer(policy, "admits", policy.admits(keys, counts), len(keys), np.bool_)
+        return Admission(int(admitted.sum()), keys, admitted, counts, again=again)
 
-    def note_asked(self, moment: int) -> None:
-        """The eviction policy is asked at a moment: after so many steps, or as the log's clock says."""
-        self.asked = moment
-
-    def count_evicted(self, count: int) -> None:
-        """So many rows more have been dropped by themselves."""
-        self.evicted += count
-
-    def set_time(self, seconds: int) -> None:
-        """It is `seconds` now, where rows' uses are told in these."""
-        if self.uses is not None and not self.uses.by_steps:
-            self.uses.advance_to(seconds)
-
-    def tick(self) -> None:
-        """The optimizer has taken a step."""
-        self.steps += 1
-        if self.uses is not None and self.uses.by_steps:
-            self.uses.advance_to(self.uses.now + 1)
-
-    def came(self, count: int) -> None:
+    def rows_added(self, count: int) -> None:
         """So many rows have been added to the index."""
         if self.uses is not None:
             self.uses.add(count)
 
     def note(self, decision: Admission) -> None:
         """Count the keys of a decision that has been carried out."""
-        keys = decision.keys
-        if not decision.again:
-            self.refused += decision.refused
-            self.lookups += decision.sights is not None and isinstance(self.waiting, SightingSketch)
-        if keys is None:
-            self._num_seen += decision.count
-            return
-        known = self._was_dropped(keys)
-        if decision.admitted is not None and decision.sights is not None:
-            known |= self.waiting.sights(keys)[1]
-            self.waiting.note(keys, np.where(decision.admitted, 0, decision.sights))
-        if self.estimate is not None:
-            self.estimate.add(keys)
-            return
-        self._num_seen += len(keys) - int(np.count_nonzero(known))
+        keys, again = decision.keys, decision.again
+        if not again:
+            self.counters.refused += decision.refused
+        self.seen.add(decision.count if keys is None else len(keys), keys, self.occurrences.are_candidates)
+        if keys is not None and decision.admitted is not None and decision.counts is not None:
+            self.occurrences.note(keys, decision.counts, decision.admitted, again=again)
 
-    def _was_dropped(self, keys: Int64s) -> Bools:
-        if not len(self.dropped):
-            return np.zeros(len(keys), np.bool_)
-        values = keys.view(np.uint64)
-        at = np.minimum(np.searchsorted(self.dropped, values), len(self.dropped) - 1)
-        found: Bools = self.dropped[at] == values
-        return found
+    # Time
 
-    # Going
+    def set_time(self, seconds: int) -> None:
+        """It is `seconds` now, where uses of rows are counted in these."""
+        if self.uses is not None and not self.uses.by_steps:
+            self.uses.now = seconds
 
-    def keep(self, kept: Bools) -> tuple[Int64s, Int64s]:
-        """Keep the rows of the mask `[num_rows]`, renumbered in their order; the keys of the others count as dropped.
+    def tick(self) -> None:
+        """The optimizer has taken a step."""
+        self.counters.steps += 1
+        if self.uses is not None and self.uses.by_steps:
+            self.uses.now += 1
+
+    # Rows that go
+
+    def retain(self, surviving: Bools) -> tuple[Int64s, Int64s]:
+        """Drop all rows but those of the mask `[num_rows]`, which are renumbered in their order.
 
         Returns:
             Keys and former rows of the others.
         """
-        gone, rows = keep_rows(self.index, kept)
+        gone, rows = keep_rows(self.index, surviving)
         if self.uses is not None:
-            self.uses.keep(kept)
+            self.uses.retain(surviving)
         self.renumber()
-        self._drop(gone)
+        self.seen.drop(gone)
         return gone, rows
-
-    def give_back(self) -> None:
-        """Give memory back that the index has no use for any more, if it is much."""
-        least = Index.buckets_for(self.num_rows)
-        if 2 * least <= self.index.buckets:
-            self.index = self.index.with_buckets(least)
-
-    def _drop(self, keys: Int64s) -> None:
-        if len(keys) and self.estimate is None:
-            new = np.sort(keys[~self._was_dropped(keys)].view(np.uint64))
-            self.dropped = np.concatenate([self.dropped, new])
-            self.dropped.sort(kind="stable")  # two ascending runs: a merge
 
     def masked_without(self, keys: Int64s) -> Bools:
         """`[num_rows]`, the rows but those of `keys`."""
-        kept = np.ones(self.num_rows, np.bool_)
+        mask = np.ones(self.num_rows, np.bool_)
         rows = self.find(keys)
-        kept[rows[rows != ABSENT]] = False
-        return kept
+        mask[rows[rows != ABSENT]] = False
+        return mask
 
     def renumber(self) -> None:
         """The rows have other numbers: what was looked up before is stale."""
         self.generation.end()
         self.generation = Generation(self._is_watched)
 
-    # What is known of keys, to be kept
+    # What is stored, beside keys and rows
 
     def notes(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
-        """What is known beside key and row, by name; of some rows, or of all, what is known of rows."""
-        result = self.waiting.content()
-        if self.estimate is not None:
-            result |= self.estimate.content()
+        """What is known in addition to key and row, by name; of some rows, or of all, what is known of rows."""
+        result = self.occurrences.content() | self.seen.content()
         if self.uses is not None:
             result |= self.uses.content(rows)
-        if self.steps or self.evicted or self.refused or self.lookups:
-            turnover = [self.steps, self.evicted, self.refused, self.asked, self.lookups]
-            result["turnover"] = np.array(turnover, np.int64)
+        if any(counters := astuple(self.counters)):
+            result["counters"] = np.array(counters, np.int64)
         return result
 
-    def set_dropped(self, dropped: Int64s) -> None:
-        """Have these keys and no others for dropped."""
-        if self.estimate is None:
-            self.dropped = np.unique(dropped.view(np.uint64))
-        else:
-            self.estimate.add(dropped)
-
     def set_notes(self, notes: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Know what another one knew of keys.
-
-        Raises:
-            ValueError: That cannot be; the message begins with the name of what cannot.
-        """
-        if self.estimate is None:
-            self.waiting.load(notes)
-        else:  # and no keys are remembered one by one
-            self.estimate.load(notes)
-            self.estimate.add(notes.get("waiting", np.zeros(0, np.int64)))
-            if isinstance(self.waiting, SightingSketch):
-                self.waiting.load(notes)
-        turnover = map(int, notes.get("turnover", (0, 0, 0, 0, 0)))
-        self.steps, self.evicted, self.refused, self.asked, self.lookups = turnover
+        """Know of keys without a row what `notes` say, which must have been checked."""
+        self.occurrences.load(notes)
+        self.seen.load(notes)
+        self.counters = Counters(*map(int, notes.get("counters", ())))
 
     def set_uses(self, notes: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
-        """Know of `rows` what another one knew of its rows, in that order.
-
-        Raises:
-            ValueError: It knew of more rows, or fewer.
-        """
+        """Know of `rows` what `notes` say of rows, in that order."""
         if self.uses is not None:
             self.uses.load(notes, rows)
 
     def count_seen(self, total: int | None = None) -> None:
-        """Set how many distinct keys have ever been seen; None counts those that are known."""
-        if self.estimate is None:
-            self._num_seen = self.num_rows + len(self.keys_without_row()) if total is None else total
-        else:
-            self.estimate.add(self.keys())
-            self._num_seen = total or 0
+        """Have seen `total` keys; None: those that are known."""
+        self.seen.recount(lambda: np.concatenate([self.keys(), self.keys_without_row()]), total)
 
-    def forget(self) -> None:
-        """Know nothing any more of keys that have been seen."""
-        self._num_seen = 0
-        if self.estimate is not None:
-            self.estimate.clear()
+    def keys_without_row(self) -> Int64s:
+        """Keys that training has seen and that have no row now, as far as they are known: dropped, or not admitted."""
+        known = np.union1d(self.dropped, self.occurrences.keys().view(np.uint64)).view(np.int64)
+        return known[self.find(known) == ABSENT] if len(known) else known
 
 
 def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
@@ -337,3 +291,198 @@ def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
     admitted = np.ones(len(keys), np.bool_) if decision.admitted is None else decision.admitted.copy()
     admitted[np.flatnonzero(admitted)[places:]] = False
     return replace(decision, count=places, keys=keys, admitted=admitted, refused=decision.count - places)
+
+
+_MARKS = 2.2
+"""Bytes of a row that mark what survives an eviction, and what has changed since a checkpoint."""
+
+_PARTS = 5
+"""Parts to reserve per row before the optimizer is known: x, u and three moments."""
+
+_FEWEST = 1000
+"""Rows below which a table is of no use."""
+
+
+class RowLimit:
+    """How many rows there may be within `max_bytes`. The index has buckets for so many from the beginning.
+
+    Args:
+        max_bytes: That are never exceeded.
+        other_bytes: The part of them for working memory, and for what is known of keys without a row.
+        memory: Rows, which may get more parts later.
+
+    Raises:
+        ValueError: That is too little for 1,000 rows.
+    """
+
+    def __init__(self, max_bytes: int, other_bytes: int, memory: Rows) -> None:
+        self.max_bytes = max_bytes
+        self._left = max_bytes - other_bytes - SLACK * BUCKET_BYTES - memory.bytes(1)
+        if self.most_rows(memory) < _FEWEST:
+            least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory, _parts_to_come(memory))) + 1
+            raise ValueError(f"max_bytes must be at least {least:,} for 1,000 rows of this table, got {max_bytes:,}")
+
+    def most_rows(self, memory: Rows, parts: int | None = None) -> int:
+        """How many rows there can be of so many parts; None: as many parts as they may get."""
+        row_bytes = self._bytes_of_row(memory, _parts_to_come(memory) if parts is None else parts)
+        return min(MOST_ROWS, max(0, int(self._left / row_bytes)))
+
+    def _bytes_of_row(self, memory: Rows, parts: int) -> float:
+        return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
+
+    def check_layout(self, parts: int, rows: int, memory: Rows) -> None:
+        """Raise RuntimeError unless `rows` rows may get so many parts."""
+        most = self.most_rows(memory, parts)
+        if rows > most and parts > len(memory.parts):
+            raise RuntimeError(
+                f"with this optimizer's state, max_bytes={self.max_bytes:,} are enough for {most:,} rows, and the "
+                f"table has {rows:,}: drop some by shrink(), or give it more; nothing has been changed"
+            )
+
+    def room(self, wanted: int, directory: Directory, memory: Rows) -> int:
+        """How many of `wanted` more rows there is room for."""
+        return max(0, min(wanted, self.most_rows(memory) - directory.num_rows))
+
+
+def _parts_to_come(memory: Rows) -> int:
+    parts = len(memory.parts)
+    return _PARTS if parts == 1 else parts + ("u" not in memory.parts)  # so that λ21 can be set later
+
+
+_FULL, _EVICTED = 0.02, 0.1
+"""The share of the rows there is room for that shall be free, and the share that is evicted when it is not."""
+
+
+class Evictor:
+    """Decides which rows survive between two steps: asks the eviction policy, and makes room where little is left.
+
+    Attributes:
+        is_due: Whether a step has been taken, or rows were loaded, since `surviving` was asked.
+    """
+
+    def __init__(
+        self,
+        eviction: EvictionPolicy,
+        ranking: RankingPolicy,
+        limit: RowLimit | None,
+        directory: Directory,
+        storage: RowStorage,
+    ) -> None:
+        self._eviction, self._ranking, self._limit = eviction, ranking, limit
+        self._directory, self._storage = directory, storage
+        self._evicts = eviction.every is not None or limit is not None
+        self.is_due = self._evicts
+
+    def note_step(self) -> None:
+        """A step has been taken."""
+        if self._evicts or self._directory.uses is not None:
+            self._directory.tick()
+            self.is_due = self._evicts
+
+    def note_load(self) -> None:
+        """Rows have been loaded."""
+        self.is_due = self._evicts
+
+    def surviving(self) -> Bools | None:
+        """Which rows survive, `[num_rows]`; None for all."""
+        self.is_due = False
+        surviving: Bools | None = None
+        directory, every = self._directory, self._eviction.every
+        if every is not None and directory.time - directory.counters.last_check >= every:
+            directory.counters.last_check = directory.time
+            surviving = self.surviving_policy()
+        if self._limit is not None:
+            most = self._limit.most_rows(self._storage.rows)
+            staying = directory.num_rows if surviving is None else int(np.count_nonzero(surviving))
+            if most - staying < _FULL * most:
+                surviving = self._without_lowest(staying - int((1 - _EVICTED) * most), surviving)
+        if surviving is not None and _logger.isEnabledFor(logging.DEBUG):
+            gone = len(surviving) - int(np.count_nonzero(surviving))
+            _logger.debug("%s of %s rows are evicted", f"{gone:,}", f"{len(surviving):,}")
+        return surviving
+
+    def surviving_policy(self) -> Bools:
+        """Which rows the eviction policy leaves, `[num_rows]`. Raises ValueError if its answer has another shape."""
+        policy, surviving = self._eviction, np.ones(self._directory.num_rows, np.bool_)
+        for first, block in self._directory.blocks(self._storage.rows):
+            evicted = checked_answer(policy, "evicts", policy.evicts(block), len(block), np.bool_)
+            surviving[first : first + len(block)] = ~evicted
+        return surviving
+
+    def surviving_limit(self) -> Bools | None:
+        """Which of rows that have been read, with the parts that they have, survive; None for all."""
+        if self._limit is None:
+            return None
+        memory = self._storage.rows
+        too_many = self._directory.num_rows - self._limit.most_rows(memory, len(memory.parts))
+        return self._without_lowest(too_many) if too_many > 0 else None
+
+    def _without_lowest(self, number: int, mask: Bools | None = None) -> Bools:
+        """The mask without `number` of its rows: those of the lowest ranks, of equal ones the oldest."""
+        mask = np.ones(self._directory.num_rows, np.bool_) if mask is None else mask
+        lowest = self._lowest_ranks(number, mask)
+        highest = lowest.max()
+        ties = int(np.count_nonzero(lowest == highest))
+        for first, ranks in self._ranks():
+            span = mask[first : first + len(ranks)]
+            tied = np.flatnonzero(span & (ranks == highest))[:ties]
+            ties -= len(tied)
+            span[ranks < highest] = False
+            span[tied] = False
+        return mask
+
+    def _lowest_ranks(self, number: int, mask: Bools) -> Int64s:
+        """The `number` lowest ranks of the rows of the mask, in no order. Few more are held at a time."""
+        found: list[Int64s] = []
+        highest: int | None = None
+        for first, ranks in self._ranks():
+            some = ranks[mask[first : first + len(ranks)]]
+            found.append(some if highest is None else some[some < highest])
+            if sum(map(len, found)) > 2 * number:
+                found = [_lowest(found, number)]
+                highest = int(found[0].max())
+        return _lowest(found, number)
+
+    def _ranks(self) -> Iterator[tuple[int, Int64s]]:
+        policy = self._ranking
+        for first, block in self._directory.blocks(self._storage.rows):
+            yield first, checked_answer(policy, "ranks", policy.ranks(block), len(block), np.int64)
+
+    def make_room(self, keys: Int64s, *, parts_may_come: bool) -> None:
+        """Have an index for `keys`, too, under a limit, where they are about to be set.
+
+        Raises:
+            RuntimeError: There is no room for them, with the parts that rows have, or with those that they may get.
+        """
+        if self._limit is not None:
+            new = int(np.count_nonzero(self._directory.find(keys) == ABSENT))
+            self.check_room(new, self._directory.num_rows, parts_may_come=parts_may_come)
+            self.fit_index(self._directory.num_rows + new)
+
+    def check_room(self, new: int, present: int = 0, *, parts_may_come: bool = False) -> None:
+        """Raise RuntimeError if a limit has no room for so many rows more than are `present`."""
+        if self._limit is None:
+            return
+        limit, memory = self._limit, self._storage.rows
+        room = limit.most_rows(memory, None if parts_may_come else len(memory.parts)) - present
+        if new > room:
+            raise RuntimeError(
+                f"the table is full: within max_bytes={limit.max_bytes:,} there is room for {max(room, 0):,} more "
+                f"rows, and {new:,} are to be set; none was"
+            )
+
+    def fit_index(self, num_rows: int | None = None) -> None:
+        """Have an index that suits so many rows, or the present ones: as small as they allow, or as the limit says."""
+        directory, limit, memory = self._directory, self._limit, self._storage.rows
+        if limit is None:
+            directory.give_back()
+            return
+        num_rows = directory.num_rows if num_rows is None else num_rows
+        for most in (limit.most_rows(memory), limit.most_rows(memory, len(memory.parts))):
+            if num_rows <= most:
+                directory.set_buckets(int(most / KEYS_PER_BUCKET) + 1)
+                return
+
+
+def _lowest(ranks: list[Int64s], number: int) -> Int64s:
+    return np.partition(np.concatenate(ranks), number - 1)[:number]

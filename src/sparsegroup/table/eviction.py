@@ -1,7 +1,8 @@
 """Which rows lose their place: by themselves or when `shrink` is called, and for want of room."""
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,26 +13,31 @@ from sparsegroup.table.row_uses import LATEST
 Int64s = npt.NDArray[np.int64]
 
 Unit = Literal["steps", "seconds"]
-"""In what a table tells the time: the optimizer's steps, or seconds, of which it is told."""
+"""In what a table counts time: the optimizer's steps, or the seconds of `set_time`."""
 
 
-class EvictionPolicy(Protocol):
-    """Decides which rows are dropped. Give it as `HashEmbedding(..., eviction=policy)`.
+class EvictionPolicy(ABC):
+    """Decides which rows are dropped: derive from it, and give it as `HashEmbedding(eviction=policy)`.
 
-    It is asked when `shrink` is called. One with an attribute `every`, an int, is also asked when so many steps, or
-    seconds if that is its `unit`, have gone by, at the next lookup in training that no gradient is due to. One with an
-    attribute `unit`, "steps" or "seconds", may ask when rows were seen, which the table then keeps, in 8 bytes a row.
+    It is asked when `shrink` is called, and now and then if it says so. An evicted key loses its vector and the
+    optimizer's state, its dual residual among it. It stays counted as seen; if it returns and is admitted, it is a new
+    row. Deltas and incremental checkpoints name it as gone. The policy is copied and pickled with its table.
 
-    An evicted key loses its vector and the optimizer's state, its dual residual among it. It stays counted as seen; if
-    it returns and is admitted, it is a new row. Deltas and incremental checkpoints name it as gone. The policy is
-    copied and pickled with its table.
+    Attributes:
+        every: It is also asked when so many steps, or seconds if that is its `unit`, have passed, at the next lookup in
+            training that no gradient is due to. None: only by `shrink`.
+        unit: "steps" or "seconds": when rows were used is kept, in 8 bytes a row, and can be asked. None: it is not.
     """
 
+    every: int | None = None
+    unit: Unit | None = None
+
+    @abstractmethod
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
         """Which of some rows are dropped, `[len(rows)]` bool; all rows of the table come by in several calls."""
 
 
-class ZeroRows:
+class ZeroRows(EvictionPolicy):
     """Rows that are exactly zero are dropped."""
 
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
@@ -39,18 +45,15 @@ class ZeroRows:
         return ~rows.live()
 
 
-ZERO_ROWS = ZeroRows()
-
-
 @dataclass(frozen=True)
-class UnusedFor:
+class UnusedFor(EvictionPolicy):
     """Dead rows that training has not looked up for long are dropped, by themselves, now and then.
 
     Args:
         steps: For so many of the optimizer's steps, ≥ 1.
-        seconds: Or for so many seconds, ≥ 1, of which the table is told by `set_time`.
+        seconds: Or for so many seconds, ≥ 1, as `set_time` counts them.
         live: Drop live rows, too.
-        every: So many steps, or seconds, are between two looks, ≥ 1; None: a quarter of the age.
+        every: So many steps, or seconds, are between two checks, ≥ 1; None: a quarter of the age.
 
     Raises:
         ValueError: Both or neither of `steps` and `seconds`, or a number out of range.
@@ -72,8 +75,10 @@ class UnusedFor:
     seconds: int | None = None
     live: bool = False
     every: int | None = None
+    unit: Unit | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", "seconds" if self.steps is None else "steps")
         if (self.steps is None) == (self.seconds is None):
             raise ValueError(f"one of steps and seconds is expected, got steps={self.steps}, seconds={self.seconds}")
         if not 1 <= self._limit <= LATEST:
@@ -82,11 +87,6 @@ class UnusedFor:
             object.__setattr__(self, "every", max(1, self._limit // 4))
         elif self.every < 1:
             raise ValueError(f"every must be >= 1, got {self.every}")
-
-    @property
-    def unit(self) -> Unit:
-        """In what it counts."""
-        return "seconds" if self.steps is None else "steps"
 
     @property
     def _limit(self) -> int:
@@ -100,26 +100,27 @@ class UnusedFor:
         return old if self.live or not old.any() else old & ~rows.live()
 
 
-class RankingPolicy(Protocol):
-    """Says which rows go first when a table with `max_bytes` is full. Give it as `HashEmbedding(..., ranking=policy)`.
+class RankingPolicy(ABC):
+    """Says which rows go first near `max_bytes`: derive from it, and give it as `HashEmbedding(ranking=policy)`.
 
-    What is lost with a row is what an eviction loses, see `EvictionPolicy`.
+    What is lost with a row is what an eviction loses, see `EvictionPolicy`. When rows were used is kept for it.
     """
 
+    @abstractmethod
     def ranks(self, rows: RowBlock) -> Int64s:
         """The ranks of some rows, `[len(rows)]` int64: those with the lowest go first, of equal ones the older ones."""
 
 
-class LRU:
-    """Dead rows go first, then live ones; among either, those that training has not looked up for longest."""
+class LRU(RankingPolicy):
+    """Dead rows go first, then live ones; among either, those that training has not looked up for the longest time."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
         """See `RankingPolicy`."""
         return np.where(rows.live(), LATEST + 1, 0) + LATEST - rows.unused_for()
 
 
-class LFU:
-    """Dead rows go first, then live ones; among either, those that came least often, and of these the longest ago."""
+class LFU(RankingPolicy):
+    """Dead rows go first, then live ones; among either, those looked up least often, and of these the longest ago."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
         """See `RankingPolicy`."""

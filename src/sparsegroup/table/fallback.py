@@ -45,7 +45,7 @@ def live_and_known(table: Table) -> tuple[int, int]:
     """
     with table.at_rest():
         directory = table.directory
-        known = directory.num_seen if directory.estimate is None else directory.num_rows + directory.evicted
+        known = directory.num_seen if directory.seen.is_exact else directory.num_rows + directory.counters.evicted
         return table.storage.num_live, known
 
 

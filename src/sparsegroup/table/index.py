@@ -183,10 +183,6 @@ class Index:
         """Homes before and after a growth that is under way; the same where none is."""
         return int(self.state[OLD]), int(self.state[NEW])
 
-    def bytes_for(self, count: int) -> int:
-        """What `bytes` will be with `count` keys."""
-        return (self._buckets_for(count) + SLACK) * BUCKET_BYTES
-
     def _buckets_for(self, count: int) -> int:
         buckets = int(self.state[NEW])
         if count <= KEYS_PER_BUCKET * buckets:
@@ -204,6 +200,11 @@ class Index:
         for keys, rows in self.scan():
             other.insert(keys, rows)
         return other
+
+    def shrunk(self) -> "Index":
+        """The same keys in an index half as large, or smaller, if so much of it is not needed; else itself."""
+        least = Index.buckets_for(self.num_keys)
+        return self.with_buckets(least) if 2 * least <= self.buckets else self
 
     def reserve(self, count: int) -> None:
         """Make room for `count` keys in all.

@@ -1,20 +1,18 @@
 """Rows as a policy looks at them, some at a time."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.table.directory import Directory
 from sparsegroup.table.row_storage import Rows
 from sparsegroup.table.row_uses import RowUses
 
 Int64s = npt.NDArray[np.int64]
 
 ROWS_AT_A_TIME = 1 << 18
-"""That are looked at at a time where all rows are."""
+"""So many, where all rows are looked at."""
 
 
 class RowBlock:
@@ -74,13 +72,13 @@ class RowBlock:
 
     def _known_uses(self) -> RowUses:
         if self._uses is None:
-            raise RuntimeError('when rows were seen is kept where the policy says in what: unit = "steps" or "seconds"')
+            raise RuntimeError('when rows were used is kept where the policy says in what: unit = "steps" or "seconds"')
         return self._uses
 
 
-def blocks(memory: Rows, directory: Directory) -> Iterator[tuple[int, RowBlock]]:
-    """All rows of a table, some at a time, each time with the number of the first one."""
-    count = directory.num_rows
-    keys = cache(directory.keys)
+def blocks(
+    memory: Rows, count: int, keys: Callable[[], Int64s], uses: RowUses | None
+) -> Iterator[tuple[int, RowBlock]]:
+    """The rows 0, …, count - 1, some at a time, each time with the number of the first one."""
     for first in range(0, count, ROWS_AT_A_TIME):
-        yield first, RowBlock(memory, keys, directory.uses, first, min(first + ROWS_AT_A_TIME, count))
+        yield first, RowBlock(memory, keys, uses, first, min(first + ROWS_AT_A_TIME, count))

@@ -12,8 +12,7 @@ from sparsegroup.kernels.views import array_of
 from sparsegroup.table import batch
 from sparsegroup.table.admission import AdmissionPolicy, SetKeys
 from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.byte_budget import ByteBudget
-from sparsegroup.table.directory import Directory
+from sparsegroup.table.directory import Directory, RowLimit
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.row_locations import Int64s, RowLocations
 from sparsegroup.table.row_start import RowStarts
@@ -61,7 +60,7 @@ class RowLookup:
         storage: RowStorage,
         starts: RowStarts,
         on_used: Callable[[Int64s], None],
-        budget: ByteBudget | None = None,
+        budget: RowLimit | None = None,
         *,
         scratch_bytes: int,
     ) -> None:
@@ -222,7 +221,7 @@ class RowLookup:
             if index.num_keys < before + count:
                 index.extend()
         index.settle(count)
-        self._directory.came(count)
+        self._directory.rows_added(count)
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
         search.count_given(count)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sparsegroup.optim.stored import RowStep, StateOwner
 from sparsegroup.rules import Rule
-from sparsegroup.table.byte_budget import ByteBudget
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.directory import Directory
+from sparsegroup.table.directory import Directory, RowLimit
 from sparsegroup.table.pending import Pending
 from sparsegroup.table.row_locations import Int64s, attached
 from sparsegroup.table.row_storage import Floats, RowGradient, RowStorage
@@ -81,7 +80,7 @@ class RowSteps:
         storage: RowStorage,
         pending: Pending,
         on_step: Callable[[], None],
-        budget: ByteBudget | None = None,
+        budget: RowLimit | None = None,
         claim: StateOwner | None = None,
     ) -> None:
         self.claim = claim
@@ -199,5 +198,5 @@ class RowSteps:
     def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> None:
         """The rows of the mask stay, the keys `gone` of the former `rows` do not."""
         if self.changes is not None:  # where keys are known one by one, those that came and went are to be told, too
-            told = rows < self.changes.known if self._directory.estimate is not None else slice(None)
+            told = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
             self.changes.keep(kept, gone[told])

@@ -41,10 +41,6 @@ class RowUses:
         """Memory of the rows that there are."""
         return self._count * BYTES
 
-    def advance_to(self, moment: int) -> None:
-        """It is `moment` now."""
-        self.now = moment
-
     @property
     def _moment(self) -> int:
         """At which a row is used now: in the step that is under way."""
@@ -70,7 +66,7 @@ class RowUses:
         """How often each of the rows first, …, last - 1 has been used."""
         return self._uses[first:last, 1].astype(np.int64)
 
-    def keep(self, kept: npt.NDArray[np.bool_]) -> None:
+    def retain(self, kept: npt.NDArray[np.bool_]) -> None:
         """The rows of the mask `[rows]` stay, renumbered in their order."""
         self._count = int(_keep_kernel(kept, self._uses))
         self._uses.resize((self._count, 2), refcheck=False)
@@ -85,17 +81,10 @@ class RowUses:
         }
 
     def load(self, content: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
-        """Know of `rows`, `[n]`, what another one knew; where it knew nothing, they have just come.
-
-        Raises:
-            ValueError: It knew of other rows.
-        """
-        if _CLOCK not in content:
-            return
-        self.now = int(content[_CLOCK][0])
-        if len(content[_LAST]) != len(rows) or len(content[_COUNT]) != len(rows):
-            raise ValueError(f"{_LAST}, {_COUNT}: int64 [{len(rows)}] is expected, one for each row")
-        self._uses[rows, 0], self._uses[rows, 1] = content[_LAST], content[_COUNT]
+        """Know of `rows`, `[n]`, what some content says of as many rows; if it says nothing, they are new."""
+        if _CLOCK in content:
+            self.now = int(content[_CLOCK][0])
+            self._uses[rows, 0], self._uses[rows, 1] = content[_LAST], content[_COUNT]
 
 
 def _mark_all(rows: Any, now: Any, uses: Any) -> None:

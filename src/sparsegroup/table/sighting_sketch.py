@@ -15,6 +15,7 @@ from sparsegroup.kernels.cpu.jit import kernel
 from sparsegroup.table.hashing import mix
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 DEPTH = 4
 """Counters of a key; the least of them is its count."""
@@ -23,19 +24,26 @@ HIGHEST = 255
 """A counter goes no further."""
 
 
-class SightingSketch:
-    """Counts sightings of keys in `nbytes` bytes: never too few between two halvings, too many with a probability.
+class OccurrenceSketch:
+    """Counts occurrences in `nbytes` bytes: never too few between two halvings, too many with a probability.
 
-    A row of w = nbytes / 4 counters is halved, all of it, after w sightings. With n distinct keys since then a key that
-    has never come is taken for one that has with a probability of (1 - e^(-n/w))⁴: .2 % at n = w/4, 16 % at n = w.
+    A row of w = nbytes / 4 counters is halved, all of it, after w occurrences. With n distinct keys since then a key
+    that has never come is taken for one that has with a probability of (1 - e^(-n/w))⁴: .2 % at n = w/4, 16 % at n = w.
 
     Args:
-        nbytes: At least 4,096.
+        nbytes: At least 4,096; or 0, and nothing is counted.
     """
 
+    has_candidates = False  # what is in it need not be forgotten
+
     def __init__(self, nbytes: int) -> None:
-        self._counters = np.zeros((DEPTH, nbytes // DEPTH), np.uint8)
-        self._since_halving = 0
+        self._counters = np.zeros(self.shape(nbytes), np.uint8)
+        self._since_halving = self._lookups = 0
+
+    @staticmethod
+    def shape(nbytes: int) -> tuple[int, int]:
+        """The shape of the counters that fit in so many bytes."""
+        return DEPTH, nbytes // DEPTH
 
     @property
     def nbytes(self) -> int:
@@ -46,17 +54,31 @@ class SightingSketch:
         """The probability that a new key counts as seen, after `distinct` keys since a halving."""
         return (1.0 - math.exp(-distinct / self._counters.shape[1])) ** DEPTH
 
-    def sights(self, keys: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """How often each of some keys `[n]` has come, int64 `[n]`, and whether that is more than never."""
-        sights = np.empty(len(keys), np.int64)
-        _read_kernel(keys, self._counters, sights)
-        return sights, sights > 0
+    def stored(self, keys: Int64s) -> Int64s:
+        """How often each of some keys `[n]` has come, int64 `[n]`."""
+        counts = np.empty(len(keys), np.int64)
+        _read_kernel(keys, self._counters, counts)
+        return counts
 
-    def note(self, keys: Int64s, sights: Int64s) -> None:
-        """Some keys have come so often by now; 0, for one that has a row now, is not taken down."""
-        coming = sights > 0
-        _note_kernel(keys[coming], np.minimum(sights[coming], HIGHEST), self._counters)
-        self._since_halving += int(np.count_nonzero(coming))
+    def are_candidates(self, keys: Int64s) -> Bools:
+        """`[n]`, which of some keys may have come."""
+        return self.stored(keys) > 0
+
+    def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
+        """In how many lookups each of some keys has come, this one included; where chance `draws`, the lookup's number.
+
+        Counts that stop at 255 and are halved would let chance decide on a key by the same number again and again.
+        """
+        if draws:
+            return np.full(len(keys), self._lookups + (not again))
+        return np.maximum(self.stored(keys) + (not again), 1)
+
+    def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool = False) -> None:
+        """Raise the counters of some distinct keys, but of those that are admitted."""
+        waiting = ~admitted
+        _note_kernel(keys[waiting], np.minimum(counts[waiting], HIGHEST), self._counters)
+        self._lookups += not again
+        self._since_halving += int(np.count_nonzero(waiting))
         if self._since_halving >= self._counters.shape[1]:
             np.right_shift(self._counters, 1, out=self._counters)
             self._since_halving = 0
@@ -66,30 +88,24 @@ class SightingSketch:
         return np.zeros(0, np.int64)
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
-        """What it knows, to be kept."""
-        return {"sketch": self._counters.copy(), "sketch_age": np.array([self._since_halving], np.int64)}
+        """Its counters, occurrences since they were halved, and lookups, to be stored."""
+        age = np.array([self._since_halving, self._lookups], np.int64)
+        return {"sketch": self._counters.copy(), "sketch_age": age} if self.nbytes else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Know what another one knew, be it a sketch or the keys themselves; nothing where there was none.
-
-        Raises:
-            ValueError: It had another size.
-        """
-        counters = content.get("sketch")
-        if counters is None:
-            self._counters[:], self._since_halving = 0, 0
-            if "waiting" in content:
-                self.note(content["waiting"], content["sights"])
+        """Have the counters of some content, or those of its exact counts, if any."""
+        self._counters[:], self._since_halving, self._lookups = 0, 0, 0
+        if not self.nbytes:
             return
-        if counters.shape != self._counters.shape or counters.dtype != np.uint8:
-            raise ValueError(
-                f"sketch: uint8 {list(self._counters.shape)} is expected, got {counters.dtype} {list(counters.shape)}; "
-                "the sketch that counts sightings must have the size it had"
-            )
-        self._counters, self._since_halving = counters.copy(), int(content["sketch_age"][0])
+        if "sketch" in content:
+            self._counters[:] = content["sketch"]
+            self._since_halving, self._lookups = map(int, content["sketch_age"])
+        elif "candidates" in content:
+            keys = content["candidates"]
+            self.note(keys, content["candidate_counts"], np.zeros(len(keys), np.bool_), again=True)
 
 
-def _read_all(keys: Any, counters: Any, sights: Any) -> None:
+def _read_all(keys: Any, counters: Any, counts: Any) -> None:
     width = np.uint64(counters.shape[1])
     for i in range(len(keys)):
         stream = np.uint64(keys[i])
@@ -97,18 +113,18 @@ def _read_all(keys: Any, counters: Any, sights: Any) -> None:
         for row in range(4):
             stream = mix(stream + np.uint64(0x9E3779B97F4A7C15))
             least = min(least, np.int64(counters[row, np.int64(stream % width)]))
-        sights[i] = least
+        counts[i] = least
 
 
-def _note_all(keys: Any, sights: Any, counters: Any) -> None:
+def _note_all(keys: Any, counts: Any, counters: Any) -> None:
     width = np.uint64(counters.shape[1])
     for i in range(len(keys)):
         stream = np.uint64(keys[i])
         for row in range(4):
             stream = mix(stream + np.uint64(0x9E3779B97F4A7C15))
             place = np.int64(stream % width)
-            counters[row, place] = max(counters[row, place], np.uint8(sights[i]))
+            counters[row, place] = max(counters[row, place], np.uint8(counts[i]))
 
 
-_read_kernel = kernel(_read_all, "the sketch of sightings (read)")
-_note_kernel = kernel(_note_all, "the sketch of sightings (write)")
+_read_kernel = kernel(_read_all, "the sketch of occurrences (read)")
+_note_kernel = kernel(_note_all, "the sketch of occurrences (write)")

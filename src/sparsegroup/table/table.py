@@ -17,7 +17,7 @@ from sparsegroup.rules import Rule
 from sparsegroup.table import key_search, table_average
 from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.changes import Changes
-from sparsegroup.table.directory import Directory
+from sparsegroup.table.directory import Directory, Evictor, RowLimit
 from sparsegroup.table.key_search import KeySearch, LookAhead
 from sparsegroup.table.pending import Pending
 from sparsegroup.table.row_locations import Int64s
@@ -32,7 +32,6 @@ from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_inspection import TableInspection
 from sparsegroup.table.table_report import TableMemory, memory_of
 from sparsegroup.table.table_snapshot import TableSnapshot
-from sparsegroup.table.upkeep import Upkeep, kept_rows
 
 
 class Table(TableInspection):
@@ -62,16 +61,21 @@ class Table(TableInspection):
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._pending = Pending()
         directory, storage = directory or new_directory(config), storage or new_storage(config)
-        self._upkeep = Upkeep(config, directory, storage.rows)
-        self._upkeep.keep_limit(directory, storage.rows)
+        self._limit: RowLimit | None = None
+        if config.max_bytes is not None:
+            other_bytes = 2 * config.scratch_bytes + directory.occurrences.nbytes + directory.seen.nbytes
+            self._limit = RowLimit(config.max_bytes, other_bytes, storage.rows)
         self._compose(directory, storage)
+        self._evictor.fit_index()
 
     def _compose(self, directory: Directory, storage: RowStorage, claim: StateOwner | None = None) -> None:
         self.directory, self.storage = directory, storage
-        on_step, budget = partial(self._upkeep.note_step, directory), self._upkeep.budget
-        self._steps = RowSteps(self.config, directory, storage, self._pending, on_step, budget, claim)
+        self._evictor = Evictor(self.config.eviction, self.config.ranking, self._limit, directory, storage)
+        self._steps = RowSteps(
+            self.config, directory, storage, self._pending, self._evictor.note_step, self._limit, claim
+        )
         self._lookup = RowLookup(
-            directory, storage, self.starts, self._steps.mark, budget, scratch_bytes=self.config.scratch_bytes
+            directory, storage, self.starts, self._steps.mark, self._limit, scratch_bytes=self.config.scratch_bytes
         )
 
     # Lookup
@@ -226,7 +230,7 @@ class Table(TableInspection):
 
     def _rows_for(self, keys: Int64s, *, as_they_are: bool) -> Int64s:
         self._pending.check_process("insert keys")
-        self._upkeep.make_ready(keys, self.directory, self.rows, as_they_are=as_they_are)
+        self._evictor.make_room(keys, parts_may_come=not as_they_are)
         self._lookup.look_up(keys, SET_KEYS)
         return self.directory.find(keys)
 
@@ -234,7 +238,7 @@ class Table(TableInspection):
         """Drop the rows that the policy evicts; gives how many."""
         with self._pending.lock, self._pending:
             self._pending.check_process("shrink the table")
-            return self._keep(kept_rows(self.config.eviction, self.rows, self.directory))
+            return self._retain(self._evictor.surviving_policy())
 
     def set_time(self, seconds: int) -> None:
         """See `HashEmbedding`."""
@@ -243,23 +247,26 @@ class Table(TableInspection):
 
     def keep_up(self) -> None:
         """Drop what its policies want dropped by now, and make room, if no gradient may come for rows as they are."""
-        if not self._upkeep.is_due:
+        if not self._evictor.is_due:
             return
         with self._pending.lock, self._pending:
             if not self.directory.generation.is_awaited:
                 self._pending.check_process("drop rows")
-                kept = self._upkeep.kept(self.directory, self.rows)
-                self.directory.count_evicted(0 if kept is None else self._keep(kept))
-                self._upkeep.keep_limit(self.directory, self.rows)
+                self._evict(self._evictor.surviving())
 
-    def _keep(self, kept: npt.NDArray[np.bool_]) -> int:
-        """Keep the rows of the mask `[num_rows]`; the keys of the others count as dropped. Gives how many."""
-        if kept.all():
+    def _evict(self, surviving: npt.NDArray[np.bool_] | None) -> None:
+        if surviving is not None:
+            self.directory.counters.evicted += self._retain(surviving)
+        self._evictor.fit_index()
+
+    def _retain(self, surviving: npt.NDArray[np.bool_]) -> int:
+        """Drop the rows that are not in the mask `[num_rows]`; gives how many."""
+        if surviving.all():
             return 0
-        gone, rows = self.directory.keep(kept)
-        self._steps.keep(kept, gone, rows)
-        self.rows.compact(kept)
-        self._upkeep.fit_index(self.directory, self.rows)
+        gone, rows = self.directory.retain(surviving)
+        self._steps.keep(surviving, gone, rows)
+        self.rows.compact(surviving)
+        self._evictor.fit_index()
         self.storage.recount(self.directory.num_rows)
         return len(gone)
 
@@ -278,9 +285,7 @@ class Table(TableInspection):
     def cut_to_limit(self) -> None:
         """Drop rows that have been read beyond `max_bytes`, and fit the index: all of `adopt` that takes memory."""
         with self._pending.lock, self._pending:
-            if (kept := self._upkeep.kept_within_limit(self.directory, self.rows)) is not None:
-                self.directory.count_evicted(self._keep(kept))
-            self._upkeep.keep_limit(self.directory, self.rows)
+            self._evict(self._evictor.surviving_limit())
 
     def adopt(self, other: "Table", claim: StateOwner | None) -> None:
         """Take over what another table of the same config holds, which must not be used any more."""
@@ -289,7 +294,6 @@ class Table(TableInspection):
             self._pending.check_process("load a table")
             self.directory.renumber()
             self._compose(other.directory, other.storage, claim)
-            self._upkeep.restart()
 
     def become(self, other: "Table") -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -324,7 +328,7 @@ class Table(TableInspection):
             self._steps.track(None)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
-            self._upkeep.check_room(len(snapshot.keys), self.rows)
+            self._evictor.check_room(len(snapshot.keys))
             if weight is not None:
                 self._replace(snapshot, weight)
             if parts:
@@ -335,15 +339,15 @@ class Table(TableInspection):
                         self.rows.write(part, rows, parts[part])
             if snapshot.skipped_rows is not None:
                 self.storage.count_skipped(snapshot.skipped_rows)
-            self._upkeep.restart()
+            self._evictor.note_load()
 
     def _replace(self, snapshot: TableSnapshot, weight: Floats) -> None:
         staying = ~self.directory.masked_without(snapshot.keys)
-        self._keep(staying)
+        self._retain(staying)
         self.directory.renumber()
-        self.directory.forget()
+        self.directory.seen.clear()
         self.directory.set_notes(snapshot.notes)
-        self.directory.set_dropped(snapshot.dropped)
+        self.directory.seen.drop(snapshot.dropped)
         self.assign(snapshot.keys, weight, as_they_are=True)
         self.directory.set_uses(snapshot.notes, self.directory.find(snapshot.keys))
         self.directory.count_seen(snapshot.num_seen)

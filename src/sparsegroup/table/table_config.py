@@ -14,15 +14,18 @@ from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.views import NUMPY_DTYPES
 from sparsegroup.near_match import did_you_mean
-from sparsegroup.table.admission import EVERY_KEY, AdmissionPolicy
+from sparsegroup.table.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.buckets import MOST_ROWS
-from sparsegroup.table.eviction import LFU, ZERO_ROWS, EvictionPolicy, RankingPolicy, Unit
+from sparsegroup.table.eviction import LFU, EvictionPolicy, RankingPolicy, Unit, ZeroRows
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sighting_sketch import HIGHEST
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 _SCRATCH = 256 << 20
+
+_SKETCHED = 16
+"""A table of limited bytes counts occurrences in so small a part of them."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +60,24 @@ class TableConfig:
     @property
     def is_repeatable(self) -> bool:
         """Whether a second training lookup of the same keys, before a step, finds what the first has found."""
-        return self.admission is EVERY_KEY and not self.drops_rows and not self.has_fallback
+        return isinstance(self.admission, EveryKey) and not self.drops_rows and not self.has_fallback
 
     @property
     def drops_rows(self) -> bool:
         """Whether the table drops rows without being called to."""
-        return self.max_bytes is not None or hasattr(self.eviction, "every")
+        return self.max_bytes is not None or self.eviction.every is not None
 
     @property
     def unit(self) -> Unit | None:
-        """In what the table tells the time; None where nobody asks."""
-        default: Unit | None = None if self.max_bytes is None else "steps"
-        return getattr(self.eviction, "unit", None) or default
+        """In what uses of rows are counted; None where no policy asks."""
+        return self.eviction.unit or (None if self.max_bytes is None else "steps")
+
+    @property
+    def sketch_bytes(self) -> int | None:
+        """Bytes of the sketch that counts occurrences of keys without a row; None: exactly, as distinct keys are."""
+        if self.max_bytes is None or self.admission.sketch_bytes is not None:
+            return self.admission.sketch_bytes
+        return 0 if isinstance(self.admission, EveryKey) else max(4096, self.max_bytes // _SKETCHED)
 
 
 def checked_config(
@@ -98,7 +107,14 @@ def checked_config(
     check_int("dim", dim, 1, 1 << 20)
     check_int("seed", seed, 0, (1 << 64) - 1)
     check_int("field_bits", field_bits, 0, 16)
-    if max_bytes is not None and getattr(admission, "k", 0) > HIGHEST:
+    for name, policy, base in (
+        ("admission", admission, AdmissionPolicy),
+        ("eviction", eviction, EvictionPolicy),
+        ("ranking", ranking, RankingPolicy),
+    ):
+        if policy is not None and not isinstance(policy, base):
+            raise TypeError(f"{name} must be of a class derived from sparsegroup.table.{base.__name__}, got {policy!r}")
+    if max_bytes is not None and admission is not None and admission.k > HIGHEST:
         raise ValueError(f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {admission}")
     if ranking is not None and max_bytes is None:
         raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
@@ -129,8 +145,8 @@ def checked_config(
         field_bits=field_bits,
         skips_nonfinite=nonfinite == "skip",
         huge_pages=bool(huge_pages),
-        admission=EVERY_KEY if admission is None else admission,
-        eviction=ZERO_ROWS if eviction is None else eviction,
+        admission=EveryKey() if admission is None else admission,
+        eviction=ZeroRows() if eviction is None else eviction,
         max_bytes=None if max_bytes is None else bytes_of(max_bytes),
         ranking=LFU() if ranking is None else ranking,
         has_fallback=bool(fallback),

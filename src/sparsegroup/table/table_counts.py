@@ -51,12 +51,12 @@ class TableCounts:
     @property
     def num_evicted(self) -> int:
         """Rows that the table has dropped by itself: its policy's, and those for which there was no room."""
-        return self.table.directory.evicted
+        return self.table.directory.counters.evicted
 
     @property
     def num_refused(self) -> int:
         """How often a key would have got a row, had there been room within `max_bytes`."""
-        return self.table.directory.refused
+        return self.table.directory.counters.refused
 
     def set_time(self, seconds: int) -> None:
         """Tell the table the time, of the log that it is trained on, say, in whole seconds from any moment on.

@@ -158,9 +158,9 @@ class _Reader:
         directory = self._directory
         kept = directory.masked_without(dropped)
         if not kept.all():
-            directory.keep(kept)
+            directory.retain(kept)
             self._storage.rows.compact(kept)
-        directory.set_dropped(np.union1d(directory.dropped.view(np.int64), dropped))
+        directory.seen.drop(dropped)
 
     def _mask(self, keys: Int64s, part: TablePart) -> Bools:
         """Which of a file's keys are wanted."""
@@ -179,9 +179,9 @@ class _Reader:
             check_notes(notes, self._config, part.facts.written)
         except ValueError as error:
             raise ValueError(f"{part.path}: {error}") from error
-        if "waiting" in notes:
-            mask = self._mask(notes["waiting"], part)
-            notes |= {name: notes[name][mask] for name in ("waiting", "sights")}
+        if "candidates" in notes:
+            mask = self._mask(notes["candidates"], part)
+            notes |= {name: notes[name][mask] for name in ("candidates", "candidate_counts")}
         return notes if part.buckets.start in self._wanted else left_to_another(notes)
 
     def _take_rows(
@@ -212,7 +212,7 @@ class _Reader:
                     directory.index.insert(some[new], numbers[new])
                 except ValueError as error:
                     raise ValueError(f"{part.path}: {error}") from error
-                directory.came(came)
+                directory.rows_added(came)
                 its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in notes.items()}
                 directory.set_uses(its, numbers)
                 values = rows[piece]

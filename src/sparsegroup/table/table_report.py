@@ -82,10 +82,7 @@ def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) 
         counts[:, 0] += np.bincount(fields, minlength=len(counts))
         counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
     counts[:, 1] = counts[:, 0]
-    if directory.estimate is None:
-        counts[:, 0] += np.bincount(_fields_of(directory.keys_without_row(), bits), minlength=len(counts))
-    else:
-        counts[:, 0] = np.maximum(counts[:, 0], np.rint(directory.estimate.by_field()))
+    counts[:, 0] = directory.seen.by_field(counts[:, 1], directory.keys_without_row)
     return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
 
 

@@ -13,7 +13,7 @@ from sparsegroup.table.directory_notes import NOTES, OF_ROWS, joined_notes, left
 from sparsegroup.table.sharded.routing import BUCKETS, Routing, buckets_of
 
 _PREFIX = re.compile(r"rank_(0|[1-9]\d*)_of_([1-9]\d*)")
-_DROPPED, _WAITING, _SIGHTS = "dropped", "waiting", "sights"
+_DROPPED, _CANDIDATES, _COUNTS = "dropped", "candidates", "candidate_counts"
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def _wanted(keys: Tensor, wanted: RankPart) -> Tensor:
 def _notes_of(part: RankPart, entries: Mapping[str, Tensor], wanted: RankPart) -> dict[str, npt.NDArray[Any]]:
     """What the directory knew in addition to rows."""
     notes = {name: entries[name].numpy() for name in NOTES if name in entries and name not in OF_ROWS}
-    if _WAITING in notes:
-        mask = _wanted(entries[_WAITING], wanted).numpy()
-        notes |= {name: notes[name][mask] for name in (_WAITING, _SIGHTS) if name in notes}
+    if _CANDIDATES in notes:
+        mask = _wanted(entries[_CANDIDATES], wanted).numpy()
+        notes |= {name: notes[name][mask] for name in (_CANDIDATES, _COUNTS) if name in notes}
     return notes if part.buckets.start in wanted.buckets else left_to_another(notes)
 
 
