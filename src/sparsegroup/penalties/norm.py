@@ -4,18 +4,17 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from sparsegroup.penalties.part import ThresholdPart
+from sparsegroup.penalties.part import NamedChoice
 from sparsegroup.rules.rule import xp
 
 
-class Norm(ThresholdPart, kind="norm"):
+class Norm(NamedChoice, kind="norm"):
     """The norm in the group threshold: ‖weigh(s)‖₂, compared with √d λ21 `tau_scale`.
 
     Attributes:
         name: `norm="…"`.
-        weigh: A static method `weigh(s, c, zero)`, element-wise and in the restricted language of a rule's `update`;
-            it may leave out a constant factor.
-        tau_scale: That factor.
+        weigh: A static method `weigh(s, c, zero)`, element-wise, in the restricted language of a rule's `update`.
+        tau_scale: A constant factor that `weigh` leaves out.
     """
 
     weigh: ClassVar[Callable[..., Any]]

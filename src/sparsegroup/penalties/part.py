@@ -1,4 +1,4 @@
-"""What penalties and norms share: a name, parameters with defaults and ranges, and a form that files can hold."""
+"""What penalties and norms share: a name, parameters with defaults and ranges, and a form for files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -8,19 +8,17 @@ from sparsegroup.rules.ranges import Range
 
 
 def parameter(default: float, valid: Range) -> Any:
-    """A parameter of a penalty: its default, and what it may be. A field of the class."""
+    """A parameter of a penalty, which is a field of its class: the default, and the valid values."""
     return field(default=default, metadata={"valid": valid})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(parameter,))
-class ThresholdPart:
-    """A part of the group threshold: a penalty or a norm. Its fields are its parameters.
-
-    A class is known by its `name` from its definition on, in `penalty="…"` and in states that are loaded.
+class NamedChoice:
+    """A penalty or a norm. Its fields are its parameters, and defining a class makes it known by its `name`.
 
     Raises:
-        TypeError: A parameter that is no number, or an unknown one.
-        ValueError: A parameter out of range.
+        TypeError: A parameter is unknown or not a number.
+        ValueError: A parameter is out of range.
     """
 
     kind: ClassVar[str]
@@ -51,7 +49,7 @@ class ThresholdPart:
 
     @property
     def plain(self) -> str | dict[str, Any]:
-        """The name, or name and parameters where they are not at their defaults: what `of` takes, and files hold."""
+        """The name, or name and parameters if they are not at their defaults: what `of` takes and files contain."""
         if self == type(self)():
             return self.name
         return {"name": self.name, **{name: float(value) for name, value in self.parameters.items()}}
@@ -64,12 +62,7 @@ class ThresholdPart:
 
     @classmethod
     def of(cls, given: object) -> Self:
-        """One as the optimizers take it: an object, a name, or a mapping of the name and the parameters.
-
-        Raises:
-            ValueError: An unknown name, or a parameter out of range.
-            TypeError: An unknown parameter, or one that is no number.
-        """
+        """The object of an optimizer's argument: an object, a name, or a mapping of the name and the parameters."""
         if isinstance(given, cls):
             return given
         parameters = dict(given) if isinstance(given, Mapping) else {"name": given}

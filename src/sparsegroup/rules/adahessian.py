@@ -9,19 +9,9 @@ from sparsegroup.rules.rule import Rule, xp
 
 
 def update(
-    g: Any,
-    hessian: Any,
-    exp_avg: Any,
-    exp_avg_sq: Any,
-    beta1: Any,
-    one_minus_beta1: Any,
-    beta2: Any,
-    one_minus_beta2: Any,
-    correction1: Any,
-    correction2: Any,
-    eps: Any,
-    inverse_lr: Any,
-) -> tuple[Any, ...]:
+    g: Any, hessian: Any, exp_avg: Any, exp_avg_sq: Any, beta1: Any, one_minus_beta1: Any,
+    beta2: Any, one_minus_beta2: Any, correction1: Any, correction2: Any, eps: Any, inverse_lr: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """m_t as Adam, V̂_t = β2 V̂_{t-1} + (1 - β2) D_t² with D_t the Hessian's (averaged) diagonal."""
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * hessian * hessian
@@ -31,11 +21,9 @@ def update(
 
 def are_block_sizes(value: Any) -> bool:
     """Whether these are block sizes of 1-d, 2-d, 3-d and 4-d parameters."""
-    return (
-        isinstance(value, tuple | list)
-        and len(value) == 4
-        and all(isinstance(size, int) and (size == -1 or size > 0) for size in value)
-    )
+    if not isinstance(value, tuple | list) or len(value) != 4:
+        return False
+    return all(isinstance(size, int) and (size == -1 or size > 0) for size in value)
 
 
 ADAHESSIAN = Rule(

@@ -13,18 +13,9 @@ def scalars(t: int, lr: float, betas: tuple[float, float], eps: float) -> tuple[
 
 
 def update(
-    g: Any,
-    exp_avg: Any,
-    exp_avg_sq: Any,
-    beta1: Any,
-    one_minus_beta1: Any,
-    beta2: Any,
-    one_minus_beta2: Any,
-    correction1: Any,
-    correction2: Any,
-    eps: Any,
-    inverse_lr: Any,
-) -> tuple[Any, ...]:
+    g: Any, exp_avg: Any, exp_avg_sq: Any, beta1: Any, one_minus_beta1: Any, beta2: Any, one_minus_beta2: Any,
+    correction1: Any, correction2: Any, eps: Any, inverse_lr: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """m_t = m̂_t / (1 - β1^t), σ_t = (√(V̂_t / (1 - β2^t)) + ε) / α; ε is constant, as in torch."""
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g

@@ -10,19 +10,9 @@ from sparsegroup.rules.rule import Rule, xp
 
 
 def update(
-    g: Any,
-    exp_avg: Any,
-    exp_avg_sq: Any,
-    max_exp_avg_sq: Any,
-    beta1: Any,
-    one_minus_beta1: Any,
-    beta2: Any,
-    one_minus_beta2: Any,
-    correction1: Any,
-    correction2: Any,
-    eps: Any,
-    inverse_lr: Any,
-) -> tuple[Any, ...]:
+    g: Any, exp_avg: Any, exp_avg_sq: Any, max_exp_avg_sq: Any, beta1: Any, one_minus_beta1: Any,
+    beta2: Any, one_minus_beta2: Any, correction1: Any, correction2: Any, eps: Any, inverse_lr: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """As Adam, with max_{s ≤ t} V̂_s in place of V̂_t."""
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g

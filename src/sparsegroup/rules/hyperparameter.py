@@ -1,27 +1,27 @@
-"""A hyperparameter as a rule declares it, once: constructors, checks, settings and docs follow."""
+"""A hyperparameter as a rule declares it: constructors, checks, settings and docs follow."""
 
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any, Final
 
-from sparsegroup.rules.ranges import Range, ValidValues, at_least
+from sparsegroup.rules.ranges import Described, Range, at_least
 
 REQUIRED: Final = Parameter.empty
-"""The default of a hyperparameter that has none."""
+"""Stands for the default of a hyperparameter that has none."""
 
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """A number, or whatever else, that a rule is given.
+    """An argument of a rule, a number or of any other type.
 
     Args:
         name: An argument of the optimizer's constructor, a key of its param groups, and what `Rule.scalars` reads.
-        default: Its value where none is given, or `REQUIRED`.
-        valid: The values it may have.
-        keyword_only: Whether it is given by name alone, and not by its place among the others.
+        default: Its default, or `REQUIRED`.
+        valid: Its valid values.
+        keyword_only: Whether the constructor takes it only by name.
 
     Raises:
-        ValueError, TypeError: A default that is not valid.
+        ValueError, TypeError: The default is not valid.
 
     Examples:
         >>> from sparsegroup.rules import Hyperparameter, from_to
@@ -32,7 +32,7 @@ class Hyperparameter:
 
     name: str
     default: Any
-    valid: ValidValues
+    valid: Range | Described
     keyword_only: bool = False
 
     def __post_init__(self) -> None:
@@ -51,9 +51,9 @@ class Hyperparameter:
 
 
 def learning_rate(default: Any = REQUIRED) -> Hyperparameter:
-    """The learning rate "lr", which every rule has. It may be a tensor of one element, too."""
+    """The learning rate "lr", which every rule has; a number or a tensor of one element."""
     return Hyperparameter("lr", default, Range(0, words="finite and >= 0"))
 
 
 WEIGHT_DECAY = Hyperparameter("weight_decay", 0.0, at_least(0))
-"""Added to the gradient as `weight_decay * x`. Every rule has it, by name; one that declares it, at its place."""
+"""Added to the gradient as `weight_decay * x`. Every rule has it, keyword-only unless the rule declares it."""

@@ -1,29 +1,17 @@
-"""The values that the hyperparameters of rules, and the parameters of penalties, may have."""
+"""The valid values of hyperparameters and of the parameters of penalties."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol
-
-
-class ValidValues(Protocol):
-    """A set of values; its `str` says in words, after "must be", which they are."""
-
-    def check(self, what: str, value: object, where: str) -> None:
-        """Raise ValueError or TypeError unless `value` is one of them; `what` begins the message, `where` ends it."""
-        ...
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` up to `high`, which is not among them.
+    """Finite numbers from `low` (excluded unless `includes_low`) up to `high`, which is excluded.
 
-    Attributes:
-        low: The lower end.
-        high: The upper end.
-        includes_low: Whether `low` is allowed.
-        words: In messages, instead of the interval.
+    `words`, if any, replace the interval in messages.
     """
 
     low: float
@@ -42,7 +30,10 @@ class Range:
         return f"{'>=' if self.includes_low else '>'} {self.low:g}"
 
     def check(self, what: str, value: object, where: str = "") -> None:
-        """Raise TypeError unless `value` is a number, ValueError unless it is in the range; see `ValidValues`."""
+        """Raise TypeError unless `value` is a number, ValueError unless it is in the range.
+
+        The message begins with `what` and ends with `where`.
+        """
         place = f" ({where})" if where else ""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{what} must be a number, got {value!r}{place}")
@@ -54,12 +45,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Described:
-    """Values that are no single numbers.
-
-    Attributes:
-        words: Which they are, as in "two numbers in [0, 1)".
-        holds: Whether a value, of any type, is one of them.
-    """
+    """Values that are not single numbers: `words` as in "two numbers in [0, 1)"; `holds` whether a value is valid."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -68,7 +54,7 @@ class Described:
         return self.words
 
     def check(self, what: str, value: object, where: str = "") -> None:
-        """Raise ValueError unless `value` is one of them; see `ValidValues`."""
+        """Raise ValueError unless `value` is valid; the message begins with `what` and ends with `where`."""
         if not self.holds(value):
             raise ValueError(f"{what} must be {self}, got {value!r}{f' ({where})' if where else ''}")
 

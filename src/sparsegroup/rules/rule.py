@@ -1,4 +1,4 @@
-"""What a base optimizer is to this library: two functions, the names of its state, and its hyperparameters.
+"""A base optimizer as this library sees it: two functions, the names of its state, and its hyperparameters.
 
 `scalars` runs on the host, in float64, once per step; `update` is element-wise and takes its array
 functions from the global `xp`, so that one source serves every backend (see `bind`).
@@ -18,8 +18,7 @@ from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter
 F = TypeVar("F", bound=Callable[..., Any])
 
 xp: Any = torch
-"""Array namespace of every `update` and of `prox`: `bind` puts NumPy's or Triton's in its place."""
-
+"""Array namespace of every `update` and of `prox`, which `bind` replaces by NumPy's or Triton's."""
 
 _OF_GROUP = "group_"
 
@@ -42,20 +41,19 @@ class Rule:
             `xp.where`, `xp.maximum` of two arrays, and no numeric literals. A second-order rule gets
             `update(g, hessian, *state, *scalars)`, one with `mean_square` `update(g, mean_square, *state, *scalars)`.
         state: The element-wise state in the order `update` takes it: name → value before the first
-            gradient, or the name of the hyperparameter that holds that value. What begins with "group_" comes last and
-            is the same for all elements of a group: a table in the host's memory keeps one number a row of it.
-        hyperparameters: Name, default and valid values of each, in the order in which the constructor takes them. "lr"
-            must be among them. `weight_decay` need not: every rule has it (`WEIGHT_DECAY`), as a keyword argument
-            where it has no place here.
-        second_order: The rule needs a diagonal of the Hessian beside the gradient.
-        mean_square: The rule needs the mean of g² over an element's group beside the gradient.
-        sigma_0: `sigma_0(*, lr, …) -> float` where the start x₁ is not charged to z, so that u₀ = σ₀ x₁
+            gradient, or the name of the hyperparameter that holds that value. State whose name begins with "group_"
+            must be last and is the same for all elements of a group: a table in host memory keeps one number a row.
+        hyperparameters: Name, default and valid values of each, in the order in which the constructor takes them,
+            "lr" among them. `weight_decay` need not be: every rule has it (`WEIGHT_DECAY`).
+        second_order: The rule needs a diagonal of the Hessian in addition to the gradient.
+        mean_square: The rule needs the mean of g² over an element's group in addition to the gradient.
+        sigma_0: `sigma_0(*, lr, …) -> float` if the start x₁ is not charged to z, so that u₀ = σ₀ x₁
             (FTRL), with the learning rate of a group's first update. None, the usual case, is u₀ = 0.
         conflict: `conflict(*, …) -> str | None` says what is wrong with values that are valid one by one.
 
     Raises:
-        ValueError: A hyperparameter that is declared twice, or read and not declared; state of groups that comes before
-            that of elements, or has no `mean_square` to be made of.
+        ValueError: A hyperparameter is declared twice, or read but not declared; state of groups precedes that of
+            elements, or the rule has no `mean_square`.
     """
 
     name: str
@@ -115,7 +113,7 @@ class Rule:
 
     @property
     def has_second_input(self) -> bool:
-        """Whether `update` takes another array beside the gradient: of the Hessian, or of mean squares."""
+        """Whether `update` takes a second array: of the Hessian, or of mean squares."""
         return self.second_order or self.mean_square
 
     @property
@@ -134,12 +132,7 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def bind(function: F, namespace: Any) -> F:
-    """A copy of `function` whose global `xp` is `namespace`: the same mathematics for another backend.
-
-    Args:
-        function: A plain Python function that reads the global `xp`.
-        namespace: A module with `sqrt`, `where` and `maximum`, such as `numpy` or `triton.language`.
-    """
+    """A copy of a plain function whose global `xp` is `namespace` (`numpy`, `triton.language`), for another backend."""
     assert isinstance(function, FunctionType)
     bound = FunctionType(
         function.__code__,
