@@ -68,7 +68,7 @@ UNMERGED = {
     "optim": 4,
     "reporting": 2,
     "serving": 3,
-    "table": 8,
+    "table": 14,
     "training": 16,
     "tuning": 1,
 }

@@ -32,7 +32,7 @@ class TableSnapshot:
         keys: `[n]`, in the order of the rows.
         parts: "weight", "u" and the optimizer's state, those that it holds → `[n, dim]`.
         dropped: `[k]`, keys that had a row and lost it; some may have one again.
-        notes: The rest of the directory's state by name, see `Directory.notes`; of rows, in the order of `keys`.
+        notes: Other state of the directory by name, see `Directory.notes`; of rows, in the order of `keys`.
         num_seen: Distinct keys ever seen; None: to be counted.
         skipped_rows: Row updates left out; None: not known.
     """

@@ -93,7 +93,7 @@ def _sort_by_rank(
     """Write the distinct `keys` `[n]`, sorted by rank, into `outgoing`; gives their number.
 
     `ends` `[ranks]` becomes where the keys of each rank end, and `inverse` `[n]` the place of each key in `outgoing`.
-    The rest is scratch memory: `seen` of 2**k ≥ 2n slots, hashed with `mask` and `factor`.
+    Scratch memory: `seen` of 2**k ≥ 2n slots, hashed with `mask` and `factor`.
     """
     count = distinct_in_order(keys, seen, distinct, places, inverse, (mask, factor))
     ranks = len(ends)
