@@ -14,11 +14,7 @@ from sparsegroup.rules import Rule
 
 
 class EagerBackend:
-    """The step in eager PyTorch: any device, dtype and grouping.
-
-    Args:
-        rule: The base optimizer.
-    """
+    """The step of `rule` in eager PyTorch: any device, dtype and grouping."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -83,7 +79,8 @@ class EagerBackend:
 
 def _elements(tensor: Tensor, rows: Tensor | None) -> Tensor:
     """The number of each element of `tensor`, or of some of its rows, wrapped to int32 as the kernels do."""
-    width = tensor.shape[1:].numel() if tensor.ndim else 1
-    lines = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device) if rows is None else rows
-    numbers = lines.unsqueeze(1) * width + torch.arange(width, device=tensor.device)
-    return numbers.to(torch.int32).view(-1, *tensor.shape[1:]) if tensor.ndim else numbers.to(torch.int32).view(())
+    if rows is None:
+        return torch.arange(tensor.numel(), device=tensor.device).to(torch.int32).view(tensor.shape)
+    shape = tensor.shape[1:]
+    numbers = rows.unsqueeze(1) * shape.numel() + torch.arange(shape.numel(), device=tensor.device)
+    return numbers.to(torch.int32).view(-1, *shape)
