@@ -193,7 +193,7 @@ def _rows(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: T
     for (folder, manifest), level in zip(chain, levels, strict=True):
         if [part.buckets for part in level] != [part.buckets for part in levels[0]]:
             raise CheckpointError(f"{folder}: builds on one whose table {where!r} is on other ranks")
-        if needed := [part.path.name for part in level if part.meets(wanted)]:
+        if needed := [part.path.name for part in level if part.share_in(wanted)]:
             manifest.check_files(folder, CheckpointError, *needed)
     return read_table(table.config, levels, wanted)
 

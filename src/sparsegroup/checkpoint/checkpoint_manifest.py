@@ -13,7 +13,7 @@ from sparsegroup.artifact.validation import Count, shortened
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 from sparsegroup.table.sharded.routing import Routing
 from sparsegroup.table.table_file import TableFacts
-from sparsegroup.table.table_reading import ALL, TablePart
+from sparsegroup.table.table_reading import ALL, TableFile
 
 MANIFEST = "checkpoint.json"
 STATE = "state.safetensors"
@@ -77,14 +77,14 @@ class CheckpointManifest(Manifest):
             if facts.rows > before + facts.written:
                 raise ValueError(f"{name}: {facts.written:,} rows cannot make {facts.rows:,} of {before:,}")
 
-    def parts(self, folder: Path, where: str) -> list[TablePart]:
+    def parts(self, folder: Path, where: str) -> list[TableFile]:
         """The files of a table in `folder`, in the order of ranks."""
         parts = []
         for name, (place, facts) in self.tables.items():
             if place == where:
                 is_sharded = facts.rank is not None and self.routing is not None
                 buckets = Routing.of_plain(self.routing or {}).range_of(facts.rank or 0) if is_sharded else ALL
-                parts.append(TablePart(folder / name, facts, buckets))
+                parts.append(TableFile(folder / name, facts, buckets))
         return sorted(parts, key=lambda part: part.buckets.start)
 
 
