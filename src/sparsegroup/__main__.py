@@ -7,7 +7,7 @@ from sparsegroup.garbage import uncollected
 
 
 def main() -> None:
-    """Run the command line, or say what to install for it."""
+    """Run the command line, or name what to install for it."""
     try:
         with uncollected():
             from sparsegroup.cli import main as run

@@ -9,7 +9,7 @@ BagMode = Literal["sum", "mean"]
 
 
 def pool(vectors: Tensor, mode: BagMode = "mean") -> Tensor:
-    """The sum or mean of each bag, where all are of one size.
+    """The sum or mean of each bag; all have the same size.
 
     Args:
         vectors: `[bags, size, dim]`.
@@ -25,13 +25,13 @@ def pool(vectors: Tensor, mode: BagMode = "mean") -> Tensor:
 def pool_ragged(vectors: Tensor, offsets: Tensor, bags: int, mode: BagMode = "mean") -> Tensor:
     """The sum or mean of each bag, of any sizes; vectors are added up in their order.
 
-    It is made of operators whose shapes depend on `bags` and the number of vectors alone, so that `torch.export` and
-    ONNX take it for batches of any size.
+    The shapes of its operators depend only on `bags` and the number of vectors, so that `torch.export` and ONNX take it
+    for batches of any size.
 
     Args:
-        vectors: `[n, dim]`, those of the first bag first.
+        vectors: `[n, dim]`, in the order of the bags.
         offsets: `[bags + 1]` int64: bag i is `vectors[offsets[i] : offsets[i + 1]]`; from 0 to n.
-        bags: How many there are.
+        bags: The number of bags.
         mode: "sum" or "mean".
 
     Returns:
@@ -51,7 +51,7 @@ def pool_ragged(vectors: Tensor, offsets: Tensor, bags: int, mode: BagMode = "me
 
 
 def bag_of_each(offsets: Tensor, bags: int, vectors: Tensor) -> Tensor:
-    """Which bag each vector is in, `[n]` int64, where the vectors are; the arguments are those of `pool_ragged`.
+    """Which bag each vector is in, `[n]` int64 on the vectors' device; the arguments are those of `pool_ragged`.
 
     Examples:
         >>> import torch

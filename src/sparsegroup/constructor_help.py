@@ -1,4 +1,4 @@
-"""`help(Class.__init__)` shows what the class's docstring says of its arguments."""
+"""`help(Class.__init__)` shows the class's docstring."""
 
 from collections.abc import Mapping
 from inspect import cleandoc
@@ -7,11 +7,7 @@ from typing import Any
 
 
 def document_constructors(public: Mapping[str, Any]) -> None:
-    """Give each class in a package's `__all__` whose `__init__` has no docstring its own, without the examples.
-
-    Args:
-        public: The package's `globals()`.
-    """
+    """Give undocumented `__init__`s of the classes in `__all__`, in a package's `globals()`, the class docstrings."""
     for value in (public[name] for name in public["__all__"]):
         init = vars(value).get("__init__") if isinstance(value, type) else None
         own = isinstance(init, FunctionType) and init.__qualname__ == f"{value.__qualname__}.__init__"

@@ -1,7 +1,7 @@
 """What `pip install sparsegroup` leaves out, and the error that says how to get it.
 
-The core is optimizers, tables and models: torch, numpy and numba. The packages of everything else come with an extra,
-which the rooms that need it ask for when they are imported.
+The core is optimizers, tables and models: torch, numpy and numba. Everything else needs the packages of an extra, which
+a subpackage requires when it is imported.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,7 @@ from sparsegroup.user_error import UserError
 Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
-_CLI = (
-    "jinja2",
-    "matplotlib",
-    "polars",
-    "polars_hash",
-    "pyarrow",
-    "rich",
-    "sklearn",
-    "typer",
-    "yaml",
-)
+_CLI = ("jinja2", "matplotlib", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "checkpoint": _CHECKPOINT,
     "cli": (*_CHECKPOINT, *_CLI),
@@ -32,11 +22,11 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),
 }
-"""What each extra adds to the core, as it is imported."""
+"""The modules that each extra adds to the core."""
 
 
 class MissingExtraError(UserError, ImportError):
-    """Packages are needed that an extra installs. The message names them and the command."""
+    """Packages of an extra are needed; the message names them and the command that installs them."""
 
 
 def missing(extra: Extra) -> list[str]:
@@ -50,14 +40,6 @@ def pip_install(extra: Extra) -> str:
 
 
 def require(extra: Extra, who: str) -> None:
-    """Raise unless an extra is installed.
-
-    Args:
-        extra: Its name.
-        who: What needs it.
-
-    Raises:
-        MissingExtraError: It is not installed, or not all of it.
-    """
+    """Raise MissingExtraError, which says that `who` needs it, unless all of an extra is installed."""
     if absent := missing(extra):
         raise MissingExtraError(f"{who} needs {', '.join(absent)}, not installed here: {pip_install(extra)}")

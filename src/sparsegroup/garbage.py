@@ -1,4 +1,4 @@
-"""When garbage is not sought: importing and compiling make many objects that stay, and each search goes through all."""
+"""Garbage collection is off while importing and compiling, which create many objects that remain."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's search for garbage, a tenth of a second each time once torch is imported."""
+    """Switch off Python's garbage collection, which takes a tenth of a second each time once torch is imported."""
     collects = gc.isenabled()
     gc.disable()
     try:

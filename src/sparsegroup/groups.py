@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,37 +10,11 @@ from torch import Tensor
 GroupSpec = Literal["rows", "columns", "channels", "all"] | int | Tensor
 
 
-class Grouping(Protocol):
-    """The groups of a tensor of one shape. All results broadcast against that tensor."""
-
-    @property
-    def sqrt_size(self) -> float | Tensor:
-        """√d, with d the number of elements of a group."""
-
-    @property
-    def count(self) -> int:
-        """The number of groups, empty ones too."""
-
-    def of_each(self, values: Tensor) -> Tensor:
-        """`[groups]`, of what is the same in a group: of `norm`, `any` or `sqrt_size`; empty groups are left out."""
-
-    def norm(self, x: Tensor) -> Tensor:
-        """‖x‖₂ of each group."""
-
-    def any(self, mask: Tensor) -> Tensor:
-        """Whether any element of the group is True."""
-
-    def count_nonzero(self, x: Tensor) -> tuple[int, int]:
-        """The number of groups with a non-zero element, and of all groups."""
-
-
 @dataclass(frozen=True)
 class Along:
-    """One group per index of dimension `dim`; one group in all where `dim` is None.
+    """The groups of a tensor of `shape`: one per index of the non-negative dimension `dim`; if None, one in all.
 
-    Args:
-        shape: Shape of the tensor.
-        dim: Non-negative dimension, or None.
+    As those of `ByIndex`, which has the same methods, results broadcast against the tensor unless said otherwise.
     """
 
     shape: torch.Size
@@ -48,13 +22,16 @@ class Along:
 
     @property
     def count(self) -> int:
+        """The number of groups, with empty ones."""
         return 1 if self.dim is None else self.shape[self.dim]
 
     def of_each(self, values: Tensor) -> Tensor:
+        """`[groups]` from a result of `norm`, `any` or `sqrt_size`; empty groups are left out."""
         return values.flatten()
 
     @property
     def sqrt_size(self) -> float:
+        """√d, with d the number of elements of a group."""
         return math.sqrt(self.shape.numel() / self.count) if self.count else 0.0
 
     @property
@@ -62,26 +39,23 @@ class Along:
         return tuple(d for d in range(len(self.shape)) if d != self.dim)
 
     def norm(self, x: Tensor) -> Tensor:
+        """‖x‖₂ of each group."""
         # An empty `dim` would mean all dimensions to torch.
         return torch.linalg.vector_norm(x, dim=self._others, keepdim=True) if self._others else x.abs()
 
     def any(self, mask: Tensor) -> Tensor:
+        """Whether any element of the group is True."""
         return mask.any(dim=self._others, keepdim=True) if self._others else mask
 
     def count_nonzero(self, x: Tensor) -> tuple[int, int]:
+        """The number of groups with a non-zero element, and of all groups that are not empty."""
         live = self.any(x != 0)
         return int(live.sum()), live.numel()
 
 
 @dataclass(frozen=True)
 class ByIndex:
-    """Rows with the same id form a group.
-
-    Args:
-        shape: Shape of the tensor, at least 1-d.
-        ids: `[shape[0]]` int64 on the tensor's device, in [0, count).
-        count: The number of groups; some may be empty.
-    """
+    """Groups of rows with the same id: `ids` is `[shape[0]]` int64, on the tensor's device, in [0, count)."""
 
     shape: torch.Size
     ids: Tensor
@@ -89,7 +63,7 @@ class ByIndex:
 
     def of_each(self, values: Tensor) -> Tensor:
         per_row = values.reshape(self.shape[0])
-        first = per_row.new_zeros(self.count).index_copy_(0, self.ids, per_row)  # which of a group's it is, is the same
+        first = per_row.new_zeros(self.count).index_copy_(0, self.ids, per_row)  # all of a group are equal
         return first[self._per_group(torch.ones_like(self.ids)) > 0]
 
     def _per_group(self, per_row: Tensor) -> Tensor:
@@ -120,6 +94,9 @@ class ByIndex:
         live = self._per_group(self._as_matrix(x != 0).any(1).long())
         present = self._per_group(torch.ones_like(self.ids))
         return int((live > 0).sum()), int((present > 0).sum())
+
+
+Grouping = Along | ByIndex
 
 
 def check_groups(spec: object, shape: torch.Size, where: str) -> None:
@@ -179,7 +156,7 @@ def mean_square(x: Tensor, spec: GroupSpec) -> Tensor:
 
 
 def contiguous_groups(spec: GroupSpec, shape: torch.Size) -> tuple[int, int] | None:
-    """Elements of a group and number of groups, where the groups of a contiguous tensor lie one after the other."""
+    """Elements of a group and number of groups, if each group of a contiguous tensor is contiguous; else None."""
     if isinstance(spec, Tensor):
         return None
     if not shape or spec == "all":

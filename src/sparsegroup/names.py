@@ -1,4 +1,4 @@
-"""Names that people choose by, in settings and on the command line; nothing that takes time to import."""
+"""Names to choose by in settings and on the command line; nothing that takes time to import."""
 
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -38,8 +38,8 @@ _OPTIMIZER_TITLES: Mapping[str, str] = {
 
 OTHER_OPTIMIZERS: Mapping[str, str] = {
     "adamw": "take adam, with l2 (of the embeddings) in place of decoupled weight decay",
-    "sparseadam": "take adam, which steps the rows of a batch alone",
-    "lazyadam": "take adam, which steps the rows of a batch alone",
+    "sparseadam": "take adam, which steps only the rows of a batch",
+    "lazyadam": "take adam, which steps only the rows of a batch",
     "rmsprop": "take adam or adagrad, or see examples/rmsprop.py",
     "adadelta": "take adagrad",
     "nadam": "take adam",
@@ -49,21 +49,21 @@ OTHER_OPTIMIZERS: Mapping[str, str] = {
     "ftrl-proximal": "take ftrl",
     "lbfgs": "take adahessian for second derivatives",
 }
-"""Optimizers that people ask for by their name elsewhere → what to take."""
+"""Optimizers by their names elsewhere → what to take."""
 
 
 def model_title(name: str) -> str:
-    """How people write the name of a network: "DCNv2" of "dcnv2"."""
+    """The usual spelling of a network's name: "DCNv2" for "dcnv2"."""
     return _MODEL_TITLES.get(name, name.upper())
 
 
 def optimizer_title(name: str) -> str:
-    """How people write the name of an optimizer: "Group Adagrad" of "adagrad"."""
+    """The title of an optimizer: "Group Adagrad" for "adagrad"."""
     return f"Group {_OPTIMIZER_TITLES.get(name, name.capitalize())}"
 
 
 def unknown_optimizer(name: str) -> str | None:
-    """What to say of the name of an optimizer; None of one that there is."""
+    """What is wrong with the name of an optimizer, and what to take; None if it exists."""
     known = get_args(OptimizerName)
     if name in known:
         return None

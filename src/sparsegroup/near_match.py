@@ -1,17 +1,13 @@
-"""The name that was meant by one that there is not."""
+"""The names that a misspelled one may mean."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def did_you_mean(given: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
-    """A question for an error message, or an empty text where nothing is like what was given.
+    """A question for an error message with at most `most` known names, or "" if none is like `given`.
 
-    Args:
-        given: What somebody wrote.
-        known: The names that there are.
-        most: How many to name.
-        likeness: From 0 to 1, how like they must be at least.
+    `likeness`, from 0 to 1, is how similar a name must be.
 
     Examples:
         >>> from sparsegroup.near_match import did_you_mean

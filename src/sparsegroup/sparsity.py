@@ -1,6 +1,5 @@
 """How sparse a model is: the feature rate of a table, and a report over an optimizer's groups."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +17,9 @@ def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
 
     Args:
         weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen. For a
-            DTensor and a table on several ranks it is that of all ranks, which all have to call this.
+            DTensor or a sharded table the result is that of all ranks, each of which must call this.
         seen: `[rows]` bool, which rows training has seen (a row never seen keeps its random start and counts neither
-            above nor below); or the number of features ever seen; or None, where all rows were.
+            above nor below); or the number of features ever seen; or None if all rows were.
 
     Returns:
         A number in [0, 1]; 0 if nothing was seen.
@@ -57,11 +56,11 @@ class ParameterSparsity:
     """How many groups and elements of one parameter are exactly zero.
 
     Attributes:
-        name: The parameter's name, or its place in the optimizer where it has none.
-        shape: The shape of the parameter.
+        name: The parameter's name, or its place in the optimizer if it has none.
+        shape: The parameter's shape.
         groups: Number of groups.
-        zero_groups: How many of these have only elements that are exactly 0.
-        zero_elements: Elements exactly 0.
+        zero_groups: Number of groups whose elements are all exactly 0.
+        zero_elements: Number of elements that are exactly 0.
     """
 
     name: str
@@ -72,7 +71,7 @@ class ParameterSparsity:
 
     @property
     def live_rate(self) -> float:
-        """Share of the groups that are not zero."""
+        """The share of groups that are not zero."""
         return 1 - self.zero_groups / self.groups if self.groups else 0.0
 
 
@@ -80,35 +79,26 @@ class SparsityReport(tuple[ParameterSparsity, ...]):
     """One entry per parameter; `str()` gives an aligned table."""
 
     def __str__(self) -> str:
-        rows: Sequence[tuple[str, ...]] = [
-            ("parameter", "shape", "groups", "zero groups", "live"),
-            *(
-                (
-                    entry.name,
-                    "×".join(map(str, entry.shape)) or "scalar",
-                    f"{entry.groups:,}",
-                    f"{entry.zero_groups:,}",
-                    f"{entry.live_rate:.2%}",
-                )
-                for entry in self
-            ),
-        ]
+        rows = [("parameter", "shape", "groups", "zero groups", "live")]
+        for one in self:
+            shape = "×".join(map(str, one.shape)) or "scalar"
+            rows.append((one.name, shape, f"{one.groups:,}", f"{one.zero_groups:,}", f"{one.live_rate:.2%}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        )
+        lines = []
+        for row in rows:
+            words, numbers = row[:2], row[2:]
+            cells = [*map(str.ljust, words, widths), *map(str.rjust, numbers, widths[2:])]
+            lines.append("  ".join(cells))
+        return "\n".join(lines)
 
 
 @torch.no_grad()
 def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
     """How many groups of each parameter of `optimizer` are exactly zero, by the groups it regularizes.
 
-    In a `HashEmbedding` the groups are the rows that it has. Give the optimizer named parameters
-    (`model.named_parameters()` or `param_groups`) to see their names. Where there are DTensors, or tables on several
-    ranks, it counts the groups of all ranks, which all have to call it.
+    The groups of a `HashEmbedding` are its rows. Give the optimizer named parameters (`model.named_parameters()` or
+    `param_groups`) to see their names. With DTensors or sharded tables the report counts the groups of all ranks, each
+    of which must call this.
     """
     entries = []
     for group_index, group in enumerate(optimizer.param_groups):
@@ -144,7 +134,7 @@ def _store_sparsity(name: str, store: RowStore) -> ParameterSparsity:
 
 
 def _on_all_ranks(store: RowStore, *counts: int) -> list[int]:
-    """The sums of counts of a store's rows over the ranks that it lies on."""
+    """The sums of counts of a table's rows over its ranks."""
     if store.ranks is None:
         return [*counts]
     return [sum(its) for its in zip(*store.ranks.of_all([counts], "counts of rows"), strict=True)]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def shape_of(value: Any) -> str:
-    """Dtype and shape of a tensor for a message, as in "float32 [2, 3]"; of anything else the type's name."""
+    """Dtype and shape of a tensor for a message, as in "float32 [2, 3]"; the type's name of anything else."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -1,4 +1,4 @@
-"""Functions that torch.compile does not look into, without its import, a second, as long as nobody compiles."""
+"""Functions that torch.compile does not trace, without importing it, which takes a second, while nothing compiles."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def _is_imported() -> bool:
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which torch.compile calls as it is: `torch.compiler.disable`, which imports torch.compile at once."""
+    """`torch.compiler.disable`, which would import torch.compile immediately."""
     disabled: Callable[P, R] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
     @wraps(function)
@@ -28,7 +28,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def plain(method: Any) -> Any:
-    """A bound method of torch that torch.compile does not look into, without what would import that for its sake."""
+    """A bound method of torch without the wrapper that keeps torch.compile out, which would import it."""
     decorated = getattr(method, "__func__", method)
     if _is_imported() or getattr(decorated, "__globals__", {}).get("__name__") != "torch._compile":
         return method

@@ -1,14 +1,14 @@
-"""What a user can mend."""
+"""Errors that a user can mend."""
 
 from collections.abc import Callable
 
 
 class UserError(ValueError):
-    """Base of this package's errors about files, settings and arguments: the command line shows the message alone.
+    """Base of this package's errors about files, settings and arguments: the command line shows only the message.
 
     Args:
         message: What was given, what is expected, where, and what to do. It names parameters as Python does.
-        *parameters: Those that it names in backquotes, so that another interface can spell them in its own way.
+        *parameters: The parameters named in backquotes, so that another interface can spell them in its own way.
 
     Examples:
         >>> error = UserError("`max_bad` must be below 1, got 2", "max_bad")
@@ -17,7 +17,7 @@ class UserError(ValueError):
     """
 
     is_told = False
-    """Whether somebody else tells the user of it."""
+    """Whether another rank reports it to the user."""
 
     def __init__(self, message: str = "", *parameters: str) -> None:
         super().__init__(message)
