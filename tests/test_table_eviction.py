@@ -21,7 +21,7 @@ from sparsegroup import (
     UnusedFor,
 )
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
-from sparsegroup.table.directory_notes import check_notes
+from sparsegroup.table.directory_notes import check_state
 from sparsegroup.table.index import Index
 from sparsegroup.table.index_filter import keep_rows
 
@@ -399,6 +399,6 @@ def test_uses_of_other_rows_are_refused_whatever_number_of_rows_a_file_names() -
     """The check takes no memory for the rows."""
     config = HashEmbedding(3, eviction=UnusedFor(steps=5)).table.config
     notes = {"clock": np.array([7]), "last_used": np.zeros(3, np.int64), "times_used": np.zeros(3, np.int64)}
-    check_notes(notes, config, 3)
+    check_state(notes, config, 3)
     with pytest.raises(ValueError, match=r"last_used, times_used: int64 \[100000000000000\] is expected"):
-        check_notes(notes, config, 10**14)
+        check_state(notes, config, 10**14)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from sparsegroup.optim.stored import KEYS
 from sparsegroup.table.directory_notes import DROPPED, ENTRIES
-from sparsegroup.table.sharded.rank_parts import RankPart, joined_parts, needed_parts
+from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards, needed_shards
 
 _STEP = "step"
 
@@ -31,8 +31,8 @@ class SavedTable:
     """
 
     place: str
-    own: RankPart
-    parts: Mapping[RankPart, Sizes]
+    own: RankShard
+    parts: Mapping[RankShard, Sizes]
 
     def entry_of(self, flat: str) -> str | None:
         """The entry of this rank's rows that a flat name of the state dict is; None for others."""
@@ -63,28 +63,28 @@ def saved_tables(metadata: Metadata, state_dict: Mapping[str, Any]) -> Iterator[
         if entry != KEYS or type(value) is not Tensor or value.dtype != torch.int64 or value.ndim != 1:
             continue
         before, _, last = prefix.rpartition(".")
-        part = RankPart.of(last)
-        place, own = (prefix, RankPart()) if part is None else (before, part)
+        part = RankShard.of(last)
+        place, own = (prefix, RankShard()) if part is None else (before, part)
         found = _parts(saved, metadata.state_dict_metadata, place)
         if not found:
             continue
         try:
-            needed = needed_parts([*found], own)
+            needed = needed_shards([*found], own)
         except ValueError as error:
             raise ValueError(f"the checkpoint does not hold all of {place or 'the table'!r}: {error}") from error
         yield SavedTable(place, own, {one: found[one] for one in needed})
 
 
-def _parts(saved: Sizes, all_saved: Container[str], place: str) -> dict[RankPart, Sizes]:
+def _parts(saved: Sizes, all_saved: Container[str], place: str) -> dict[RankShard, Sizes]:
     """The parts of a table in a checkpoint, by whose rows they are."""
-    found: dict[RankPart, dict[str, TensorStorageMetadata]] = {}
+    found: dict[RankShard, dict[str, TensorStorageMetadata]] = {}
     beginning = joined_name(place, "")
     for name, its in saved.items():
         rest = name.removeprefix(beginning)
-        part = RankPart.of(rest)
+        part = RankShard.of(rest)
         entry = rest if part is None else rest.partition(".")[2]
         if name.startswith(beginning) and "." not in entry:
-            found.setdefault(part or RankPart(), {})[entry] = its
+            found.setdefault(part or RankShard(), {})[entry] = its
     is_state = joined_name(place, _STEP) in all_saved
     return {
         part: {name: its for name, its in entries.items() if _is_of_rows(name, entries)}
@@ -198,7 +198,7 @@ class _LoadedTable:
 
     def finish(self) -> None:
         """Add this rank's entries, made of all parts."""
-        entries = joined_parts(self.parts, self._own)
+        entries = joined_shards(self.parts, self._own)
         self._content.update({self._named(name): tensor for name, tensor in entries.items()})
 
     def _named(self, name: str) -> str:

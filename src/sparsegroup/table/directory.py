@@ -256,7 +256,7 @@ class Directory:
 
     # What is stored, beside keys and rows
 
-    def notes(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
+    def state(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
         """What is known in addition to key and row, by name; of some rows, or of all, what is known of rows."""
         result = self.occurrences.content() | self.seen.content()
         if self.uses is not None:
@@ -265,16 +265,16 @@ class Directory:
             result["counters"] = np.array(counters, np.int64)
         return result
 
-    def set_notes(self, notes: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Know of keys without a row what `notes` say, which must have been checked."""
-        self.occurrences.load(notes)
-        self.seen.load(notes)
-        self.counters = Counters(*map(int, notes.get("counters", ())))
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Know of keys without a row what a checked `state` says."""
+        self.occurrences.load(state)
+        self.seen.load(state)
+        self.counters = Counters(*map(int, state.get("counters", ())))
 
-    def set_uses(self, notes: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
-        """Know of `rows` what `notes` say of rows, in that order."""
+    def set_uses(self, state: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
+        """Know of `rows` what a `state` says of rows, in that order."""
         if self.uses is not None:
-            self.uses.load(notes, rows)
+            self.uses.load(state, rows)
 
     def count_seen(self, total: int | None = None) -> None:
         """Have seen `total` keys; None: those that are known."""

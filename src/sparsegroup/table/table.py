@@ -26,7 +26,7 @@ from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
 from sparsegroup.table.row_storage import WEIGHT, Floats, RowStorage
 from sparsegroup.table.sharded.exchange import Shards
-from sparsegroup.table.sharded.rank_parts import RankPart
+from sparsegroup.table.sharded.rank_parts import RankShard
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.table.table_inspection import TableInspection
@@ -184,9 +184,9 @@ class Table(TableInspection):
         self._steps.sweep(request, drops=drops)
 
     @property
-    def part(self) -> RankPart:
+    def part(self) -> RankShard:
         """Whose rows these are."""
-        return RankPart() if self.ranks is None else self.ranks.part
+        return RankShard() if self.ranks is None else self.ranks.part
 
     def own_name(self, entry: str) -> str:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -346,10 +346,10 @@ class Table(TableInspection):
         self._retain(staying)
         self.directory.renumber()
         self.directory.seen.clear()
-        self.directory.set_notes(snapshot.notes)
+        self.directory.load_state(snapshot.directory)
         self.directory.seen.drop(snapshot.dropped)
         self.assign(snapshot.keys, weight, as_they_are=True)
-        self.directory.set_uses(snapshot.notes, self.directory.find(snapshot.keys))
+        self.directory.set_uses(snapshot.directory, self.directory.find(snapshot.keys))
         self.directory.count_seen(snapshot.num_seen)
 
     def __getstate__(self) -> dict[str, Any]:

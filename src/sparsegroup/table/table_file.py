@@ -1,7 +1,7 @@
 """A table's file, written in pieces: all of its rows, or those that have changed since.
 
 A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
-the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `directory_notes`.
+the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `directory_state`.
 Reading it (`table_reading`) drops the rows of `dropped` and sets those of `keys`, so that a file of all rows is one of
 changes to an empty table. Rows keep their order and with it their numbers. Each rank of a sharded table writes one.
 """
@@ -134,13 +134,13 @@ def write_table(table: Table, path: Path, changes: Changes | None = None) -> tup
     at_once = max(_PIECE_BYTES, int(_SHARE * table.memory().total))
     keys: Iterable[Int64s]
     if changes is None:
-        count, dropped, notes = directory.num_rows, directory.dropped.view(np.int64), directory.notes()
+        count, dropped, state = directory.num_rows, directory.dropped.view(np.int64), directory.state()
         spans = ((span.start, span.stop) for span in pieces_of(count, 8, 0, at_once))
         keys = (directory.index.keys_of_rows(first, last) for first, last in spans)
         blocks = rows.blocks(count)
     else:
         mask, dropped = changes.mask(directory.num_rows), changes.removed
-        count, notes = int(np.count_nonzero(mask)), directory.notes(np.flatnonzero(mask))
+        count, state = int(np.count_nonzero(mask)), directory.state(np.flatnonzero(mask))
         changed = list(_spans(mask, at_once // _BYTES_TO_SORT))
         keys = (_keys_within(table, mask, first, last) for first, last in changed)
         blocks = _blocks_within(rows, mask, changed)
@@ -149,10 +149,10 @@ def write_table(table: Table, path: Path, changes: Changes | None = None) -> tup
         "keys": (key, (count,)),
         "dropped": (key, (len(dropped),)),
         "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
-        **{name: (array.dtype, array.shape) for name, array in notes.items()},
+        **{name: (array.dtype, array.shape) for name, array in state.items()},
     }
     with TensorWriter(path, shapes, {"parts": ",".join(rows.parts)}) as file:
-        for content in chain(keys, [dropped], blocks, notes.values()):
+        for content in chain(keys, [dropped], blocks, state.values()):
             file.write(content)
     return file.facts, TableFacts.of(table, count)
 

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from sparsegroup.artifact.tensor_file import NAMES
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.directory_notes import NOTES, OF_ROWS, check_notes, joined_notes, left_to_another
+from sparsegroup.table.directory_notes import DIRECTORY_STATE, OF_ROWS, State, check_state, joined_state, share_of_state
 from sparsegroup.table.index import Index
-from sparsegroup.table.sharded.routing import BUCKETS, buckets_of
+from sparsegroup.table.sharded.routing import BUCKETS, are_in, buckets_of
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import TableConfig
@@ -24,7 +24,6 @@ from sparsegroup.table.table_file import TableFacts, pieces
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Notes = dict[str, npt.NDArray[Any]]
 
 ALL = range(BUCKETS)
 
@@ -97,11 +96,11 @@ class _Reader:
             contents = [stack.enter_context(safe_open(file.path, "numpy")) for file in level]
             for file, content in zip(level, contents, strict=True):
                 self._check(file, content)
-            notes = [self._notes(file, content) for file, content in zip(level, contents, strict=True)]
-            joined = joined_notes(notes)
-            self._directory.set_notes(joined)
-            for file, content, its in zip(level, contents, notes, strict=True):
-                self._take(file, content, {**its, **joined})
+            states = [self._state(file, content) for file, content in zip(level, contents, strict=True)]
+            joined = joined_state(states)
+            self._directory.load_state(joined)
+            for file, content, own in zip(level, contents, states, strict=True):
+                self._take(file, content, {**own, **joined})
 
     def _check(self, file: TableFile, content: Any) -> None:
         """Raise ValueError unless the file holds what could be rows of the table."""
@@ -115,7 +114,7 @@ class _Reader:
         if rows != [facts.written, 1 + len(facts.parts), config.dim]:
             raise ValueError(f"{path}: rows of shape {rows} do not fit the manifest")
 
-    def _take(self, file: TableFile, content: Any, notes: Notes) -> None:
+    def _take(self, file: TableFile, content: Any, state: State) -> None:
         facts, directory = file.facts, self._directory
         before = directory.num_rows
         self._drop(content.get_tensor("dropped"), file)
@@ -127,7 +126,7 @@ class _Reader:
         room = facts.rows - known if is_whole else facts.rows
         if is_whole:
             self._storage.rows.reserve(directory.num_rows + max(0, room))
-        self._take_rows(file, content, room, notes)
+        self._take_rows(file, content, room, state)
         rows = self._rows[facts.rank] = self._rows.get(facts.rank, 0) + directory.num_rows - before
         if (rows != facts.rows) if is_whole else (rows > facts.rows):
             raise ValueError(f"{file.path}: {rows:,} rows; the manifest says {facts.rows:,}")
@@ -145,27 +144,22 @@ class _Reader:
 
     def _mask(self, keys: Int64s, file: TableFile) -> Bools:
         """Which of a file's keys are wanted."""
-        if file.buckets == ALL == self._wanted:
-            return np.ones(len(keys), np.bool_)
-        buckets = buckets_of(keys)
-        if len(keys) and not (file.buckets.start <= buckets.min() and buckets.max() < file.buckets.stop):
-            raise ValueError(f"{file.path}: a key is there that belongs to another rank than {file.facts.rank}")
-        wanted: Bools = (self._wanted.start <= buckets) & (buckets < self._wanted.stop)
-        return wanted
+        if file.buckets != ALL and len(keys):
+            buckets = buckets_of(keys)
+            if not (file.buckets.start <= buckets.min() and buckets.max() < file.buckets.stop):
+                raise ValueError(f"{file.path}: a key is there that belongs to another rank than {file.facts.rank}")
+        return are_in(keys, self._wanted)
 
-    def _notes(self, file: TableFile, content: Any) -> Notes:
+    def _state(self, file: TableFile, content: Any) -> State:
         """The state of the directory; what it has of rows is of those in the file."""
-        notes: Notes = {name: content.get_tensor(name) for name in NOTES if name in content.keys()}  # noqa: SIM118
+        state = {name: content.get_tensor(name) for name in DIRECTORY_STATE if name in content.keys()}  # noqa: SIM118
         try:
-            check_notes(notes, self._config, file.facts.written)
+            check_state(state, self._config, file.facts.written)
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from error
-        if "candidates" in notes:
-            mask = self._mask(notes["candidates"], file)
-            notes |= {name: notes[name][mask] for name in ("candidates", "candidate_counts")}
-        return notes if file.buckets.start in self._wanted else left_to_another(notes)
+        return share_of_state(state, lambda keys: self._mask(keys, file), has_first=file.buckets.start in self._wanted)
 
-    def _take_rows(self, file: TableFile, content: Any, room: int, notes: Notes) -> None:
+    def _take_rows(self, file: TableFile, content: Any, room: int, state: State) -> None:
         """Take over the rows of a file, at most `room` new ones."""
         directory, memory, facts = self._directory, self._storage.rows, file.facts
         keys, rows = content.get_slice("keys"), content.get_slice("rows")
@@ -194,7 +188,7 @@ class _Reader:
                 except ValueError as error:
                     raise ValueError(f"{file.path}: {error}") from error
                 directory.rows_added(came)
-                its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in notes.items()}
+                its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in state.items()}
                 directory.set_uses(its, numbers)
                 values = rows[piece]
                 values = values[mask].reshape(len(some), values.shape[1] * values.shape[2])

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.optim.stored import KEYS
 from sparsegroup.table.directory import Directory
-from sparsegroup.table.directory_notes import DROPPED, check_notes
+from sparsegroup.table.directory_notes import DROPPED, check_state
 from sparsegroup.table.row_storage import WEIGHT, Rows
 from sparsegroup.table.table_config import TableConfig
 from sparsegroup.tensor_words import shape_of
@@ -32,7 +32,7 @@ class TableSnapshot:
         keys: `[n]`, in the order of the rows.
         parts: "weight", "u" and the optimizer's state, those that it holds → `[n, dim]`.
         dropped: `[k]`, keys that had a row and lost it; some may have one again.
-        notes: Other state of the directory by name, see `Directory.notes`; of rows, in the order of `keys`.
+        directory: Other state of the directory by name, see `Directory.state`; of rows, in the order of `keys`.
         num_seen: Distinct keys ever seen; None: to be counted.
         skipped_rows: Row updates left out; None: not known.
     """
@@ -40,7 +40,7 @@ class TableSnapshot:
     keys: Int64s
     parts: Mapping[str, npt.NDArray[Any]]
     dropped: Int64s = field(default_factory=_none)
-    notes: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    directory: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     num_seen: int | None = None
     skipped_rows: int | None = None
 
@@ -55,14 +55,14 @@ class TableSnapshot:
             keys=directory.keys(),
             parts=values,
             dropped=directory.dropped.view(np.int64).copy(),
-            notes=directory.notes(),
+            directory=directory.state(),
             num_seen=directory.num_seen,
             skipped_rows=skipped_rows,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """The entries of a module's state dict."""
-        content = {**self.arrays(), DROPPED: self.dropped, **self.notes}
+        content = {**self.arrays(), DROPPED: self.dropped, **self.directory}
         return {name: torch.from_numpy(array) for name, array in content.items()}
 
     @classmethod
@@ -86,7 +86,7 @@ class TableSnapshot:
                 f"{broken[0]} for one; load a state from before the training diverged"
             )
         dropped = content.pop(DROPPED)
-        check_notes(content, config, len(keys))
+        check_state(content, config, len(keys))
         return cls(keys, {WEIGHT: weight.numpy()}, dropped, content)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

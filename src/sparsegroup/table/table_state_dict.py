@@ -8,7 +8,7 @@ from torch import Tensor
 from sparsegroup.optim.stored import KEYS, ROWS_LEFT_OUT
 from sparsegroup.table.directory_notes import DROPPED, ENTRIES
 from sparsegroup.table.row_storage import WEIGHT
-from sparsegroup.table.sharded.rank_parts import RankPart, joined_parts
+from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards
 from sparsegroup.table.table import Table
 from sparsegroup.table.table_snapshot import TableSnapshot
 
@@ -63,7 +63,7 @@ def unknown_entries(state_dict: Mapping[str, Tensor], prefix: str, known: Iterab
     for name in state_dict:
         entry = name[len(prefix) :]
         if name.startswith(prefix) and entry.partition(".")[0] not in known:
-            own = entry if RankPart.of(entry) is None else entry.partition(".")[2]
+            own = entry if RankShard.of(entry) is None else entry.partition(".")[2]
             unknown.extend([] if own in ENTRIES else [name])
     return unknown
 
@@ -90,13 +90,13 @@ def load_rows(
     try:
         tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
         if part != table.part:
-            tensors = joined_parts({part: tensors}, table.part)
+            tensors = joined_shards({part: tensors}, table.part)
         table.load(TableSnapshot.of_tensors(tensors, table.config))
     except (ValueError, RuntimeError) as error:  # nothing has been changed
         error_msgs.append(f"{prefix}{error}")
 
 
-def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankPart:
+def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankShard:
     """Whose rows a state dict has of a table: this rank's, or all. Raises ValueError for only other ranks'."""
     names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
     if table.own_name(KEYS) in names:
@@ -104,4 +104,4 @@ def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> Ran
     if KEYS not in names:
         for name in names:
             table.entry_of(name)
-    return RankPart()
+    return RankShard()

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sparsegroup.table.row_locations import Int64s
-from sparsegroup.table.sharded.rank_parts import RankPart
+from sparsegroup.table.sharded.rank_parts import RankShard
 from sparsegroup.table.sharded.routing import Routing, SendPlan, Sorter
 
 Result = TypeVar("Result")
@@ -537,9 +537,9 @@ class Shards:
         return self._run(self._collectives.total, numbers, what)
 
     @property
-    def part(self) -> RankPart:
+    def part(self) -> RankShard:
         """What state dicts call this rank's part of the rows."""
-        return RankPart(self.rank, self.ranks)
+        return RankShard(self.rank, self.ranks)
 
     def norm(self, own: Tensor, order: float) -> Tensor:
         """The p-norm, p being `order`, of a vector of which each rank has a part, by the norm of its own."""

@@ -86,6 +86,15 @@ def buckets_of(keys: Int64s) -> Int64s:
     return out
 
 
+def are_in(keys: Int64s, buckets: range) -> npt.NDArray[np.bool_]:
+    """Which keys have their logical bucket in a range, `[n]`."""
+    if len(buckets) == BUCKETS:
+        return np.ones(len(keys), np.bool_)
+    own = buckets_of(keys)
+    inside: npt.NDArray[np.bool_] = (buckets.start <= own) & (own < buckets.stop)
+    return inside
+
+
 def _sort_by_rank(
     keys: Any, seen: Any, mask: Any, factor: Any, distinct: Any, places: Any, owners: Any, ends: Any, outgoing: Any,
     inverse: Any,
