@@ -52,42 +52,12 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "LFU",
-    "LRU",
-    "MCP",
-    "FieldCount",
-    "FieldTables",
-    "GroupAMSGrad",
-    "GroupAdaHessian",
-    "GroupAdagrad",
-    "GroupAdam",
-    "GroupFTRL",
-    "GroupMomentum",
-    "GroupOptimizer",
-    "GroupRowWiseAdagrad",
-    "GroupSGD",
-    "HashEmbedding",
-    "HashEmbeddingBag",
-    "MinCount",
-    "ParameterSparsity",
-    "Penalty",
-    "Probabilistic",
-    "Rule",
-    "SparsityReport",
-    "TableEmbedding",
-    "TableEmbeddingBag",
-    "TableMemory",
-    "TargetBytes",
-    "TargetRate",
-    "UnusedFor",
-    "convert",
-    "feature_rate",
-    "field_keys",
-    "keep_zeros",
-    "param_groups",
-    "sparsity_report",
-    "to_embeddings",
-]
+    "LFU", "LRU", "MCP", "FieldCount", "FieldTables", "GroupAMSGrad", "GroupAdaHessian", "GroupAdagrad",
+    "GroupAdam", "GroupFTRL", "GroupMomentum", "GroupOptimizer", "GroupRowWiseAdagrad", "GroupSGD", "HashEmbedding",
+    "HashEmbeddingBag", "MinCount", "ParameterSparsity", "Penalty", "Probabilistic", "Rule", "SparsityReport",
+    "TableEmbedding", "TableEmbeddingBag", "TableMemory", "TargetBytes", "TargetRate", "UnusedFor", "convert",
+    "feature_rate", "field_keys", "keep_zeros", "param_groups", "sparsity_report", "to_embeddings",
+]  # fmt: skip
 
 _ROOMS = ("rules", "penalties", "optim", "sparsity", "table")
 """Where the names are, in the order in which one needs the other."""

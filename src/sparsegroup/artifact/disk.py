@@ -87,11 +87,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
-    """Let `make(temporary)` write a file, which takes its name `path` when it is on disk.
-
-    Raises:
-        OSError: The folder does not exist, the disk is full, or another error of the system. Nothing is left behind.
-    """
+    """Let `make(temporary)` write a file, which takes its name `path` when it is on disk; an OSError leaves nothing."""
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     temporary = temporary_name(path, ".", ".tmp")

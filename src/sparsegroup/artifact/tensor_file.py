@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -99,9 +98,7 @@ class TensorWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._file.close()
-        if error is None and self._bytes != self._expected:
+        if kind is None and self._bytes != self._expected:
             raise RuntimeError(f"{self._path}: {self._bytes:,} bytes written, {self._expected:,} announced")

@@ -58,13 +58,6 @@ def validated(kind: type[Kind], content: Any) -> Kind:
 
     Raises ValueError, whose message begins with the field, if one is missing, unknown, of another type or out of range.
 
-    Examples:
-        >>> from sparsegroup.artifact.file_facts import FileFacts
-        >>> validated(FileFacts, {"bytes": 3, "xxh3_64": "0" * 16}).bytes
-        3
-        >>> validated(FileFacts, {"bytes": -3, "xxh3_64": "0" * 16})
-        Traceback (most recent call last):
-        ValueError: bytes: input should be greater than or equal to 0, got -3
     """
     try:
         made: Kind = _adapter(cast("Any", kind)).validate_python(content)

@@ -14,15 +14,8 @@ _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
 def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """A new folder to fill, by the path that this yields. It takes its name when the block ends without an error.
 
-    The folders above it are created. Its files get the permissions that the folder has.
-
-    Args:
-        folder: Its name.
-        replace: Replace an existing folder of that name, which is removed.
-
-    Raises:
-        OSError: The disk is full, say, or a folder that is not empty has the name. Nothing is left behind, and a
-            folder that should have been replaced remains.
+    The folders above it are created; its files get its permissions. `replace` removes an existing folder of that name.
+    After an OSError (the disk is full, a folder that is not empty has the name) nothing is left behind or removed.
     """
     temporary, old = unfinished_place(folder), disk.temporary_name(folder, _REMOVED)
     shutil.rmtree(temporary, ignore_errors=True)

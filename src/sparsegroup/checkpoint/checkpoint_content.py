@@ -252,7 +252,7 @@ def _undone_if_it_fails(
 
 
 def _with_inner(scheduler: LRScheduler | None) -> list[LRScheduler]:
-    """A scheduler, and those that it is made of."""
+    """A scheduler, and the schedulers inside it."""
     if scheduler is None:
         return []
     return [scheduler, *(one for inner in getattr(scheduler, "_schedulers", ()) for one in _with_inner(inner))]

@@ -84,7 +84,7 @@ class Checkpoints:
         extra: Any = None,
         whole: bool = False,
     ) -> Path:
-        """Write another checkpoint, and remove those that `keep` doesn't cover.
+        """Write another checkpoint, and remove the ones that `keep` doesn't cover.
 
         Args:
             step: The training step, larger than those before.

@@ -11,23 +11,19 @@ from torch import Tensor
 
 from sparsegroup.checkpoint.checkpoint_error import CheckpointError
 
-TENSOR, TUPLE, ITEMS, NUMBER, COUNTER = "__tensor__", "__tuple__", "__items__", "__number__", "__counter__"
-DTYPE = "__dtype__"
+TENSOR, DTYPE = "__tensor__", "__dtype__"
+NUMBER, TUPLE, ITEMS, COUNTER = "__number__", "__tuple__", "__items__", "__counter__"
+_MADE_BY = {NUMBER: float, TUPLE: tuple, ITEMS: dict, COUNTER: Counter}
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 }
 
 
 def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """`value` as JSON has it; its tensors go into `tensors`, under names that say where they were.
+    """`value` as JSON; its tensors are added to `tensors`, under names that begin with `name`.
 
-    Args:
-        value: Numbers, texts, None, tensors, dtypes, NumPy arrays and numbers, and lists, tuples and mappings of them.
-        tensors: Is added to.
-        name: The name of the value, for messages and tensors' names.
-
-    Raises:
-        CheckpointError: Anything else, which only pickling could keep.
+    Valid are numbers, texts, None, tensors, dtypes, NumPy arrays and numbers, and lists, tuples and mappings of them.
+    Raises CheckpointError for anything else, which only pickling could save.
     """
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
@@ -48,11 +44,7 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("__") for key in value):
             return {key: as_plain(item, tensors, f"{name}.{key}") for key, item in value.items()}
-        pairs = [
-            [as_plain(key, tensors, f"{name}.{key}"), as_plain(item, tensors, f"{name}.{key}")]
-            for key, item in value.items()
-        ]
-        return {ITEMS: pairs}
+        return {ITEMS: [[as_plain(one, tensors, f"{name}.{pair[0]}") for one in pair] for pair in value.items()]}
     raise CheckpointError(
         f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: it takes numbers, texts, tensors, and "
         "lists and mappings of them"
@@ -60,11 +52,7 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
 
 
 def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `as_plain` was given; arrays come back as tensors.
-
-    Raises:
-        ValueError, TypeError: It is nothing that `as_plain` gives: a tensor is missing, say.
-    """
+    """The argument of `as_plain`, with tensors for arrays; ValueError or TypeError if it cannot have been one."""
     if isinstance(content, list):
         return [from_plain(item, tensors) for item in content]
     if not isinstance(content, dict):
@@ -73,16 +61,11 @@ def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:
         if content[TENSOR] not in tensors:
             raise ValueError(f"the tensor {content[TENSOR]!r} is missing")
         return tensors[content[TENSOR]]
-    if NUMBER in content:
-        return float(content[NUMBER])
     if DTYPE in content:
         if content[DTYPE] not in _DTYPES:
             raise ValueError(f"the dtype {content[DTYPE]!r} is unknown")
         return _DTYPES[content[DTYPE]]
-    if TUPLE in content:
-        return tuple(from_plain(item, tensors) for item in content[TUPLE])
-    if COUNTER in content:
-        return Counter(from_plain(content[COUNTER], tensors))
-    if ITEMS in content:
-        return {from_plain(key, tensors): from_plain(item, tensors) for key, item in content[ITEMS]}
+    for tag, make in _MADE_BY.items():
+        if tag in content:
+            return make(from_plain(content[tag], tensors))
     return {name: from_plain(item, tensors) for name, item in content.items()}

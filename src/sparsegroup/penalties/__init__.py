@@ -10,17 +10,8 @@ from sparsegroup.penalties.part import parameter
 from sparsegroup.penalties.penalty import Penalty
 
 __all__ = [
-    "MCP",
-    "Hard",
-    "Lasso",
-    "MetricNorm",
-    "Norm",
-    "NormName",
-    "Penalty",
-    "PenaltyName",
-    "PracticalNorm",
-    "PrintedNorm",
-    "parameter",
-]
+    "MCP", "Hard", "Lasso", "MetricNorm", "Norm", "NormName", "Penalty", "PenaltyName", "PracticalNorm",
+    "PrintedNorm", "parameter",
+]  # fmt: skip
 
 document_constructors(globals())

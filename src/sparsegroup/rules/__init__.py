@@ -14,29 +14,9 @@ from sparsegroup.rules.rule import Rule, bind, is_of_group, xp
 from sparsegroup.rules.sgd import SGD
 
 __all__ = [
-    "ADAGRAD",
-    "ADAHESSIAN",
-    "ADAM",
-    "AMSGRAD",
-    "FLAG",
-    "FTRL",
-    "MOMENTUM",
-    "REQUIRED",
-    "ROWWISE_ADAGRAD",
-    "SGD",
-    "WEIGHT_DECAY",
-    "Described",
-    "Hyperparameter",
-    "Range",
-    "Rule",
-    "above",
-    "at_least",
-    "bind",
-    "from_to",
-    "is_of_group",
-    "learning_rate",
-    "pair",
-    "xp",
-]
+    "ADAGRAD", "ADAHESSIAN", "ADAM", "AMSGRAD", "FLAG", "FTRL", "MOMENTUM", "REQUIRED", "ROWWISE_ADAGRAD", "SGD",
+    "WEIGHT_DECAY", "Described", "Hyperparameter", "Range", "Rule", "above", "at_least", "bind", "from_to",
+    "is_of_group", "learning_rate", "pair", "xp",
+]  # fmt: skip
 
 document_constructors(globals())
