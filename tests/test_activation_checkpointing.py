@@ -120,7 +120,7 @@ def test_training_is_the_same_in_every_bit(
 def test_a_prefetch_in_between_changes_nothing(
     run: Callable[..., Tensor], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsegroup.table.key_search.GRAIN", 1)
+    monkeypatch.setattr("sparsegroup.table.row_lookup.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads.get_num_threads", lambda: 2)
     assert_identical(train(run, ahead=True, **options), train(plainly, ahead=True, **options))
 
@@ -169,7 +169,7 @@ def test_micro_batches_may_share_one_buffer_of_keys(run: Callable[..., Tensor]) 
 
 
 def test_lookups_without_a_step_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsegroup.table.row_locations._MOST_REMEMBERED", 20)
+    monkeypatch.setattr("sparsegroup.table.differentiable_lookup._MOST_REMEMBERED", 20)
     table, x = HashEmbedding(2, std=1.0, fallback=True), torch.ones(2, requires_grad=True)
     losses = [again(lambda keys: (table(keys) * x).exp(), torch.arange(8) + 8 * t).sum() for t in range(4)]
     for loss in losses[:1:-1]:

@@ -180,7 +180,7 @@ def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
 
 
 def test_prefetch_gives_the_same(monkeypatch):
-    monkeypatch.setattr("sparsegroup.table.key_search.GRAIN", 1)
+    monkeypatch.setattr("sparsegroup.table.row_lookup.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads._number", 2)
     plain, _ = trained(new_table(), GroupAdam)
     table = new_table()

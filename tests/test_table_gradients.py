@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
-from sparsegroup.table.row_locations import Generation, GradientLines, attached
+from sparsegroup.table.differentiable_lookup import GradientLines, RowNumbering, info_of_gradient
 from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -255,10 +255,10 @@ def test_what_travels_with_a_gradient_goes_with_it() -> None:
     """The next sum, `coalesce` or `zero_` leaves it behind; and it keeps no memory alive."""
     table = new_table()
     loss_of(table).backward()
-    generation = table.table.directory.generation
+    numbering = table.table.directory.numbering
 
     def lines(gradient: Tensor) -> GradientLines | None:
-        return attached(gradient._indices()[0], generation)
+        return info_of_gradient(gradient._indices()[0], numbering)
 
     gradient = table.weight.grad
     found = lines(gradient)
@@ -266,7 +266,7 @@ def test_what_travels_with_a_gradient_goes_with_it() -> None:
     assert found.count == gradient._nnz()
     assert lines(gradient.coalesce()) is None
     assert lines(gradient + gradient) is None
-    assert attached(gradient._indices()[0], Generation()) is None  # another table's
+    assert info_of_gradient(gradient._indices()[0], RowNumbering()) is None  # another table's
     gradient._values().mul_(2)
     assert lines(gradient) is found
     gone = weakref.ref(found)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from sparsegroup import (
     HashEmbeddingBag,
 )
 from sparsegroup.rules import is_of_group
-from sparsegroup.table import key_search
 from table_cases import REGULARIZED, as_keys, crowded, everything, kill, learn, pull, random_keys, stream, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -27,19 +25,15 @@ pytestmark = ALLOW_CREATE_GRAPH
 class TestLargeLookups:
     """One large lookup makes those after it neither slower nor keeps memory that is not counted."""
 
-    def test_a_lookup_clears_no_more_slots_than_its_own_keys_need(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cleared: list[int] = []
-
-        def share(kernel: Any, finds: bool, fetches: bool, keys: Any, seen: Any, *rest: Any, **options: Any) -> Any:
-            cleared.append(len(seen))
-            return shared(kernel, finds, fetches, keys, seen, *rest, **options)
-
-        shared = key_search.threads.share
-        monkeypatch.setattr(key_search.threads, "share", share)
+    @pytest.mark.parametrize(("count", "slots"), [(1000, 2048), (1025, 4096), (200_000, 1 << 19)])
+    def test_a_lookup_clears_no_more_slots_than_its_own_keys_need(self, count: int, slots: int) -> None:
         table = HashEmbedding(4)
-        for count in (1000, 200_000, 1000):
-            table(torch.arange(count))
-        assert cleared == [2048, 1 << 19, 2048]
+        table(torch.arange(200_000))
+        seen = table.table._lookup._scratch.seen
+        seen[:] = -1
+        table(torch.arange(count))
+        assert np.flatnonzero(seen != -1).max() < slots
+        assert (seen[:slots] != -1).all()
 
     def test_what_it_leaves_is_counted_and_limited(self) -> None:
         table = HashEmbedding(64).eval()

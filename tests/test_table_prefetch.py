@@ -174,7 +174,7 @@ def test_a_forward_does_not_look_for_prefetched_keys(
     table, keys = build(3), KEYS.view(-1, 5)
     expected = table(keys).detach()
     table.train(training).prefetch(keys)
-    monkeypatch.setattr(table.table, "look_up", None)
+    monkeypatch.setattr(RowLookup, "_find", None)
     assert_identical(table(keys.clone()).detach(), expected)
 
 
@@ -186,7 +186,7 @@ def test_unknown_keys_are_not_looked_for_again_in_evaluation(monkeypatch: pytest
     expected = table(KEYS)
     table.prefetch(KEYS)
     with monkeypatch.context() as patch:
-        patch.setattr(RowLookup, "look_up", None)
+        patch.setattr(RowLookup, "_find", None)
         assert_identical(table(KEYS), expected)
     table.prefetch(KEYS)
     table.assign(KEYS[-1:], torch.ones(1, 3))

@@ -18,8 +18,7 @@ from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
 from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table import batch
-from sparsegroup.table.key_search import GRAIN
-from sparsegroup.table.row_lookup import CHUNK
+from sparsegroup.table.row_lookup import CHUNK, GRAIN
 from table_cases import REGULARIZED, Lookup, random_keys
 
 pytestmark = ALLOW_CREATE_GRAPH

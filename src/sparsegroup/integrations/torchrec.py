@@ -43,7 +43,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingConfig, data_type_to_dtype
 
 from sparsegroup.table import HashEmbedding
-from sparsegroup.table.key_array import widened
+from sparsegroup.table.key_array import as_int64
 from sparsegroup.table.sharded.routing import Routing
 
 __all__ = ["HashEmbeddingCollectionSharder", "TableSharding", "plan_tables"]
@@ -176,7 +176,7 @@ class HashRowWiseSharding(RwSequenceEmbeddingSharding):  # type: ignore[misc]
 
 def _by_rank(features: KeyedJaggedTensor, routing: Routing) -> tuple[KeyedJaggedTensor, Tensor]:
     """A batch with all features of rank 0 first, and where each of its values has gone, `[n]`."""
-    values, lengths = widened(features.values()), features.lengths().view(-1)
+    values, lengths = as_int64(features.values()), features.lengths().view(-1)
     owners = torch.from_numpy(routing.ranks_of(values.cpu().numpy())).to(values.device)
     bags = torch.arange(len(lengths), device=values.device).repeat_interleave(lengths)
     sizes = torch.bincount(owners * len(lengths) + bags, minlength=routing.ranks * len(lengths))

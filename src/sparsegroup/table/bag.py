@@ -9,7 +9,7 @@ from torch import Tensor
 from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.jagged_features import Jagged, JaggedKeys, check_features
-from sparsegroup.table.key_array import checked_keys, widened
+from sparsegroup.table.key_array import as_int64, checked_keys
 from sparsegroup.table.table_config import with_argument_hints
 
 
@@ -98,7 +98,7 @@ class HashEmbeddingBag(HashEmbedding):
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
             ends = None
         elif keys.ndim == 1:
-            ends = self._bag_ends(len(keys), None if offsets is None else widened(offsets).cpu())
+            ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())
         else:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         rows = self._weighted_rows(keys, per_sample_weights)

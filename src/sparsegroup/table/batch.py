@@ -41,12 +41,15 @@ _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEA
 
 @jitted
 def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
-    """The distinct keys in order of appearance; `seen` is an int32 table of a power of 2 ≥ 2 n slots."""
-    for i in range(len(keys)):  # apart from what follows, that vector instructions do it
+    """The distinct keys in order of appearance; `seen` is scratch memory, `slots_for(n)` int32 or more."""
+    for i in range(len(keys)):  # in a loop by itself, for vector instructions
         hashes[i] = hash_of(keys[i], secret)
-    for slot in range(len(seen)):
+    slots = 16
+    while slots < 2 * len(keys):
+        slots *= 2
+    for slot in range(slots):  # no more than the keys need, because each lookup clears them
         seen[slot] = 0
-    mask = len(seen) - 1
+    mask = slots - 1
     count = 0
     for i in range(len(keys)):
         key = keys[i]
@@ -157,7 +160,7 @@ def _look_up(
         fetches: Fetch the vectors. Without it `vectors` and `out` stay as they are, and the rows are but asked for, so
             that they are in a cache when another call fetches.
         keys: `[n]` int64.
-        seen: `[2**k]` int32, scratch memory for at least 2 n.
+        seen: Scratch memory, see `distinct_in_order`.
         distinct: `[n]` int64, out: the distinct keys in order of appearance.
         hashes: `[n]` int64, out: their hashes.
         inverse: `[n]` int32, out: the place in `distinct` of each key.
@@ -284,31 +287,17 @@ sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
 
 class Scratch:
-    """Working memory of `look_up`, reused by the next lookup.
-
-    Args:
-        n: Keys.
-        dim: Length of a vector.
-        dtype: That of the vectors.
-    """
+    """Working memory of `look_up` for `n` keys with vectors `[dim]`, reused by the next lookup."""
 
     def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
-        self._seen = np.empty(slots_for(n), np.int32)
+        self.seen = np.empty(slots_for(n), np.int32)
         self.distinct, self.hashes = np.empty((2, n), np.int64)
         self.vectors = np.empty((n, dim), dtype)
-
-    def seen_for(self, n: int) -> Any:
-        """The scratch table for `n` keys: no larger than they need, because each lookup clears all of it."""
-        return self._seen[: slots_for(n)]
-
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return int(self._seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.vectors.nbytes)
+        self.nbytes = int(self.seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.vectors.nbytes)
 
 
 def slots_for(n: int) -> int:
-    """Slots of the scratch table in which `n` keys are told apart: a power of 2, at least 2 n."""
+    """Slots of the scratch table for `n` keys: a power of 2, at least 2 n."""
     return 1 << max(4, (2 * n - 1).bit_length())
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.table.bag import HashEmbeddingBag
-from sparsegroup.table.fallback import stand_in
+from sparsegroup.table.fallback import apply_fallback
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.table_config import check_int
 from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
@@ -287,7 +287,7 @@ def _rows_of(sharing: Sequence[TableEmbedding]) -> Tensor:
         ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, rows), device="cpu")
         vectors = table.lookup(ids)
         if table.fallback is not None:
-            vectors = stand_in(vectors, ids, table.fallback.detach(), table.table.config.field_bits)
+            vectors = apply_fallback(vectors, ids, table.fallback.detach(), table.table.config.field_bits)
         dense[first : first + len(ids)] = vectors
     if sharing[0].padding is not None:
         dense[sharing[0].padding_idx] = sharing[0].padding

@@ -10,16 +10,12 @@ from sparsegroup.kernels.gpu import launch_rows
 from sparsegroup.kernels.gpu.gpu_backend import is_ready
 from sparsegroup.kernels.gpu.transfer import Transfer
 from sparsegroup.kernels.gpu.watch import Watch
-from sparsegroup.kernels.views import array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table import batch
-from sparsegroup.table.batch import Scratch
 from sparsegroup.table.device_rows import DeviceRows
-from sparsegroup.table.index import Index
-from sparsegroup.table.key_search import NOWHERE, KeySearch, NewRowBuffer, run_search
-from sparsegroup.table.row_locations import Generation, GradientLines, Int32s, Int64s, RowLocations
-from sparsegroup.table.row_storage import Floats, RowGradient, RowStorage
+from sparsegroup.table.differentiable_lookup import GradientLines, Int32s, Int64s, KeySearch, LookupInfo, LookupResult
+from sparsegroup.table.row_storage import Floats, NewRowBuffer, RowGradient, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
 
@@ -31,6 +27,7 @@ class DeviceStorage(RowStorage):
     """
 
     _rows: DeviceRows
+    is_on_device = True
     sums_gradients = False  # the step's kernel sums and checks lines, and nothing is waited for
 
     def __init__(self, config: TableConfig) -> None:
@@ -68,24 +65,20 @@ class DeviceStorage(RowStorage):
 
     # Lookup
 
-    def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
-        run_search(search, index, scratch, scratch.vectors, NOWHERE, alone=alone)
-
-    def vectors(
-        self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
-    ) -> tuple[RowLocations, Tensor]:
+    def fetch(self, search: KeySearch) -> LookupResult:
         """See `RowStorage`. If autograd is on, the keys are sorted by row for the step to come."""
-        rows = array_of(search.distinct_rows)
+        rows, numbering = search.row_array, search.numbering
         of_keys = rows[search.inverse]
         lines = None
         if torch.is_grad_enabled():
             order, starts = _runs(search.inverse, len(rows))
             sent, *sorted_ones = self._transfer.send(of_keys, order, starts)
             at_order, at_starts = (int(one.storage_offset()) for one in sorted_ones)
-            lines = GradientLines(generation, len(of_keys), at_order, at_starts, rows.copy())
+            lines = GradientLines(numbering, len(of_keys), at_order, at_starts, rows.copy())
         else:
             (sent,) = self._transfer.send(of_keys)
-        return RowLocations(generation, sent, None, search.absent > 0, lines), self.rows.gather(sent)
+        info = LookupInfo(numbering, sent, None, search.absent > 0, lines)
+        return LookupResult(info, self.rows.gather(sent), search)
 
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
         self._rows.reserve(first + count)  # before the index gets the keys: without memory for them none is inserted

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from sparsegroup.table.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.buckets import ABSENT, BUCKET_BYTES, MOST_ROWS, SLACK
+from sparsegroup.table.differentiable_lookup import Int64s, RowNumbering
 from sparsegroup.table.distinct_count import HyperLogLog, RememberedKeys
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
 from sparsegroup.table.index import KEYS_PER_BUCKET, Index
 from sparsegroup.table.index_filter import keep_rows
 from sparsegroup.table.policy_answer import checked_answer
 from sparsegroup.table.row_block import RowBlock, blocks
-from sparsegroup.table.row_locations import Generation, Int64s
 from sparsegroup.table.row_storage import Rows, RowStorage
 from sparsegroup.table.row_uses import BYTES, RowUses
 from sparsegroup.table.sighting_sketch import OccurrenceSketch
@@ -77,13 +77,13 @@ class Directory:
         sketch_bytes: Size of the sketch that counts occurrences of keys without a row; distinct keys are then
             estimated. None: both are counted exactly.
         uses: Knows when rows were used; None where nobody asks.
-        is_watched: Whether the table evicts rows by itself, see `Generation`.
+        is_watched: Whether the table evicts rows by itself, see `RowNumbering`.
 
     Attributes:
         index: Key → row.
         occurrences: Counts of keys that were not admitted.
         seen: Counts distinct keys.
-        generation: The numbering of the rows.
+        numbering: The numbering of the rows.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Directory:
         self.seen = RememberedKeys() if sketch_bytes is None else HyperLogLog(field_bits)
         self.uses, self.counters = uses, Counters()
         self._is_watched = is_watched
-        self.generation = Generation(is_watched)
+        self.numbering = RowNumbering(is_watched)
 
     @property
     def num_rows(self) -> int:
@@ -251,8 +251,8 @@ class Directory:
 
     def renumber(self) -> None:
         """The rows have other numbers: what was looked up before is stale."""
-        self.generation.end()
-        self.generation = Generation(self._is_watched)
+        self.numbering.is_current = False
+        self.numbering = RowNumbering(self._is_watched)
 
     # What is stored, beside keys and rows
 

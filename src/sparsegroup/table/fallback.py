@@ -1,4 +1,4 @@
-"""A learned vector per field for keys without a live row: dead, evicted, not admitted, unknown in evaluation."""
+"""A learned vector per field for keys without a live row: zero, evicted, not admitted, unknown in evaluation."""
 
 from collections.abc import Mapping
 
@@ -6,53 +6,40 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.table.differentiable_lookup import LookupResult
 from sparsegroup.table.graph_lookup import wants_operator
 from sparsegroup.table.hashing import mixed
-from sparsegroup.table.row_lookup import Found
-from sparsegroup.table.table import Table
 
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
-"""Makes the draw that a key is given here another one than those of its start and its admission."""
+"""Makes the draw that a key gets here differ from those of its start and its admission."""
 
 _MOST = 1 - 2.0**-53
 """The largest share whose bound is below 2⁶⁴."""
 
 
-def begin_dead(found: Found, live: int, known: int) -> None:
-    """Set vectors of keys that have come for the first time to zero, as if their rows were dead: as many as are dead.
+def mask_new_rows(result: LookupResult, live: int, seen: int) -> None:
+    """Set vectors of new keys to zero, as if their rows were zero: the share of them that is zero among all rows.
 
-    Fallback vectors then stand in for them, and learn what is to be expected of new keys. Which keys do so follows from
-    the key alone; the rows themselves stay as they are, and get the gradient.
+    Fallback vectors then replace them, and learn what to expect of new keys. Which keys these are depends on the key
+    only. The rows themselves do not change, and get the gradient.
 
     Args:
-        found: A lookup in training; its vectors are changed.
-        live: How many rows are not zero.
-        known: How many keys were ever seen, see `live_and_known`.
+        result: A lookup in training; its vectors are changed.
+        live: Rows that are not zero.
+        seen: Keys that training has seen.
     """
-    places = found.search.new_places
-    if not len(places) or not known or live >= known:
+    places = result.search.new_places
+    if not len(places) or not seen or live >= seen:
         return
-    drawn = mixed(found.search.keys[places] ^ _SALT)
-    found.search.zeroed = places[drawn < np.uint64(min(1 - live / known, _MOST) * 2.0**64)]
-    found.zero()
+    drawn = mixed(result.search.keys[places] ^ _SALT)
+    result.search.masked = places[drawn < np.uint64(min(1 - live / seen, _MOST) * 2.0**64)]
+    result.mask()
 
 
-def live_and_known(table: Table) -> tuple[int, int]:
-    """How many rows live, and how many keys training has seen.
+def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:
+    """`vectors` with the fallback vector of its field for each key whose vector is zero.
 
-    Where these are estimated, which would take its time, they are those that ever had a row; what went and came back
-    counts as often as it went.
-    """
-    with table.at_rest():
-        directory = table.directory
-        known = directory.num_seen if directory.seen.is_exact else directory.num_rows + directory.counters.evicted
-        return table.storage.num_live, known
-
-
-def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:
-    """`vectors` with the fallback vector of its field for each key whose own is zero.
-
-    Its gradient reaches both: the fallback vector learns, and the row still gathers what its key insists on. Where no
+    Its gradient reaches both: the fallback vector learns, and the row still receives its key's gradient. If no
     vector is zero, the gradient of the fallback vectors is zero, not None: as it is in a graph, and as DDP wants it.
 
     Args:
@@ -62,9 +49,9 @@ def stand_in(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -
         field_bits: 0 to 16.
     """
     if wants_operator():  # without a shape that depends on the vectors
-        dead = (vectors.detach() == 0).all(dim=-1, keepdim=True)
+        is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
         fields = field_numbers(keys, field_bits).to(fallback.device)
-        return torch.where(dead, vectors + fallback[fields], vectors)
+        return torch.where(is_zero, vectors + fallback[fields], vectors)
     flat = vectors.reshape(-1, vectors.shape[-1])
     at = (flat.detach() == 0).all(dim=1).nonzero().squeeze(1)
     fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)
@@ -87,15 +74,15 @@ def check_fallback(
     error_msgs: list[str],
 ) -> Tensor | None:
     """The fallback vectors that a state dict has under `name`, if they fit; see `nn.Module._load_from_state_dict`."""
-    given = state_dict.get(name)
+    vectors = state_dict.get(name)
     if fallback is None:
-        unexpected_keys.extend([] if given is None else [name])
-    elif given is None:
+        unexpected_keys.extend([] if vectors is None else [name])
+    elif vectors is None:
         missing_keys.append(name)
-    elif given.shape != fallback.shape:
-        error_msgs.append(f"{name} must have shape {list(fallback.shape)}, got {list(given.shape)}")
-    elif not given.isfinite().all():
+    elif vectors.shape != fallback.shape:
+        error_msgs.append(f"{name} must have shape {list(fallback.shape)}, got {list(vectors.shape)}")
+    elif not vectors.isfinite().all():
         error_msgs.append(f"{name} has NaN or infinite elements")
     else:
-        return given
+        return vectors
     return None

@@ -1,6 +1,7 @@
 """`FieldTables`: tables of several widths as one embedding, so that each field has vectors of its own size."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch.nn import functional
 from sparsegroup.table.fallback import field_numbers
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.key_array import checked_keys
+from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int
-from sparsegroup.table.table_report import FieldCount, TableMemory
+from sparsegroup.table.table_counts import TableCounts
+from sparsegroup.table.table_report import FieldCount
 
 
 def tables_in(model: nn.Module) -> dict[str, HashEmbedding]:
@@ -19,7 +22,7 @@ def tables_in(model: nn.Module) -> dict[str, HashEmbedding]:
     return {name: module for name, module in model.named_modules() if isinstance(module, HashEmbedding)}
 
 
-class FieldTables(nn.Module):
+class FieldTables(TableCounts, nn.Module):
     """An embedding whose fields have vectors of different sizes: a `HashEmbedding` per size, and what joins them.
 
     A vector v of size d < `dim` becomes P v, with a learned P `[dim, d]` for each size, as in mixed dimension
@@ -80,6 +83,9 @@ class FieldTables(nn.Module):
             place[[field for field, own in sizes.items() if own == size]] = number
         self.register_buffer("place", place, persistent=False)
 
+    def _counted(self) -> list[Table]:
+        return [table.table for table in self.tables.values()]
+
     @property
     def tables(self) -> dict[str, HashEmbedding]:
         """See above."""
@@ -130,48 +136,63 @@ class FieldTables(nn.Module):
         found = [(place == number).nonzero().squeeze(1) for number in range(len(self._names))]
         return [(at, flat.index_select(0, at)) for at in found]
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables."""
-        return sum(table.num_rows for table in self.tables.values())
 
-    @property
-    def num_live(self) -> int:
-        """Rows with a non-zero vector."""
-        return sum(table.num_live for table in self.tables.values())
+def restart_tables(tables: Sequence[HashEmbedding], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    for table in tables:
+        if table.weight.requires_grad:
+            for optimizer in optimizers:
+                optimizer.state.pop(table.weight, None)
+            table.table.reset_rows()
 
-    @property
-    def num_seen(self) -> int:
-        """Distinct keys ever seen in training."""
-        return sum(table.num_seen for table in self.tables.values())
+
+@dataclass(frozen=True)
+class TableTotals:
+    """Counts of all tables of an embedding.
+
+    Attributes:
+        num_seen, num_live: See `HashEmbedding`.
+        bytes: Memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has
+            done, so that a resumed run would differ.
+        num_evicted, num_refused: See `HashEmbedding`.
+    """
+
+    num_seen: int = 0
+    num_live: int = 0
+    bytes: int = 0
+    num_evicted: int = 0
+    num_refused: int = 0
+
+    @classmethod
+    def of(cls, embedding: nn.Module) -> "TableTotals":
+        """Those of the tables in `embedding`, on all ranks; all of them have to call it."""
+        totals = [0, 0, 0, 0, 0]
+        for table in tables_in(embedding).values():
+            totals = [one + more for one, more in zip(totals, _of_one(table), strict=True)]
+        return cls(*totals)
 
     @property
     def feature_rate(self) -> float:
         """Live rows over distinct keys ever seen; 0 if none was."""
         return self.num_live / self.num_seen if self.num_seen else 0.0
 
-    @property
-    def num_evicted(self) -> int:
-        """See `HashEmbedding.num_evicted`."""
-        return sum(table.num_evicted for table in self.tables.values())
 
-    @property
-    def num_refused(self) -> int:
-        """See `HashEmbedding.num_refused`."""
-        return sum(table.num_refused for table in self.tables.values())
+def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
+    """`HashEmbedding.field_counts` of all tables in `embedding`, on all ranks; all of them have to call it."""
+    totals: dict[int, FieldCount] = {}
+    for table in tables_in(embedding).values():
+        own = table.field_counts()
+        for counts in [own] if table.across is None else table.across.shards.of_all([own], "counts of fields"):
+            for number, count in counts.items():
+                before = totals.get(number, FieldCount(0, 0, 0))
+                totals[number] = FieldCount(
+                    before.seen + count.seen, before.rows + count.rows, before.live + count.live
+                )
+    return dict(sorted(totals.items()))
 
-    def set_time(self, seconds: int) -> None:
-        """See `HashEmbedding.set_time`."""
-        for table in self.tables.values():
-            table.set_time(seconds)
 
-    def field_counts(self) -> dict[int, FieldCount]:
-        """See `HashEmbedding.field_counts`."""
-        counts: dict[int, FieldCount] = {}
-        for table in self.tables.values():
-            counts |= table.field_counts()
-        return dict(sorted(counts.items()))
-
-    def memory(self) -> TableMemory:
-        """Bytes of all tables together."""
-        return TableMemory.total_of(table.memory() for table in self.tables.values())
+def _of_one(table: HashEmbedding) -> list[int]:
+    own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
+    return own if table.across is None else table.across.shards.totals(own, "counts of rows")

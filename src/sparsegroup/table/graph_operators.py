@@ -6,24 +6,24 @@ import torch
 from torch import Tensor
 
 from sparsegroup.table.differentiable_lookup import for_autograd
-from sparsegroup.table.graph_lookup import embedding_of
+from sparsegroup.table.graph_lookup import EMBEDDINGS
 
 
 @torch.library.custom_op("sparsegroup::look_up", mutates_args=())
 def look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The vectors `[*keys.shape, dim]`, and a tensor that carries for backward where they came from."""
-    embedding = embedding_of(number)
+    """The vectors `[*keys.shape, dim]`, and a tensor that carries what backward must know of the lookup."""
+    embedding = EMBEDDINGS[number]
     with torch.set_grad_enabled(wants_gradient):
-        found = embedding.find(keys)
+        result = embedding.table.look_up(keys, embedding.is_trained)
     ticket = torch.empty(1)
     storage: Any = ticket.untyped_storage()
-    storage.sparsegroup_locations = found.locations
-    return found.vectors.view(*keys.shape, embedding.dim), ticket
+    storage.sparsegroup_info = result.info
+    return result.vectors.view(*keys.shape, embedding.dim), ticket
 
 
 @look_up.register_fake
 def _(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
-    table = embedding_of(number).table
+    table = EMBEDDINGS[number].table
     vectors = keys.new_empty(*keys.shape, table.dim, dtype=table.weight_dtype, device=table.device)
     return vectors, torch.empty(1)
 
@@ -39,15 +39,10 @@ def _(
 
 @torch.library.custom_op("sparsegroup::add_gradient", mutates_args=())
 def add_gradient(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
-    """Let autograd give the table the gradient of a lookup's vectors, as if these had been looked up outside a graph.
-
-    Returns:
-        The gradient of the anchor.
-    """
-    embedding = embedding_of(number)
+    """Give the table the gradient of a lookup's vectors, as outside of a graph; the result is the anchor's gradient."""
     storage: Any = ticket.untyped_storage()
     with torch.enable_grad():
-        vectors = for_autograd(embedding.weight, storage.sparsegroup_locations, gradient.detach())
+        vectors = for_autograd(EMBEDDINGS[number].weight, storage.sparsegroup_info, gradient.detach())
     if vectors.requires_grad:
         torch.autograd.backward(vectors, gradient)
     return torch.empty(0)

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from sparsegroup.kernels.views import TORCH_DTYPES
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.admission import AdmissionPolicy
-from sparsegroup.table.differentiable_lookup import for_autograd
+from sparsegroup.table.differentiable_lookup import Int64s, for_autograd
 from sparsegroup.table.eviction import EvictionPolicy, RankingPolicy
-from sparsegroup.table.fallback import begin_dead, check_fallback, live_and_known, stand_in
-from sparsegroup.table.graph_lookup import is_recomputation, register, vectors_by_operator, wants_operator
-from sparsegroup.table.key_array import Int64s, checked_keys, key_array
-from sparsegroup.table.key_search import LookAhead
-from sparsegroup.table.row_lookup import Found
+from sparsegroup.table.fallback import apply_fallback, check_fallback
+from sparsegroup.table.graph_lookup import register, vectors_by_operator, wants_operator
+from sparsegroup.table.key_array import checked_keys, key_array
+from sparsegroup.table.row_lookup import is_recomputation
 from sparsegroup.table.row_start import Init
 from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_sharded
 from sparsegroup.table.sharded.lookup import ShardedLookup
@@ -25,7 +24,6 @@ from sparsegroup.table.table import Table
 from sparsegroup.table.table_config import check_int, checked_config, with_argument_hints
 from sparsegroup.table.table_counts import TableCounts
 from sparsegroup.table.table_state_dict import PartEntries, load_rows, save_rows, unknown_entries, with_state_entries
-from sparsegroup.table.world_check import check_world
 from sparsegroup.untraced import untraced
 
 _FALLBACK = "fallback"
@@ -109,7 +107,6 @@ class HashEmbedding(TableCounts, nn.Module):
     weight: StoredParameter
     table: Table
     fallback: nn.Parameter | None
-    per_rank: bool
 
     @with_argument_hints
     def __init__(
@@ -153,7 +150,6 @@ class HashEmbedding(TableCounts, nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.per_rank = bool(per_rank)
         shards = None
         if process_group is None:
             check_not_sharded(reduction, wire_dtype)
@@ -162,8 +158,8 @@ class HashEmbedding(TableCounts, nn.Module):
                 raise ValueError("a table lies on the ranks of its process_group, or each has its own by per_rank")
             described = f"dim={dim}, dtype={config.weight_dtype}, fallback={fallback}, seed={seed}"
             shards = Shards(process_group, reduction, wire_dtype, config.scratch_bytes, described)
-        self.table = Table(config, ranks=shards)
-        self.across = None if shards is None else ShardedLookup(self.table, shards, begins_dead=fallback)
+        self.table = Table(config, ranks=shards, per_rank=bool(per_rank))
+        self.across = None if shards is None else ShardedLookup(self.table, shards)
         self.register_parameter("weight", StoredParameter(self.table))  # type: ignore[arg-type]
         if self.across is not None and (part := self.across.shards.part).name:
             setattr(self, part.name, PartEntries(self.table, self.weight))
@@ -171,7 +167,6 @@ class HashEmbedding(TableCounts, nn.Module):
             torch.zeros(1 << field_bits, dim, dtype=config.weight_dtype, device=config.device) if fallback else None
         )
         self.register_parameter("fallback", None if vectors is None else nn.Parameter(vectors))
-        self._ahead: LookAhead | None = None
         self._number, self._field_bits = register(self), field_bits
 
     def forward(self, keys: Tensor) -> Tensor:
@@ -192,46 +187,36 @@ class HashEmbedding(TableCounts, nn.Module):
             ExchangeError: With `process_group`, the ranks do not come together: one has died, or hangs.
             MemoryError: The system has no more (nothing is inserted).
         """
-        keys = checked_keys(keys)
         if self.across is not None:
-            vectors: Tensor = self._of_ranks(self.across, keys)
+            vectors: Tensor = self._sharded_vectors(self.across, keys)
         elif wants_operator():
-            vectors = vectors_by_operator(self._number, keys)
+            vectors = vectors_by_operator(self._number, checked_keys(keys))
         else:
-            found = self.find(keys)
-            vectors = for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
+            vectors = self.own_vectors(keys)
         if self.fallback is None:
             return vectors
-        return stand_in(vectors, keys, self.fallback, self._field_bits)
+        return apply_fallback(vectors, checked_keys(keys), self.fallback, self._field_bits)
+
+    def own_vectors(self, keys: Tensor) -> Tensor:
+        """As `forward`, of keys that all belong to this rank: for what exchanges keys and vectors by itself."""
+        info, vectors, _ = self.table.look_up(keys, self.is_trained)
+        return for_autograd(self.weight, info, vectors).view(*keys.shape, vectors.shape[1])
 
     @untraced
-    def _of_ranks(self, across: ShardedLookup, keys: Tensor) -> Tensor:
+    def _sharded_vectors(self, across: ShardedLookup, keys: Tensor) -> Tensor:
         array, trains = self._as_array(keys), self.is_trained
         if self.weight.grad is None and not is_recomputation():
             self.weight.rowless = ()
         return across.vectors(self.weight, array, trains).view(*keys.shape, self.dim)
 
-    def own_vectors(self, keys: Tensor) -> Tensor:
-        """As `forward`, of keys that all belong to this rank: for what exchanges keys and vectors by itself."""
-        found = self.find(keys)
-        return for_autograd(self.weight, found.locations, found.vectors).view(*keys.shape, self.dim)
+    @property
+    def per_rank(self) -> bool:
+        """Whether each rank of a distributed world trains a separate table; may be set."""
+        return self.table.per_rank
 
-    def find(self, keys: Tensor) -> Found:
-        """What `forward` finds for `keys`, and does to the table: for what takes the place of autograd."""
-        array, ahead, trains = self._as_array(keys), self._ahead, self.is_trained
-        if trains and is_recomputation():
-            return self.table.look_up_again(array)
-        if trains:
-            check_world(self.per_rank or self.across is not None)
-            self.table.keep_up()
-        if ahead is not None and ahead.is_for(array, trains):
-            self._ahead = None
-            found = self.table.fetch(ahead)
-        else:
-            found = self.table.look_up(array, insert=trains)
-        if self.fallback is not None and trains and len(found.search.new_places):
-            begin_dead(found, *live_and_known(self.table))
-        return found
+    @per_rank.setter
+    def per_rank(self, per_rank: bool) -> None:
+        self.table.per_rank = bool(per_rank)
 
     def prefetch(self, keys: Tensor) -> None:
         """Let another thread look for keys that a later `forward` will be given, while this one trains.
@@ -248,15 +233,18 @@ class HashEmbedding(TableCounts, nn.Module):
             TypeError, ValueError: As `forward`.
             RuntimeError: In training mode in a forked process or in a worker; no thread can be started.
         """
-        if self.across is not None:
-            self.across.look_ahead(self._as_array(keys), self.is_trained)
-            return
-        if self.is_trained:
-            check_world(self.per_rank)
-        self._ahead = self.table.look_ahead(self._as_array(keys), insert=self.is_trained)
+        (self.table if self.across is None else self.across).prefetch(self._as_array(keys), self.is_trained)
 
     def _as_array(self, keys: Tensor) -> Int64s:
         return key_array(keys, may_be_on_device=self.table.config.on_device)
+
+    def _counted(self) -> list[Table]:
+        return [self.table]
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.table.config.dim
 
     @property
     def is_trained(self) -> bool:
@@ -283,10 +271,9 @@ class HashEmbedding(TableCounts, nn.Module):
 
         These are the rows as they are: fallback vectors do not stand in here.
         """
-        array = self._as_array(keys)
         if self.across is not None:
-            return self.across.rows(array).view(*keys.shape, self.dim)
-        return self.table.look_up(array, insert=False).vectors.view(*keys.shape, self.dim)
+            return self.across.rows(self._as_array(keys)).view(*keys.shape, self.dim)
+        return self.table.look_up(keys, insert=False).vectors.view(*keys.shape, self.dim)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:
@@ -350,7 +337,7 @@ class HashEmbedding(TableCounts, nn.Module):
         return self.table.shrink()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_number"} | {"_ahead": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_number"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -15,14 +15,10 @@ from sparsegroup.kernels.numbers import as_stored
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table import batch
-from sparsegroup.table.batch import Scratch
+from sparsegroup.table.differentiable_lookup import Int64s
 from sparsegroup.table.host_rows import HostRows
-from sparsegroup.table.index import Index
-from sparsegroup.table.key_search import KeySearch, NewRowBuffer, RowAddresses, run_search
-from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
 from sparsegroup.table.row_parts import kinds_of
-from sparsegroup.table.row_storage import WEIGHT, Floats, RowGradient, RowStorage
+from sparsegroup.table.row_storage import WEIGHT, Floats, NewRowBuffer, RowGradient, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
 
@@ -36,35 +32,10 @@ class HostStorage(RowStorage):
 
     # Lookup
 
-    def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
-        search.fetch_into(self._empty(len(search.keys)) if fetch else None)
-        run_search(search, index, scratch, scratch.vectors, self._row_addresses, alone=alone)
-
-    def vectors(
-        self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
-    ) -> tuple[RowLocations, Tensor]:
-        rows, out = search.distinct_rows, search.out
-        if out is None:
-            out = self._empty(len(search.keys))
-            search.fetch_into(out)
-            enough = len(rows) <= len(scratch.vectors)
-            vectors = scratch.vectors if enough else np.empty((len(rows), self._rows.dim), self._rows.dtype)
-            run_search(search, index, scratch, vectors, self._row_addresses, finds=False)
-        elif search.has_new:
-            batch.expand(search.inverse, scratch.vectors, array_of(out))
-        lines = GradientLines(generation, len(rows))
-        return RowLocations(generation, rows, search.inverse, search.absent > 0, lines), out
-
     @property
-    def _row_addresses(self) -> RowAddresses:
+    def addresses(self) -> tuple[int, int, int]:
         rows = self._rows
-        return RowAddresses(rows.pages.addresses.ctypes.data, rows.shift, rows.row_bytes)
-
-    def _empty(self, n: int) -> Tensor:
-        try:
-            return torch.empty(n, self._rows.dim, dtype=TORCH_DTYPES[self._rows.dtype])
-        except RuntimeError as error:  # torch's lack of memory
-            raise MemoryError(str(error)) from error
+        return rows.pages.addresses.ctypes.data, rows.shift, rows.row_bytes
 
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
         rows = self._rows

@@ -146,6 +146,7 @@ class Index:
 
     Attributes:
         state: What the kernels above read and write.
+        pages: Where the pages' addresses are, for the kernels.
     """
 
     def __init__(self, huge_pages: bool, buckets: int = _FIRST_BUCKETS, secret: tuple[int, int] | None = None) -> None:
@@ -162,11 +163,6 @@ class Index:
     def num_keys(self) -> int:
         """Keys in it."""
         return int(self.state[COUNT])
-
-    @property
-    def pages(self) -> int:
-        """Where the pages' addresses are, for the kernels."""
-        return int(self._pages.addresses.ctypes.data)
 
     @property
     def bytes(self) -> int:
@@ -235,6 +231,10 @@ class Index:
         self._pages.reserve((buckets + SLACK) * BUCKET_BYTES)
         self.state[NEW] = buckets
         self.state[FRONTIER] = self.state[OLD]
+        self._note_pages()
+
+    def _note_pages(self) -> None:
+        self.pages = int(self._pages.addresses.ctypes.data)
         self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
 
     def extend(self) -> None:
@@ -244,7 +244,7 @@ class Index:
         """
         self._pages.resize(len(self._pages) + 1)
         settled = self.state[FRONTIER] > self.state[OLD]
-        self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
+        self._note_pages()
         if settled:
             self.state[FRONTIER] = self.state[PHYSICAL]
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparsegroup.table.key_array import field_keys, widened
+from sparsegroup.table.key_array import as_int64, field_keys
 from sparsegroup.table.table_config import check_int
 
 
@@ -55,7 +55,7 @@ class JaggedKeys:
             TypeError: Values that are no int64 or int32.
             ValueError: A feature is missing, features have batches of different sizes, or lengths don't fit.
         """
-        values, lengths, weights = widened(batch.values()), widened(batch.lengths()), batch.weights_or_none()
+        values, lengths, weights = as_int64(batch.values()), as_int64(batch.lengths()), batch.weights_or_none()
         if values.dtype != torch.int64:
             raise TypeError(f"the values of a {type(batch).__name__} must be int64 or int32, got {values.dtype}")
         if bool((lengths < 0).any()) or int(lengths.sum()) != len(values):

@@ -10,24 +10,31 @@ from sparsegroup.table.table_config import check_int
 Int64s = npt.NDArray[np.int64]
 
 
-def checked_keys(keys: Tensor) -> Tensor:
-    """`keys` as int64: int32 is widened, as `nn.Embedding` takes both.
+def as_int64(ids: Tensor) -> Tensor:
+    """int32 as int64, as `nn.Embedding` takes both; other dtypes unchanged."""
+    return ids.to(torch.int64) if ids.dtype == torch.int32 else ids
 
-    Raises:
-        TypeError: Not a tensor of int64 or int32.
-    """
+
+def checked_keys(keys: Tensor) -> Tensor:
+    """`keys` as int64. Raises TypeError unless they are a tensor of int64 or int32."""
     if not isinstance(keys, Tensor):
         hint = ": give its values(), or pool it in a HashEmbeddingBag" if hasattr(keys, "lengths") else ""
         raise TypeError(f"keys must be an int64 or int32 tensor, got {type(keys).__name__}{hint}")
-    keys = widened(keys)
+    keys = as_int64(keys)
     if keys.dtype != torch.int64:
         raise TypeError(f"keys must be int64 or int32, got {keys.dtype}")
     return keys
 
 
-def widened(ids: Tensor) -> Tensor:
-    """int32 as int64; other dtypes unchanged."""
-    return ids.to(torch.int64) if ids.dtype == torch.int32 else ids
+def key_array(keys: Tensor, *, may_be_on_device: bool) -> Int64s:
+    """Checked keys of any shape as a contiguous array `[n]` on the host. Raises ValueError on another device."""
+    keys = checked_keys(keys)
+    if keys.device.type != "cpu":
+        if not may_be_on_device or keys.device.type != "cuda":
+            raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
+        keys = keys.cpu()
+    flat: Int64s = keys.numpy().reshape(-1)
+    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
 
 
 def field_keys(ids: Tensor, field: int | None = None, *, field_bits: int = 8) -> Tensor:
@@ -72,23 +79,3 @@ def field_keys(ids: Tensor, field: int | None = None, *, field_bits: int = 8) ->
             )
         top = torch.arange(ids.shape[-1], device=ids.device) << shift
     return ids & (1 << shift) - 1 | top
-
-
-def key_array(keys: Tensor, *, may_be_on_device: bool) -> Int64s:
-    """Keys of any shape as a contiguous array `[n]` on the host.
-
-    Args:
-        keys: int64 or int32.
-        may_be_on_device: Keys on a GPU are waited for and copied.
-
-    Raises:
-        TypeError: See `checked_keys`.
-        ValueError: They are on another device.
-    """
-    keys = checked_keys(keys)
-    if keys.device.type != "cpu":
-        if not may_be_on_device or keys.device.type != "cuda":
-            raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
-        keys = keys.cpu()
-    flat: Int64s = keys.numpy().reshape(-1)
-    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)

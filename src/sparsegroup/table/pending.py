@@ -1,50 +1,45 @@
-"""Work on a table that has been promised: whoever takes the table's lock finds it done, or does it."""
+"""A table's lock, and at most one background job. Taking the lock runs the job first if it has not run yet."""
 
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import nullcontext
 from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
 
-class Pending:
-    """At most one job, done by whoever enters first. To be entered behind its lock: `with pending.lock, pending:`.
+class TableLock(nullcontext[None]):
+    """To be taken by `with lock.held, lock:`, the first of which is a plain lock, which no signal can interrupt.
 
-    The lock itself stays a plain one, which no signal can come between. A thread that is to do the job ahead of the
-    others only has to enter and leave. No process begins in the middle of what another thread does behind the lock, or
-    with a job pending.
-
-    Attributes:
-        lock: The table's.
-        job: The job.
+    No process is forked while another thread holds the lock, or with a job waiting.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.job: Callable[[], None] | None = None
+        super().__init__()
+        self.held = threading.RLock()
+        self._job: Callable[[], None] | None = None
         self._process = os.getpid()
         with _forking:
             _all.add(self)
 
     def __enter__(self) -> None:
-        job, self.job = self.job, None
+        job, self._job = self._job, None
         if job is not None:
             job()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def schedule(self, job: Callable[[], None]) -> None:
+        """Have `job`, which must not raise, run by the thread that takes the lock next; an earlier one runs now."""
+        with self.held, self:
+            self._job = job
 
-    def promise(self, job: Callable[[], None]) -> None:
-        """Have `job` done by whoever enters next; one that was promised before is done now."""
-        with self.lock, self:
-            self.job = job
+    def run_scheduled(self) -> None:
+        """Run the job if no thread has run it yet, else wait for it."""
+        with self.held, self:
+            pass
 
     def check_process(self, what: str) -> None:
-        """Raise RuntimeError in a process that is not the table's."""
+        """Raise RuntimeError in a process other than the table's."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
@@ -52,7 +47,7 @@ class Pending:
             )
 
     def check_inserts(self) -> None:
-        """Raise RuntimeError where keys that a lookup inserts would be lost: in a forked process, or in a worker."""
+        """Raise RuntimeError in a process whose insertions would be lost: a forked one, or a DataLoader's worker."""
         if (worker := get_worker_info()) is not None:
             raise RuntimeError(
                 f"worker {worker.id} of a DataLoader cannot insert keys: its table is a copy, and what it inserts "
@@ -61,32 +56,27 @@ class Pending:
             )
         self.check_process("insert keys")
 
-    def keep(self) -> None:
-        """Do what is promised."""
-        with self.lock, self:
-            pass
 
-
-_all: "WeakSet[Pending]" = WeakSet()
-_held: list[Pending] = []
+_all: "WeakSet[TableLock]" = WeakSet()
+_taken: list[TableLock] = []
 _forking = threading.RLock()
 """Held by the thread that forks, and by one that makes a table: the fork would not know of that."""
 
 
-def _hold_all() -> None:
+def _take_all() -> None:
     _forking.acquire()
-    for pending in list(_all):
-        pending.lock.acquire()
-        _held.append(pending)
-        with pending:
+    for lock in list(_all):
+        lock.held.acquire()
+        _taken.append(lock)
+        with lock:
             pass
 
 
 def _release_all() -> None:
-    while _held:
-        _held.pop().lock.release()
+    while _taken:
+        _taken.pop().held.release()
     _forking.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
+    os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)

@@ -1,45 +1,39 @@
-"""The lookup: from keys to rows and vectors, at once or ahead of time; new keys get a row on the way."""
+"""The lookup: from keys to rows and vectors, now or ahead of time; new keys get a row on the way."""
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.views import array_of
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.table import batch
 from sparsegroup.table.admission import AdmissionPolicy, SetKeys
 from sparsegroup.table.buckets import ABSENT
+from sparsegroup.table.differentiable_lookup import Int64s, KeySearch, LookupResult
 from sparsegroup.table.directory import Directory, RowLimit
-from sparsegroup.table.key_search import KeySearch, LookAhead
-from sparsegroup.table.row_locations import Int64s, RowLocations
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_storage import RowStorage
+
+GRAIN = 1 << 12
+"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
 
 CHUNK = 1 << 21
 """Keys that are looked up at a time; of more, the distinct ones are found by sorting, which takes times as long. Each
 takes some 30 bytes and a vector."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a lookup of keys `[n]` gives.
+def is_recomputation() -> bool:
+    """Whether this is inside a backward pass, where activation checkpointing computes a forward again."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
-    Attributes:
-        locations: Where they are.
-        vectors: `[n, dim]`, theirs alone: whoever looks them up may change them.
-        search: How they were found.
-    """
 
-    locations: RowLocations
-    vectors: Tensor
-    search: KeySearch
-
-    def zero(self) -> None:
-        """Set the vectors of the keys at `search.zeroed` to zero."""
-        self.vectors.index_fill_(0, torch.from_numpy(self.search.zeroed).to(self.vectors.device), 0)
+def pays_ahead(count: int) -> bool:
+    """Whether it pays to let another thread find so many keys ahead of their lookup."""
+    return GRAIN <= count <= CHUNK and threads.get_num_threads() > 1
 
 
 class RowLookup:
@@ -50,7 +44,7 @@ class RowLookup:
         storage: The rows.
         starts: Where new rows start.
         on_used: Called with rows when it is noted that they were used.
-        budget: Limits the bytes, where they are limited.
+        budget: The limit of bytes, if there is one.
         scratch_bytes: Working memory that is kept for the next lookup, at most.
     """
 
@@ -64,127 +58,190 @@ class RowLookup:
         *,
         scratch_bytes: int,
     ) -> None:
+        self._directory, self._storage, self._starts = directory, storage, starts
+        self._on_used, self._budget = on_used, budget
         self._scratch_bytes = scratch_bytes
-        self._on_used = on_used
-        self._directory = directory
-        self._storage = storage
-        self._starts = starts
-        self._budget = budget
         self._scratch = batch.Scratch(0, starts.dim, starts.dtype)
-
-    def look_up(self, keys: Int64s, admission: AdmissionPolicy | None, *, again: bool = False) -> Found:
-        """Look `keys` up; those that `admission` admits get a row where they have none. None: nothing is inserted.
-
-        With `again` this is a lookup that has been counted already.
-
-        Raises:
-            RuntimeError: `max_rows` would be exceeded; nothing has changed.
-            MemoryError: The system has no more; nothing has changed.
-        """
-        try:
-            if len(keys) <= CHUNK:
-                search = KeySearch(keys)
-                self._find(search, admission, fetch=True, again=again)
-            else:
-                search = self._search_many(keys, admission, again=again)
-            return self._vectors(search)
-        finally:
-            self._drop_scratch()
 
     @property
     def nbytes(self) -> int:
         """Working memory that is kept for the next lookup."""
         return self._scratch.nbytes
 
-    def _drop_scratch(self) -> None:
-        if self._scratch.nbytes > self._scratch_bytes:
-            self._scratch = batch.Scratch(0, self._starts.dim, self._starts.dtype)
+    def look_up(
+        self,
+        keys: Int64s,
+        admission: AdmissionPolicy | None,
+        ahead: KeySearch | None = None,
+        *,
+        is_counted: bool = False,
+    ) -> LookupResult:
+        """Look `keys` up; those that `admission` admits get a row if they have none. None: nothing is inserted.
 
-    def run_ahead(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> None:
-        """Find what `ahead` looks for. An error is left for the lookup itself to run into, if it still holds."""
-        with suppress(Exception):
-            self._find(ahead.search, admission, fetch=False, alone=True)
-            ahead.end(self._directory.generation, self._directory.num_rows)
-        self._drop_scratch()
+        Args:
+            keys: `[n]`.
+            admission: Decides about new keys.
+            ahead: The same search, made ahead of time. If it is stale, the keys are looked up again.
+            is_counted: The same lookup has been counted already.
 
-    def fetch(self, ahead: LookAhead, admission: AdmissionPolicy | None) -> Found:
-        """What `look_up` gives, of keys that have been looked up ahead."""
+        Raises:
+            RuntimeError: `max_rows` would be exceeded; nothing has changed.
+            MemoryError: The system has no more; nothing has changed.
+        """
+        out = None
+        try:
+            if ahead is not None and self._is_current(ahead, admission):
+                search = ahead
+            elif len(keys) <= CHUNK:
+                out = self._new_vectors(len(keys))
+                search = self._find(keys, admission, out, is_counted=is_counted or ahead is not None)
+                search.stale = ahead
+            else:
+                search = self._find_many(keys, admission, is_counted=is_counted)
+            return self.fetch(search) if out is None else search.result(out)
+        finally:
+            if self._scratch.nbytes > self._scratch_bytes:
+                self._scratch = batch.Scratch(0, self._starts.dim, self._starts.dtype)
+
+    def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
+        """The first half of `look_up`, ahead of time, in this thread only; of at most `CHUNK` keys."""
+        if len(keys) > CHUNK:
+            raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")
+        search = self._find(keys, admission, None, alone=True)
+        search.num_rows = self._directory.num_rows
+        return search
+
+    def _is_current(self, ahead: KeySearch, admission: AdmissionPolicy | None) -> bool:
         directory = self._directory
-        stale = ahead.generation is not directory.generation
-        if stale or (ahead.search.absent and not ahead.insert and ahead.rows != directory.num_rows):
-            found = self.look_up(ahead.search.keys, admission, again=ahead.generation is not None)
-            found.search.earlier = ahead.search if ahead.generation is not None else None
-            return found
-        return self._vectors(ahead.search)
+        may_be_there = ahead.absent and admission is None and ahead.num_rows != directory.num_rows
+        return ahead.numbering is directory.numbering and not may_be_there
 
-    def fetch_again(self, search: KeySearch) -> Found:
-        """What a lookup gave, from its search; the rows still have their numbers."""
-        found = self._vectors(search)
-        if len(search.zeroed):
-            found.zero()
-        return found
+    def fetch(self, search: KeySearch) -> LookupResult:
+        """The vectors of a search whose rows still have their numbers."""
+        out = self._new_vectors(len(search.keys))
+        if out is None:
+            return self._storage.fetch(search)
+        distinct, vectors = len(search.rows), self._scratch.vectors
+        if distinct > len(vectors):
+            vectors = np.empty((distinct, self._starts.dim), vectors.dtype)
+        count = np.array([distinct])
+        self._run(search.keys, search.inverse, count, search.rows, vectors, out, finds=False)
+        return search.result(out)
 
-    def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
-        return None if self._budget is None or isinstance(admission, SetKeys) else self._room
+    def _new_vectors(self, n: int) -> Tensor | None:
+        """Memory for the vectors of `n` keys; None for rows that are not on the host."""
+        if self._storage.is_on_device:
+            return None
+        try:
+            return torch.empty(n, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype])
+        except RuntimeError as error:  # as torch says that there is no memory
+            raise MemoryError(str(error)) from error
 
-    def _room(self, wanted: int) -> int:
-        """How many of `wanted` new rows can be had."""
-        assert self._budget is not None
-        return self._budget.room(wanted, self._directory, self._storage.rows)
+    def _run(
+        self,
+        keys: Int64s,
+        inverse: Any,
+        count: Any,
+        rows: Tensor,
+        vectors: Any,
+        out: Tensor | None,
+        *,
+        finds: bool,
+        alone: bool = False,
+    ) -> tuple[int, Int64s]:
+        """Run the lookup's kernel, which fetches into `out` unless that is None.
 
-    def _vectors(self, search: KeySearch) -> Found:
-        directory = self._directory
-        found = Found(*self._storage.vectors(search, directory.index, self._scratch, directory.generation), search)
-        search.fetch_into(None)  # so that who remembers the search does not hold the vectors
-        return found
-
-    def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, again: bool) -> None:
-        if self._directory.uses is not None and not (admission is None or again or isinstance(admission, SetKeys)):
-            self._directory.uses.mark(rows)
-            self._on_used(rows[rows != ABSENT])
+        Returns:
+            The number of absent keys, and the memory of `rows`.
+        """
+        row_array, target = array_of(rows), vectors if out is None else array_of(out)
+        scratch, index, storage = self._scratch, self._directory.index, self._storage
+        absent = threads.share(
+            batch.look_up,
+            finds,
+            out is not None,
+            keys,
+            scratch.seen,
+            scratch.distinct,
+            scratch.hashes,
+            inverse,
+            count,
+            row_array,
+            index.state,
+            index.pages,
+            *storage.addresses,
+            vectors,
+            target,
+            vectors.dtype.type(0),
+            alone=alone or len(keys) < GRAIN,
+        )
+        return absent, row_array
 
     def _find(
         self,
-        search: KeySearch,
+        keys: Int64s,
         admission: AdmissionPolicy | None,
+        out: Tensor | None,
         *,
-        fetch: bool,
         alone: bool = False,
-        again: bool = False,
-    ) -> None:
-        n, starts = len(search.keys), self._starts
+        is_counted: bool = False,
+    ) -> KeySearch:
+        """Find the rows of keys, insert those that are admitted, and fetch the vectors into `out`."""
+        n, directory = len(keys), self._directory
         if len(self._scratch.distinct) < n:
-            self._scratch = batch.Scratch(n, starts.dim, starts.dtype)
-        self._storage.find(search, self._directory.index, self._scratch, fetch=fetch, alone=alone)
-        if search.absent and admission is not None:
-            self._insert(search, admission, again)
-        self._note_use(array_of(search.distinct_rows), admission, again)
+            self._scratch = batch.Scratch(n, self._starts.dim, self._starts.dtype)
+        inverse, count, rows = np.empty(n, np.int32), np.zeros(1, np.int64), torch.empty(n, dtype=torch.int64)
+        vectors = self._scratch.vectors
+        absent, row_array = self._run(keys, inverse, count, rows, vectors, out, finds=True, alone=alone)
+        distinct = int(count[0])
+        search = KeySearch(keys, inverse, rows[:distinct], row_array[:distinct], absent, directory.numbering)
+        if absent and admission is not None:
+            self._insert(search, admission, is_counted=is_counted)
+            if out is not None and search.absent < absent:
+                batch.expand(inverse, vectors, array_of(out))
+        if directory.uses is not None:
+            self._note_use(search.row_array, admission, is_counted=is_counted)
+        return search
 
-    def _search_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, again: bool) -> KeySearch:
+    def _find_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> KeySearch:
         directory = self._directory
         distinct, inverse = batch.distinct_of_many(keys)
-        rows = directory.find(distinct)
-        new, before = distinct[rows == ABSENT], directory.num_rows
+        rows, before = directory.find(distinct), directory.num_rows
+        new = distinct[rows == ABSENT]
         if admission is not None and len(new):
-            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=again)
-            coming = new if decision.admitted is None else new[decision.admitted]
-            for first in range(0, len(coming), CHUNK):
-                search = KeySearch(coming[first : first + CHUNK])
-                self._find(search, None, fetch=False)
+            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=is_counted)
+            admitted = new if decision.admitted is None else new[decision.admitted]
+            for first in range(0, len(admitted), CHUNK):
+                search = self._find(admitted[first : first + CHUNK], None, None)
                 self._give_rows(search, slice(0, search.absent))
             directory.note(decision)
             rows = directory.find(distinct)
-        self._note_use(rows, admission, again)
-        search = KeySearch.with_rows(keys, inverse, rows)
-        search.note_new(before)
+        if directory.uses is not None:
+            self._note_use(rows, admission, is_counted=is_counted)
+        absent = int(np.count_nonzero(rows == ABSENT))
+        search = KeySearch(keys, inverse, torch.from_numpy(rows), rows, absent, directory.numbering)
+        search.first_new = before
         return search
 
-    def _insert(self, search: KeySearch, admission: AdmissionPolicy, again: bool) -> None:
+    def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:
+        uses = self._directory.uses
+        if uses is not None and not (admission is None or is_counted or isinstance(admission, SetKeys)):
+            uses.mark(rows)
+            self._on_used(rows[rows != ABSENT])
+
+    def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
+        """How many of some new rows there is room for, unless there is room for all."""
+        budget = self._budget
+        if budget is None or isinstance(admission, SetKeys):
+            return None
+        return lambda wanted: budget.room(wanted, self._directory, self._storage.rows)
+
+    def _insert(self, search: KeySearch, admission: AdmissionPolicy, *, is_counted: bool) -> None:
         """Give rows to those of the search's keys that have none and are admitted."""
-        rows = array_of(search.distinct_rows)
-        directory, distinct = self._directory, self._scratch.distinct[: len(rows)]
+        rows, directory = search.row_array, self._directory
+        distinct = self._scratch.distinct[: len(rows)]
         decision = directory.decide(
-            search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission), again=again
+            search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission), again=is_counted
         )
         if decision.admitted is None or decision.count == search.absent:
             self._give_rows(search, slice(0, len(rows)))
@@ -192,9 +249,9 @@ class RowLookup:
             self._give_rows(search, np.flatnonzero(rows == ABSENT)[decision.admitted])
         directory.note(decision)
 
-    def _give_rows(self, search: KeySearch, places: slice | Int64s) -> None:
+    def _give_rows(self, search: KeySearch, places: slice | npt.NDArray[np.intp]) -> None:
         """Give rows to the absent ones of the distinct keys at `places`, and put their vectors with the others."""
-        rows, scratch, starts = array_of(search.distinct_rows), self._scratch, self._starts
+        rows, scratch, starts = search.row_array, self._scratch, self._starts
         some, vectors = rows[places], scratch.vectors[places]  # views of a slice, copies of single places
         count = search.absent if isinstance(places, slice) else len(places)
         index, before = self._directory.index, self._directory.num_rows
@@ -224,5 +281,5 @@ class RowLookup:
         self._directory.rows_added(count)
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
-        search.count_given(count)
-        search.note_new(before)
+        search.absent -= count
+        search.first_new = before

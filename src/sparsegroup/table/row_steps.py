@@ -11,9 +11,9 @@ from torch import Tensor
 from sparsegroup.optim.stored import RowStep, StateOwner
 from sparsegroup.rules import Rule
 from sparsegroup.table.changes import Changes
+from sparsegroup.table.differentiable_lookup import Int64s, info_of_gradient
 from sparsegroup.table.directory import Directory, RowLimit
-from sparsegroup.table.pending import Pending
-from sparsegroup.table.row_locations import Int64s, attached
+from sparsegroup.table.pending import TableLock
 from sparsegroup.table.row_storage import Floats, RowGradient, RowStorage
 from sparsegroup.table.table_config import TableConfig
 
@@ -63,7 +63,7 @@ class RowSteps:
         config: The table's.
         directory: Its keys.
         storage: Its rows.
-        pending: What other threads have promised to the table.
+        lock: The table's.
         on_step: Called when a step has been taken.
         budget: Limits the bytes, where they are limited.
         claim: Whose state the rows hold.
@@ -78,7 +78,7 @@ class RowSteps:
         config: TableConfig,
         directory: Directory,
         storage: RowStorage,
-        pending: Pending,
+        lock: TableLock,
         on_step: Callable[[], None],
         budget: RowLimit | None = None,
         claim: StateOwner | None = None,
@@ -87,7 +87,7 @@ class RowSteps:
         self._budget = budget
         self._on_step = on_step
         self.changes: Changes | None = None
-        self._config, self._directory, self._storage, self._pending = config, directory, storage, pending
+        self._config, self._directory, self._storage, self._lock = config, directory, storage, lock
 
     def plan(
         self,
@@ -113,14 +113,14 @@ class RowSteps:
         if self._budget is not None:
             parts = 1 + self._carries_u(claim, wants_u) + len(rule.state)
             self._budget.check_layout(parts, self._num_rows(), storage.rows)
-        lines = attached(gradient._indices()[0], self._directory.generation)
+        lines = info_of_gradient(gradient._indices()[0], self._directory.numbering)
         read = storage.read_gradient(gradient, lines, self._num_rows, where, sums=rule.mean_square)
-        self._pending.check_process("train the table")
+        self._lock.check_process("train the table")
         self._check_finite(read)
         return TablePlan(read.negated() if maximize else read, storage, self._check_finite, self._carry_out)
 
     def _num_rows(self) -> int:
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             return self._directory.num_rows
 
     def _check_finite(self, read: RowGradient) -> None:
@@ -131,10 +131,10 @@ class RowSteps:
             )
 
     def _carry_out(self, read: RowGradient, request: RowStep) -> None:
-        with self._pending.lock:
+        with self._lock.held:
             self.lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
             storage = self._storage
-            self._directory.generation.note_step(read.lines)
+            self._directory.numbering.note_step(read.lines)
             if read.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
                 read = read.finite_lines()
@@ -149,7 +149,7 @@ class RowSteps:
     ) -> None:
         """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
         parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             count = self._directory.num_rows
             if self.claim is not claim:
                 self.changes = None
@@ -163,14 +163,14 @@ class RowSteps:
         return has_u or wants_u or self._storage.keeps_rounding
 
     def _described(self, rows: Int64s) -> str:
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             return self._directory.described(rows)
 
     # Without a gradient
 
     def survival_l21(self, request: RowStep, rows: Int64s | None) -> Floats:
         """See `sparsegroup.optim.stored.RowStore`."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             if self.claim is not request.claim:
                 return np.empty(0)
             self.lay_out(request.claim, request.initial, True, request.state_dtype)
@@ -178,9 +178,9 @@ class RowSteps:
 
     def sweep(self, request: RowStep, *, drops: bool) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             if self.claim is request.claim:
-                self._pending.check_process("sweep the table")
+                self._lock.check_process("sweep the table")
                 self.lay_out(request.claim, request.initial, True, request.state_dtype)
                 self.mark(self._storage.sweep(self._directory.num_rows, request, drops=drops))
 

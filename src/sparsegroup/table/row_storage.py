@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,14 @@ from sparsegroup.kernels.step_request import check_rows
 from sparsegroup.kernels.views import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
-from sparsegroup.table.batch import Scratch
-from sparsegroup.table.index import Index
-from sparsegroup.table.key_search import KeySearch, NewRowBuffer
-from sparsegroup.table.row_locations import Generation, GradientLines, Int64s, RowLocations
+from sparsegroup.table.differentiable_lookup import GradientLines, Int64s, KeySearch, LookupResult
 
 Floats = npt.NDArray[Any]
 
 WEIGHT = "weight"
 """The part of a row that a lookup gives."""
 
+_NO_PAGES = np.zeros(1, np.int64)
 _SWEPT_AT_A_TIME, _COUNTED_AT_A_TIME = 1 << 16, 1 << 18
 
 
@@ -173,15 +171,33 @@ class RowGradient:
         return array_of(self.rows.cpu().contiguous())
 
 
+class NewRowBuffer(NamedTuple):
+    """Memory on the host in which new rows begin: the rows, or what will be sent to a device.
+
+    Attributes:
+        addresses: `[p]` int64, of pages.
+        shift: A page has 2**shift rows.
+        row_bytes: From row to row.
+        initial: What the parts after the weights begin with.
+    """
+
+    addresses: Int64s
+    shift: int
+    row_bytes: int
+    initial: tuple[float, ...]
+
+
 class RowStorage(ABC):
     """A table's rows and what is done with them where they are. Called by one thread at a time.
 
     Attributes:
         keeps_rounding: Whether weights are rounded when they are stored, so that u is needed without a regularizer too.
+        is_on_device: Whether the rows are not in the host's memory.
         sums_gradients: Whether a step needs each row once; else its kernel sums.
     """
 
     keeps_rounding = False
+    is_on_device = False
     sums_gradients = True
 
     def __init__(self, rows: Rows) -> None:
@@ -223,15 +239,17 @@ class RowStorage(ABC):
 
     # Lookup
 
-    @abstractmethod
-    def find(self, search: KeySearch, index: Index, scratch: Scratch, *, fetch: bool, alone: bool = False) -> None:
-        """Find the rows of a search's keys; with `fetch`, `vectors` follows. `alone`: without other threads."""
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`.
 
-    @abstractmethod
-    def vectors(
-        self, search: KeySearch, index: Index, scratch: Scratch, generation: Generation
-    ) -> tuple[RowLocations, Tensor]:
-        """Where the keys of a search that has ended are, and their vectors, `[keys, dim]`; zeros for absent ones."""
+        Without rows on the host, the kernel, which prefetches them, prefetches nothing.
+        """
+        return _NO_PAGES.ctypes.data, 62, 0
+
+    def fetch(self, search: KeySearch) -> LookupResult:
+        """The vectors of a search, zeros for absent keys, if the rows are on a device."""
+        raise NotImplementedError
 
     @abstractmethod
     def new_rows(self, first: int, count: int) -> NewRowBuffer:

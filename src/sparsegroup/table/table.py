@@ -2,8 +2,10 @@
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,29 +14,38 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.views import array_of
+from sparsegroup.optim.averaging import with_zeros_of
 from sparsegroup.optim.stored import ROWS_LEFT_OUT, RowStep, StateOwner
 from sparsegroup.rules import Rule
-from sparsegroup.table import key_search, table_average
-from sparsegroup.table.admission import SET_KEYS, AdmissionPolicy
+from sparsegroup.table.admission import SET_KEYS
 from sparsegroup.table.changes import Changes
+from sparsegroup.table.differentiable_lookup import Int64s, KeySearch, LookupResult
 from sparsegroup.table.directory import Directory, Evictor, RowLimit
-from sparsegroup.table.key_search import KeySearch, LookAhead
-from sparsegroup.table.pending import Pending
-from sparsegroup.table.row_locations import Int64s
-from sparsegroup.table.row_lookup import CHUNK, Found, RowLookup
+from sparsegroup.table.fallback import mask_new_rows
+from sparsegroup.table.key_array import key_array
+from sparsegroup.table.pending import TableLock
+from sparsegroup.table.row_block import ROWS_AT_A_TIME
+from sparsegroup.table.row_lookup import RowLookup, is_recomputation, pays_ahead
 from sparsegroup.table.row_start import RowStarts
 from sparsegroup.table.row_steps import RowSteps, TablePlan
-from sparsegroup.table.row_storage import WEIGHT, Floats, RowStorage
+from sparsegroup.table.row_storage import WEIGHT, Floats, Rows, RowStorage
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankShard
 from sparsegroup.table.storage_kinds import new_directory, new_storage
 from sparsegroup.table.table_config import TableConfig
-from sparsegroup.table.table_inspection import TableInspection
-from sparsegroup.table.table_report import TableMemory, memory_of
+from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
 from sparsegroup.table.table_snapshot import TableSnapshot
+from sparsegroup.table.world_check import check_world
+
+_KEYS_AT_A_TIME, _MOST_PASSES = 1 << 20, 16
+"""At least this many keys are found by their row at a time, and the index is walked at most this often for it."""
+
+_ROWS_AT_A_TIME = 1 << 16
+"""Rows that are read at a time, at least, to find the live ones."""
 
 
-class Table(TableInspection):
+class Table:
     """Keys, their rows, and the optimizer's state in them. All methods may be called from any thread.
 
     Args:
@@ -45,9 +56,10 @@ class Table(TableInspection):
 
     Attributes:
         directory: Key → row; to be read at rest.
-        storage: The rows and what is done where they are, likewise.
+        storage: The rows, and steps over them; to be read at rest.
         starts: Where rows start.
         ranks: The ranks that other rows of the same table are on; None where all are here.
+        per_rank: Whether each rank trains a separate table.
     """
 
     def __init__(
@@ -56,10 +68,14 @@ class Table(TableInspection):
         directory: Directory | None = None,
         storage: RowStorage | None = None,
         ranks: Shards | None = None,
+        *,
+        per_rank: bool = False,
     ) -> None:
-        self.config, self.ranks = config, ranks
+        self.config, self.ranks, self.per_rank = config, ranks, per_rank
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
-        self._pending = Pending()
+        self._lock = TableLock()
+        self._prefetched: tuple[bool, Future[KeySearch]] | None = None
+        self._is_repeatable = config.is_repeatable
         directory, storage = directory or new_directory(config), storage or new_storage(config)
         self._limit: RowLimit | None = None
         if config.max_bytes is not None:
@@ -71,91 +87,106 @@ class Table(TableInspection):
     def _compose(self, directory: Directory, storage: RowStorage, claim: StateOwner | None = None) -> None:
         self.directory, self.storage = directory, storage
         self._evictor = Evictor(self.config.eviction, self.config.ranking, self._limit, directory, storage)
-        self._steps = RowSteps(
-            self.config, directory, storage, self._pending, self._evictor.note_step, self._limit, claim
-        )
+        self._steps = RowSteps(self.config, directory, storage, self._lock, self._evictor.note_step, self._limit, claim)
         self._lookup = RowLookup(
             directory, storage, self.starts, self._steps.mark, self._limit, scratch_bytes=self.config.scratch_bytes
         )
 
     # Lookup
 
-    def look_up(self, keys: Int64s, insert: bool) -> Found:
-        """Where `keys` `[n]` are, and their vectors `[n, dim]`; with `insert`, new keys are admitted or not.
+    def look_up(self, keys: Tensor, insert: bool) -> LookupResult:
+        """The rows and vectors of `keys`; with `insert`, as in training: new keys are admitted or not.
+
+        Inside a backward pass, where activation checkpointing computes a forward again, it gives what that forward got,
+        and counts nothing. Before other training lookups, rows are evicted if that is due.
 
         Raises:
-            RuntimeError: `max_rows` would be exceeded, or the table belongs to a parent process; nothing has changed.
+            TypeError, ValueError: See `key_array`.
+            RuntimeError: `max_rows` would be exceeded, the table belongs to a parent process, several ranks train
+                tables that nothing keeps equal, or see `RowNumbering.recall`; nothing has changed.
             MemoryError: The system has no more; nothing has changed.
         """
-        with self._pending.lock, self._pending:
-            return self._awaited(self._lookup.look_up(keys, self._admission(insert)), insert)
+        array, is_again = key_array(keys, may_be_on_device=self.config.on_device), insert and is_recomputation()
+        if insert and not is_again:
+            check_world(self.per_rank or self.ranks is not None)
+            if self._evictor.is_due:
+                self._evict_due()
+        with self._lock.held, self._lock:
+            admission = None
+            if insert:
+                self._lock.check_inserts()
+                admission = self.config.admission
+            if is_again and not self._is_repeatable:
+                result = self._lookup.fetch(self.directory.numbering.recall(array))
+                if len(result.search.masked):
+                    result.mask()
+            else:
+                ahead = None if self._prefetched is None or is_again else self._ahead_for(array, insert)
+                result = self._lookup.look_up(array, admission, ahead, is_counted=is_again)
+            numbering = self.directory.numbering
+            numbering.await_gradient(result.info)
+            if insert and not is_again and not self._is_repeatable:
+                numbering.remember(result.search)
+                if self.config.has_fallback and self.ranks is None:
+                    mask_new_rows(result, *self.live_and_seen())
+            return result
 
-    def look_up_again(self, keys: Int64s) -> Found:
-        """What a training lookup of `keys` since the last step gave: backward recomputes it. Nothing is counted.
+    def live_and_seen(self) -> tuple[int, int]:
+        """How many rows live, and how many keys training has seen.
 
-        Raises:
-            RuntimeError: See `Generation.recall`.
+        If keys are counted by an estimate, which takes time, these are the rows that there ever were.
         """
-        with self._pending.lock, self._pending:
-            if self.config.is_repeatable:
-                return self._awaited(self._lookup.look_up(keys, self._admission(True), again=True), False)
-            return self._awaited(self._lookup.fetch_again(self.directory.generation.recall(keys)), False)
+        with self._lock.held, self._lock:
+            directory = self.directory
+            seen = directory.num_seen if directory.seen.is_exact else directory.num_rows + directory.counters.evicted
+            return self.storage.num_live, seen
 
-    def _awaited(self, found: Found, insert: bool) -> Found:
-        generation = self.directory.generation
-        generation.await_gradient(found.locations)
-        if insert and not self.config.is_repeatable:
-            generation.remember(found.search)
-        return found
+    def prefetch(self, keys: Int64s, insert: bool) -> None:
+        """Let another thread find `keys` for a later `look_up`; any thread that uses the table finds that done.
 
-    def look_ahead(self, keys: Int64s, insert: bool) -> LookAhead | None:
-        """Let another thread find `keys` for a lookup to come, if there is one; with `insert`, as `look_up`.
-
-        Whoever looks at the table meanwhile finds that done. Nothing is done for so few keys that it would not pay, or
-        more than are looked up at a time.
+        Nothing happens for so few keys that it would not pay, or for more than are looked up at a time.
         """
-        if not key_search.GRAIN <= len(keys) <= CHUNK or threads.get_num_threads() == 1:
+        self._prefetched = None
+        if insert:
+            check_world(self.per_rank or self.ranks is not None)
+        if pays_ahead(len(keys)):
+            copied = keys.copy()
+            self._schedule(lambda: copied, insert)
+            threads.submit(self._lock.run_scheduled)
+
+    def prefetch_received(self, keys: Callable[[], Int64s], insert: bool) -> None:
+        """As `prefetch`, of any number of keys, which `keys` waits for."""
+        self._schedule(keys, insert)
+        threading.Thread(target=self._lock.run_scheduled, name="sparsegroup-prefetch", daemon=True).start()
+
+    def _schedule(self, keys: Callable[[], Int64s], insert: bool) -> None:
+        if insert:
+            self._lock.check_inserts()
+        admission = self.config.admission if insert else None
+        result: Future[KeySearch] = Future()
+
+        def search() -> None:
+            try:
+                result.set_result(self._lookup.search(keys(), admission))
+            except Exception as error:  # which the lookup will meet too, if it still holds
+                result.set_exception(error)
+
+        self._lock.schedule(search)
+        self._prefetched = insert, result
+
+    def wait_for_prefetch(self) -> None:
+        """Wait until another thread has found the keys of `prefetch`."""
+        self._lock.run_scheduled()
+
+    def _ahead_for(self, keys: Int64s, insert: bool) -> KeySearch | None:
+        """What a prefetch of the same lookup has found, for one lookup only; None if there was none, or it failed."""
+        if self._prefetched is None:
             return None
-        admission = self._admission(insert)
-        ahead = LookAhead(KeySearch(keys.copy()), insert)
-        self._pending.promise(partial(self._lookup.run_ahead, ahead, admission))
-        threads.submit(self._pending.keep)
-        return ahead
-
-    def look_ahead_for(self, keys: Callable[[], Int64s | None], insert: bool) -> LookAhead:
-        """Let another thread find keys for a lookup to come, when they are there; with `insert`, as `look_up`.
-
-        Args:
-            keys: Waits for them and gives them, `[n]`, and must not raise; None if there are none to be had.
-            insert: Whether new ones are admitted or not.
-        """
-        admission = self._admission(insert)
-        ahead = LookAhead(KeySearch(np.empty(0, np.int64)), insert)
-
-        def run() -> None:
-            found = keys()
-            if found is not None and len(found) <= CHUNK:
-                ahead.search = KeySearch(found)
-                self._lookup.run_ahead(ahead, admission)
-
-        self._pending.promise(run)
-        threading.Thread(target=self._pending.keep, name="sparsegroup-ahead", daemon=True).start()
-        return ahead
-
-    def keep_promises(self) -> None:
-        """Wait for what another thread does ahead."""
-        self._pending.keep()
-
-    def fetch(self, ahead: LookAhead) -> Found:
-        """What `look_up` gives, and raises, of keys that have been looked up ahead."""
-        with self._pending.lock, self._pending:
-            return self._awaited(self._lookup.fetch(ahead, self._admission(ahead.insert)), ahead.insert)
-
-    def _admission(self, insert: bool) -> AdmissionPolicy | None:
-        if not insert:
+        was_inserting, search = self._prefetched
+        if was_inserting != insert or search.exception() is not None or not np.array_equal(search.result().keys, keys):
             return None
-        self._pending.check_inserts()
-        return self.config.admission
+        self._prefetched = None
+        return search.result()
 
     # The optimizer's steps and state; see `sparsegroup.optim.stored.RowStore`
 
@@ -198,7 +229,7 @@ class Table(TableInspection):
 
     def export_state(self, claim: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.stored.RowStore`."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             if self._steps.claim is not claim:
                 return None
             return {} if ROWS_LEFT_OUT.get() else self.snapshot(self.state_names).arrays()
@@ -208,12 +239,115 @@ class Table(TableInspection):
     ) -> StateOwner:
         """See `sparsegroup.optim.stored.RowStore`."""
         claim = StateOwner()
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             self._steps.lay_out(claim, initial, "u" in state, state_dtype)
             keys = state["keys"]
             own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(keys) == self.ranks.rank
             self.load(TableSnapshot(keys[own], {name: part[own] for name, part in state.items() if name != "keys"}))
         return claim
+
+    # Content and counts
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """No other thread uses the table inside the context, and nothing is scheduled."""
+        with self._lock.held, self._lock:
+            yield
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, live or not."""
+        with self._lock.held, self._lock:
+            return self.directory.num_rows
+
+    @property
+    def num_live(self) -> int:
+        """Rows that are not zero."""
+        with self._lock.held, self._lock:
+            return self.storage.num_live
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct keys that training has ever seen."""
+        with self._lock.held, self._lock:
+            return self.directory.num_seen
+
+    @property
+    def skipped_rows(self) -> int:
+        """Row updates omitted because of a non-finite gradient."""
+        return self.storage.skipped_rows
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.config.dim
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """The dtype of the vectors, as torch names it."""
+        return self.config.weight_dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+        return self.config.device
+
+    @property
+    def rows(self) -> Rows:
+        """The rows; to be read at rest."""
+        return self.storage.rows
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The parts of a row after its weights."""
+        return self.storage.state_names
+
+    def find(self, keys: Int64s) -> Int64s:
+        """Rows of `keys`, `ABSENT` where there is none."""
+        with self._lock.held, self._lock:
+            return self.directory.find(keys)
+
+    def field_counts(self) -> dict[int, FieldCount]:
+        """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
+        with self._lock.held, self._lock:
+            return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
+
+    def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
+        """Keys and vectors of the live rows, at most `batch_size` at a time. Raises as `scan_rows`."""
+        held_keys, held_vectors = np.empty(0, np.int64), np.empty((0, self.dim), self.config.dtype)
+        for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, _ROWS_AT_A_TIME)):
+            live = (vectors != 0).any(axis=1)
+            keys, vectors = np.concatenate([held_keys, keys[live]]), np.concatenate([held_vectors, vectors[live]])
+            full = len(keys) - len(keys) % batch_size
+            for first in range(0, full, batch_size):
+                yield keys[first : first + batch_size], vectors[first : first + batch_size]
+            held_keys, held_vectors = keys[full:], vectors[full:]
+        if len(held_keys):
+            yield held_keys, held_vectors
+
+    def scan_rows(
+        self, parts: Sequence[str], batch_size: int = ROWS_AT_A_TIME
+    ) -> Iterator[tuple[Int64s, list[Floats]]]:
+        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
+
+        Raises:
+            RuntimeError: Rows were added or dropped meanwhile.
+        """
+        with self.at_rest():
+            numbering, count = self.directory.numbering, self.directory.num_rows
+        at_a_time, known = max(_KEYS_AT_A_TIME, count // _MOST_PASSES), np.empty(0, np.int64)
+        begin = end = 0
+        while begin < count:
+            with self.at_rest():
+                if self.directory.numbering is not numbering or self.directory.num_rows != count:
+                    raise RuntimeError("rows came or went while the table was iterated over")
+                if begin == end:
+                    end = min(begin + at_a_time, count)
+                    known, start = self.directory.index.keys_of_rows(begin, end), begin
+                rows = np.arange(begin, min(begin + batch_size, end))
+                batch = known[rows - start], [self.rows.read(part, rows) for part in parts]
+            begin += len(rows)
+            yield batch
 
     # Maintenance
 
@@ -222,36 +356,34 @@ class Table(TableInspection):
 
         Under a limit there must be room for what training will add to rows, unless they stay `as_they_are`.
         """
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             rows = self._rows_for(keys, as_they_are=as_they_are)
             self._steps.mark(rows)
             self.rows.write(WEIGHT, rows, weights)
             self.storage.recount(self.directory.num_rows)
 
     def _rows_for(self, keys: Int64s, *, as_they_are: bool) -> Int64s:
-        self._pending.check_process("insert keys")
+        self._lock.check_process("insert keys")
         self._evictor.make_room(keys, parts_may_come=not as_they_are)
         self._lookup.look_up(keys, SET_KEYS)
         return self.directory.find(keys)
 
     def shrink(self) -> int:
         """Drop the rows that the policy evicts; gives how many."""
-        with self._pending.lock, self._pending:
-            self._pending.check_process("shrink the table")
+        with self._lock.held, self._lock:
+            self._lock.check_process("shrink the table")
             return self._retain(self._evictor.surviving_policy())
 
     def set_time(self, seconds: int) -> None:
         """See `HashEmbedding`."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             self.directory.set_time(seconds)
 
-    def keep_up(self) -> None:
-        """Drop what its policies want dropped by now, and make room, if no gradient may come for rows as they are."""
-        if not self._evictor.is_due:
-            return
-        with self._pending.lock, self._pending:
-            if not self.directory.generation.is_awaited:
-                self._pending.check_process("drop rows")
+    def _evict_due(self) -> None:
+        """Drop the rows that the policy or the limit of bytes drops by now, unless a gradient of them is pending."""
+        with self._lock.held, self._lock:
+            if not self.directory.numbering.has_pending_gradient:
+                self._lock.check_process("drop rows")
                 self._evict(self._evictor.surviving())
 
     def _evict(self, surviving: npt.NDArray[np.bool_] | None) -> None:
@@ -270,7 +402,22 @@ class Table(TableInspection):
         self.storage.recount(self.directory.num_rows)
         return len(gone)
 
-    # Content
+    def reset_rows(self) -> None:
+        """Give all rows the vectors that they started from. No gradient may be pending.
+
+        Which keys have rows, and which have been seen and when, does not change. Nor does the optimizer's state in the
+        rows, until one that has dropped its state of the table takes a step: it starts afresh.
+        """
+        with self._lock.held, self._lock:
+            self.track(None)
+            count = self.directory.num_rows
+            for first in range(0, count, ROWS_AT_A_TIME):
+                last = min(first + ROWS_AT_A_TIME, count)
+                starts = self.starts.of(self.directory.index.keys_of_rows(first, last))
+                self.rows.write(WEIGHT, np.arange(first, last), starts)
+            self.storage.recount(count)
+
+    # Checkpoints, copies and averages
 
     @property
     def changes(self) -> Changes | None:
@@ -279,19 +426,19 @@ class Table(TableInspection):
 
     def track(self, since: str | None) -> None:
         """Note from now on what changes since `since`, by which it will be known; None: stop."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             self._steps.track(since)
 
     def cut_to_limit(self) -> None:
         """Drop rows that have been read beyond `max_bytes`, and fit the index: all of `adopt` that takes memory."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             self._evict(self._evictor.surviving_limit())
 
     def adopt(self, other: "Table", claim: StateOwner | None) -> None:
         """Take over what another table of the same config holds, which must not be used any more."""
         other.cut_to_limit()
-        with self._pending.lock, self._pending:
-            self._pending.check_process("load a table")
+        with self._lock.held, self._lock:
+            self._lock.check_process("load a table")
             self.directory.renumber()
             self._compose(other.directory, other.storage, claim)
 
@@ -301,20 +448,28 @@ class Table(TableInspection):
 
     def move_towards(self, other: "Table", weight: float) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
+        content = other.snapshot((WEIGHT,))
+        vectors = content.parts[WEIGHT]
+        for first in range(0, len(content.keys), ROWS_AT_A_TIME):
+            some = slice(first, first + ROWS_AT_A_TIME)
+            before = self.look_up(torch.from_numpy(content.keys[some]), insert=False).vectors.cpu()
+            now = torch.from_numpy(vectors[some]).to(before.dtype)
+            mean = with_zeros_of(now, before, torch.lerp(before, now, weight))
+            vectors[some] = array_of(mean.to(torch.from_numpy(vectors[some]).dtype))
         average = Table(self.config) if self.state_names else self  # it needs no state
-        average.load(table_average.averaged(self, other, weight))
+        average.load(replace(content, parts={WEIGHT: vectors}))
         if average is not self:
             self.adopt(average, None)
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows, dropped keys and working memory."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             scratch = self._lookup.nbytes + (0 if self.ranks is None else self.ranks.nbytes)
             return memory_of(self.directory, self.rows, scratch)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             return TableSnapshot.taken(self.directory, self.rows, parts, self.skipped_rows)
 
     def load(self, snapshot: TableSnapshot) -> None:
@@ -323,8 +478,8 @@ class Table(TableInspection):
         With weights in it, the table has exactly its rows from now on; the optimizer's state of rows that were there is
         kept. With an optimizer's state in it, rows that it does not name start afresh in that.
         """
-        with self._pending.lock, self._pending:
-            self._pending.check_process("load a table")
+        with self._lock.held, self._lock:
+            self._lock.check_process("load a table")
             self._steps.track(None)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
@@ -353,7 +508,7 @@ class Table(TableInspection):
         self.directory.count_seen(snapshot.num_seen)
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._pending.lock, self._pending:
+        with self._lock.held, self._lock:
             return {
                 "config": self.config,
                 "initial": dict(self.rows.initial),
@@ -361,10 +516,11 @@ class Table(TableInspection):
                 "snapshot": self.snapshot(),
                 "claim": self._steps.claim,
                 "ranks": self.ranks,
+                "per_rank": self.per_rank,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, state["config"], ranks=state["ranks"])
+        type(self).__init__(self, state["config"], ranks=state["ranks"], per_rank=state["per_rank"])
         self.storage.lay_out(state["initial"], 0, state["state_dtype"])
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["claim"])

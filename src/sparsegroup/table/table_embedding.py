@@ -7,7 +7,7 @@ from sparsegroup.bags import BagMode
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.hash_embedding import HashEmbedding
-from sparsegroup.table.key_array import widened
+from sparsegroup.table.key_array import as_int64
 
 
 class TableEmbedding(nn.Module):
@@ -75,7 +75,7 @@ class TableEmbedding(nn.Module):
         Raises:
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding.forward`.
         """
-        ids = widened(input)
+        ids = as_int64(input)
         if self.padding is None or self.padding_idx is None:
             return self.table(ids)  # type: ignore[no-any-return]
         padded = ids.eq(self.padding_idx)
@@ -132,7 +132,7 @@ class TableEmbeddingBag(TableEmbedding):
         Raises:
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbeddingBag.forward`.
         """
-        ids, offsets = widened(input), None if offsets is None else widened(offsets)
+        ids, offsets = as_int64(input), None if offsets is None else as_int64(offsets)
         fits = (ids.ndim == 2) == (offsets is None) and getattr(per_sample_weights, "shape", ids.shape) == ids.shape
         if self.padding_idx is not None and fits:  # else the table says what is wrong
             kept = ids.ne(self.padding_idx).flatten()

@@ -24,7 +24,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
 from sparsegroup.table import FieldCount
-from sparsegroup.table.table_totals import TableTotals, field_totals
+from sparsegroup.table.field_tables import TableTotals, field_totals
 from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config

@@ -15,8 +15,7 @@ from sparsegroup.names import AfterFirstEpoch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
-from sparsegroup.table.field_tables import tables_in
-from sparsegroup.table.row_restart import restart_tables
+from sparsegroup.table.field_tables import restart_tables, tables_in
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.batch_gradients import give_gradients

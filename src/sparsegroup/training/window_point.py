@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sparsegroup.reporting.run_record import HistoryPoint
-from sparsegroup.table.table_totals import TableTotals
+from sparsegroup.table.field_tables import TableTotals
 from sparsegroup.training.evaluation import PredictionWindow
 
 if TYPE_CHECKING:

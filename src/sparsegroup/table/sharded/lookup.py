@@ -1,9 +1,7 @@
 """A lookup over all ranks: distinct keys to those that have their rows, vectors back, gradients the other way."""
 
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,74 +11,77 @@ from torch import Tensor
 
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.differentiable_lookup import for_autograd, spread_out
-from sparsegroup.table.fallback import begin_dead, live_and_known
-from sparsegroup.table.graph_lookup import is_recomputation
-from sparsegroup.table.key_search import LookAhead
-from sparsegroup.table.row_locations import Int64s
-from sparsegroup.table.row_lookup import Found
+from sparsegroup.table.differentiable_lookup import Int64s, LookupResult, expand, for_autograd
+from sparsegroup.table.fallback import mask_new_rows
+from sparsegroup.table.row_lookup import is_recomputation
 from sparsegroup.table.sharded.exchange import KeyExchange, Shards, attempt
 from sparsegroup.table.table import Table
 
 
 @dataclass(frozen=True)
-class _Ahead:
-    """A later lookup: its keys, what the ranks exchange for it, and what is found of that."""
+class _Prefetched:
+    """A later lookup: its keys, and what the ranks exchange for it."""
 
     keys: Int64s
     insert: bool
     exchange: "Future[KeyExchange]"
-    found: LookAhead
 
 
 class ShardedLookup:
     """Looks keys up on all ranks of a table. All of them have to call each method, in the same order.
 
     An error of one rank, such as a lack of memory, is reported to the others before they wait for that rank, and raised
-    on all. `begins_dead`: whether fallback vectors learn from new keys, see `begin_dead`.
+    on all.
     """
 
-    def __init__(self, table: Table, shards: Shards, *, begins_dead: bool) -> None:
-        self.table, self.shards, self._begins_dead = table, shards, begins_dead
-        self._ahead: _Ahead | None = None
+    def __init__(self, table: Table, shards: Shards) -> None:
+        self.table, self.shards = table, shards
+        self._prefetched: _Prefetched | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None}  # a copy has not looked ahead
+        return {**self.__dict__, "_prefetched": None}
 
     def vectors(self, weight: StoredParameter, keys: Int64s, insert: bool) -> Tensor:
         """The vectors of `keys`, `[n, dim]`, this rank's part of the batch, which may be empty.
 
         `weight` gets the gradients of this rank's rows. With `insert`, the same on all ranks, new keys are admitted or
-        not. Raises RuntimeError if other keys were looked up ahead, and what `Table.look_up` raises.
+        not. Raises RuntimeError if other keys were prefetched, and what `Table.look_up` raises.
         """
         shards, table = self.shards, self.table
-        is_again = insert and is_recomputation()
-        _, error = attempt(table.keep_up) if insert and not is_again else (None, None)
-        if self._ahead is not None and self._ahead.insert == insert and not is_again:
-            ahead, self._ahead = self._ahead, None
+        is_again, prefetched = insert and is_recomputation(), self._prefetched
+        if prefetched is not None and prefetched.insert == insert and not is_again:
+            self._prefetched = None
             with shards.waiting():
-                exchange = ahead.exchange.result()
-            found, failure = attempt(partial(self._fetched, ahead, exchange, keys))
-            error = error or failure
+                exchange = prefetched.exchange.result()
+                table.wait_for_prefetch()
         else:
-            exchange = shards.exchange_keys(keys, "a recomputation" if is_again else _purpose(insert), error)
-            look_up = table.look_up_again if is_again else partial(table.look_up, insert=insert)
-            found, error = attempt(lambda: look_up(exchange.keys))
-        begins_dead = self._begins_dead and insert and not is_again
-        counts = shards.agree(exchange, live_and_known(table) if begins_dead else (), error)
-        assert found is not None
-        if begins_dead:
-            begin_dead(found, *counts)
-        mine = shards.vectors(for_autograd(weight, found.locations, found.vectors), exchange)
-        return spread_out(mine, exchange.own.inverse)
+            prefetched = None
+            exchange = shards.exchange_keys(keys, "a recomputation" if is_again else _purpose(insert))
+
+        def look_up() -> LookupResult:
+            if prefetched is not None and not np.array_equal(prefetched.keys, keys):
+                raise RuntimeError(
+                    "prefetch was given other keys than this lookup: the ranks of a sharded HashEmbedding have "
+                    "exchanged them already; look up what was prefetched"
+                )
+            return table.look_up(torch.from_numpy(exchange.keys), insert)
+
+        result, error = attempt(look_up)
+        masks = table.config.has_fallback and insert and not is_again
+        counts = shards.agree(exchange, table.live_and_seen() if masks else (), error)
+        assert result is not None
+        if masks:
+            mask_new_rows(result, *counts)
+        mine = shards.vectors(for_autograd(weight, result.info, result.vectors), exchange)
+        return expand(mine, exchange.own.inverse)
 
     def rows(self, keys: Int64s) -> Tensor:
         """The rows of `keys` as they are, `[n, dim]`, zeros for those without one."""
         exchange = self.shards.exchange_keys(keys, "lookup()")
-        found, error = attempt(lambda: self.table.look_up(exchange.keys, insert=False).vectors)
+        found, error = attempt(lambda: self.table.look_up(torch.from_numpy(exchange.keys), insert=False).vectors)
         self.shards.agree(exchange, (), error)
         assert found is not None
-        return spread_out(self.shards.vectors(found, exchange), exchange.own.inverse)
+        return expand(self.shards.vectors(found, exchange), exchange.own.inverse)
 
     def contains(self, keys: Int64s) -> npt.NDArray[np.bool_]:
         """Which of `keys` have a row, `[n]`."""
@@ -102,30 +103,11 @@ class ShardedLookup:
             raise ValueError("keys must be distinct, also those that different ranks give")
         shards.do(lambda: self.table.assign(exchange.keys, received.numpy()), "assigning vectors")
 
-    def look_ahead(self, keys: Int64s, insert: bool) -> None:
+    def prefetch(self, keys: Int64s, insert: bool) -> None:
         """Exchange and find the keys of a later lookup while others compute."""
-        keys = keys.copy()
-        exchange = self.shards.begin_exchange_of_keys(keys, _purpose(insert))
-
-        def received() -> Int64s | None:
-            with suppress(Exception):  # raised by the lookup itself
-                return exchange.result().keys
-            return None
-
-        self._ahead = _Ahead(keys, insert, exchange, self.table.look_ahead_for(received, insert))
-
-    def _fetched(self, ahead: _Ahead, exchange: KeyExchange, keys: Int64s) -> Found:
-        """What was found ahead of a lookup of `keys`, or is found now."""
-        table = self.table
-        with self.shards.waiting():
-            table.keep_promises()
-        if not np.array_equal(ahead.keys, keys):
-            raise RuntimeError(
-                "prefetch was given other keys than this lookup: the ranks of a sharded HashEmbedding have exchanged "
-                "them already; look up what was prefetched"
-            )
-        is_found = ahead.found.is_for(exchange.keys, ahead.insert)
-        return table.fetch(ahead.found) if is_found else table.look_up(exchange.keys, ahead.insert)
+        exchange = self.shards.begin_exchange_of_keys(keys.copy(), _purpose(insert))
+        self._prefetched = _Prefetched(keys.copy(), insert, exchange)
+        self.table.prefetch_received(lambda: exchange.result().keys, insert)
 
 
 def _purpose(insert: bool) -> str:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import jitted, kernel
 from sparsegroup.table.batch import distinct_in_order, slots_for
+from sparsegroup.table.differentiable_lookup import Int32s, Int64s
 from sparsegroup.table.hashing import mix
-from sparsegroup.table.row_locations import Int32s, Int64s
 
 BUCKETS = 1 << 12
 """Logical buckets: the most ranks that a table can lie on."""
