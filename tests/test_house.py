@@ -49,7 +49,6 @@ REASONS = {
     "kernels/backends.py": "chooses a backend without importing the others",
     "kernels/cpu/cpu_backend.py": "a backend, as the others are",
     "kernels/eager/eager_backend.py": "a backend, as the others are",
-    "kernels/gpu/triton_namespace.py": "Triton compiles its source by itself",
     "data/formats/avazu.py": "one file a format",
     "data/formats/criteo.py": "one file a format",
     "data/formats/ipinyou.py": "one file a format",

@@ -11,7 +11,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import triton
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from sparsegroup import prox
 from sparsegroup.kernels import rounding, update_mark
-from sparsegroup.kernels.gpu import rows, tensors, tile, triton_namespace
+from sparsegroup.kernels.gpu import rows, tensors, tile
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule
 
@@ -30,6 +30,9 @@ _CLOSED_FORM = (prox.soft_threshold, prox.clip, prox.closed_form, prox.solution,
 _ROUNDING = (rounding.random_bits, rounding.rounded_bits, rounding.nearest_bits)
 _MARK = (update_mark.mark_updated, update_mark.keep_mark, update_mark.tile_was_updated)
 
+_ARRAY_FUNCTIONS = {"sqrt": "tl.sqrt_rn", "where": "tl.where", "maximum": "nan_maximum"}
+"""What rules and prox take from the array namespace `xp`."""
+
 _NOT_SPECIALIZED = ("count", "seed", "height")
 """Numbers that change from step to step: a kernel is not compiled anew for those that 16 divides."""
 
@@ -38,13 +41,8 @@ _NOT_SPECIALIZED = ("count", "seed", "height")
 def step_kernels(
     rule: Rule, carries_u: bool, weigh: Callable[..., Any] | None, shrinkage: Callable[..., Any]
 ) -> SimpleNamespace:
-    """`STEP_KERNELS` for a rule, the norm's `weigh` (None where λ21 = 0) and the penalty's `shrinkage`.
-
-    Raises:
-        OSError: The source of the rule or the penalty cannot be found, as of a function typed into a prompt.
-        ValueError: It is a lambda, or uses variables of another function.
-    """
-    array = {"xp": _array_namespace()}
+    """`STEP_KERNELS` for a rule, the norm's `weigh` (None where λ21 = 0) and the penalty's `shrinkage`."""
+    array = {"nan_maximum": _bound(tile.nan_maximum, {})}
     names: dict[str, Any] = {
         "SECOND_ORDER": tl.constexpr(rule.has_second_input),
         "HAS_START": tl.constexpr(rule.sigma_0 is not None),
@@ -70,23 +68,15 @@ def row_kernels() -> SimpleNamespace:
     """`ROW_KERNELS`, which know no rule."""
     names: dict[str, Any] = {
         "UNROLL": tl.constexpr(rows.UNROLL),
-        "nearest_bits": _bound(rounding.nearest_bits, {"xp": _array_namespace()}),
+        "nearest_bits": _bound(rounding.nearest_bits, {}),
     }
     for function in (tile.groups_and_lanes, tile.as_stored, tile.at_address, tile.row_address):
         names[function.__name__] = _bound(function, names)
     return SimpleNamespace(**{name: _bound(getattr(rows, name), names) for name in ROW_KERNELS})
 
 
-@cache
-def _array_namespace() -> ModuleType:
-    module: Any = ModuleType("sparsegroup.kernels.gpu.triton_namespace")  # Triton wants a module
-    for name in ("sqrt", "where", "maximum"):
-        setattr(module, name, _bound(getattr(triton_namespace, name), {}))
-    return module  # type: ignore[no-any-return]
-
-
 class _ForTriton(ast.NodeTransformer):
-    """Removes annotations, except those of constants, and lets `/` round as the CPU does."""
+    """Removes annotations, except those of constants, names `xp`'s functions, and lets `/` round as the CPU does."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
@@ -103,6 +93,13 @@ class _ForTriton(ast.NodeTransformer):
         function = ast.parse("tl.div_rn", mode="eval").body
         return ast.copy_location(ast.Call(function, [node.left, node.right], []), node)
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if not isinstance(node.value, ast.Name) or node.value.id != "xp":
+            return self.generic_visit(node)
+        if node.attr not in _ARRAY_FUNCTIONS:
+            raise ValueError(f"xp.{node.attr} is not one of {', '.join(f'xp.{name}' for name in _ARRAY_FUNCTIONS)}")
+        return ast.copy_location(ast.parse(_ARRAY_FUNCTIONS[node.attr], mode="eval").body, node)
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         assert node.value is not None
         return ast.copy_location(ast.Assign([node.target], node.value), node)
@@ -112,8 +109,8 @@ def _bound(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
     """`function` for Triton, with some of its globals replaced.
 
     Raises:
-        OSError: Its source cannot be found.
-        ValueError: It is no plain function.
+        OSError: Its source cannot be found, as of a function typed into a prompt.
+        ValueError: It is a lambda, uses variables of another function or an array function that Triton lacks.
     """
     assert isinstance(function, FunctionType)
     if function.__closure__ is not None or function.__name__ == "<lambda>":

@@ -4,14 +4,21 @@ See `sparsegroup.kernels.gpu.tile` for how this source is bound. Gradients come 
 by row, and run i of them, from `starts[i]` up to `starts[i + 1]`, is one row's.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-tl: Any = None  # bound: triton.language
-CARRIES_U: bool = True  # bound
-STATES: int = 0  # bound
-_unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-groups_and_lanes = read_hessian = as_stored = at_address = row_address = step_tile = any_in_group = _unbound
+import triton.language as tl
+
+from sparsegroup.kernels.gpu.tile import (
+    CARRIES_U,
+    STATES,
+    any_in_group,
+    as_stored,
+    at_address,
+    groups_and_lanes,
+    read_hessian,
+    row_address,
+    step_tile,
+)
 
 UNROLL: int = 4  # bound
 
@@ -97,9 +104,8 @@ def tensor_rows(
 ) -> None:  # fmt: skip
     """Rows of a contiguous tensor `[height, WIDTH]`; those beyond it are counted in `counters[1]`, the last one kept.
 
-    Args:
-        count: Runs (or rows, where `SUMMED`: then line i of the gradient is that of `rows[i]`, each once).
-        counters: `[3]` int64: not used, rows left out, one of them.
+    There are `count` runs (or rows, where SUMMED: then line i of the gradient is that of `rows[i]`, each once).
+    `counters` `[3]` int64: not used, rows left out, one of them.
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     here, row, value, curvature = gradient_of(
@@ -125,15 +131,9 @@ def table_rows(
 
     Rows outside [0, height) are left out; one whose gradient is infinite or NaN is left as it is, and counted.
 
-    Args:
-        pages: `[p]` int64, the addresses of the pages.
-        counters: `[3]` int64: how many more rows are not zero than before, rows left out, one of them.
-        X: Type of the weights.
-        STATE: Type of u and the states.
-        ROW_BYTES: From row to row.
-        FIRST_PART: Bytes from where a row begins to u, or to the first state where no u is carried.
-        PART_BYTES: From there to the next part.
-        ALIGNED: All of these are multiples of 16.
+    `pages` `[p]` are the addresses of the pages; `counters` `[3]` int64: how many more rows are not zero than before,
+    rows left out, one of them. In a row, u or the first state begins at byte FIRST_PART, the next PART_BYTES later.
+    ALIGNED: these and ROW_BYTES are multiples of 16.
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     _, row, value, curvature = gradient_of(

@@ -3,14 +3,11 @@
 `dense` takes pointers, as a CUDA graph needs them; `dense_many` reads them from the device's memory.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-tl: Any = None  # bound: triton.language
-CARRIES_U: bool = True  # bound
-STATES: int = 0  # bound
-_unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-groups_and_lanes = read_hessian = step_tile = _unbound
+import triton.language as tl
+
+from sparsegroup.kernels.gpu.tile import CARRIES_U, STATES, groups_and_lanes, read_hessian, step_tile
 
 
 def step_groups(
@@ -58,11 +55,9 @@ def dense_many(
 ) -> None:  # fmt: skip
     """Many contiguous tensors.
 
-    Args:
-        table: `[tensors, 3 + parts]` int64: groups, then the addresses of g, of the Hessian's diagonal, and of the
-            parts: x, u where it is carried, and the states.
-        firsts: `[TENSORS]` int64, the first program of each tensor; beyond the last tensor, more than there are.
-        scalars: See `tile.step_tile`, as for the arguments that follow.
+    `table` `[tensors, 3 + parts]` int64 has the number of groups, the addresses of g, of the Hessian's diagonal and of
+    the parts: x, u where it is carried, the states. `firsts` `[TENSORS]` int64 is the first program of each tensor;
+    beyond the last tensor, more than there are.
     """
     begins = tl.load(firsts + tl.arange(0, TENSORS)) <= tl.program_id(0)
     tensor = tl.sum(begins.to(tl.int32), 0) - 1

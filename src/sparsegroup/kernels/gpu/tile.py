@@ -7,7 +7,8 @@ capitals for constants of the compiler. Lanes beyond a group's elements are not 
 from collections.abc import Callable
 from typing import Any
 
-tl: Any = None  # bound: triton.language
+import triton.language as tl
+
 SECOND_ORDER: bool = False  # bound
 HAS_START: bool = False  # bound
 CARRIES_U: bool = True  # bound
@@ -16,6 +17,11 @@ STATES: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = next_residual = base_step = _unbound
 random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_updated = _unbound
+
+
+def nan_maximum(a: Any, b: Any) -> Any:
+    """The larger one, NaN if either is, as torch and NumPy have it: `xp.maximum`."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 def groups_and_lanes(GROUPS: Any, PADDED: Any) -> Any:
@@ -105,22 +111,10 @@ def step_tile(
 ) -> Any:  # fmt: skip
     """One step of the groups in a tile, one per line. Gives x before and after.
 
-    Args:
-        x_at: Pointers to the weights.
-        u_at: Pointers to u, where it is carried.
-        state_at: Tuple of pointers to the rule's states.
-        g: The gradient.
-        hessian: Diagonal of the Hessian, for a second-order rule.
-        inside: Which lanes there are; the others stay as they are.
-        element: Number of each element, for stochastic rounding.
-        scalars: Tuple, from the rule.
-        start: σ₀, and 0 where the learning rate is 0, else 1.
-        initial: Tuple, what the states are before the first gradient.
-        lambdas: λ1, 2 λ2, keep, -0.
-        penalty: Tuple, the penalty's scalars.
-        tau: √d λ21, scaled to the norm.
-        seed: The seed of stochastic rounding.
-        ON_DEVICE: Whether scalars, start and seed lie in the device's memory.
+    `x_at`, `u_at` (where u is carried) and the tuple `state_at` are pointers; `element` is the number of each element,
+    for stochastic rounding. `start` is σ₀, and 0 where the learning rate is 0, else 1; `initial` are the states before
+    the first gradient; `lambdas` are λ1, 2 λ2, keep, -0; `penalty` are its scalars; `tau` is √d λ21, scaled to the
+    norm. ON_DEVICE: `scalars`, `start` and `seed` lie in the device's memory.
     """
     if ON_DEVICE:
         scalars = [tl.load(value) for value in scalars]
