@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import timing
-from sparsegroup.artifact import disk
+from sparsegroup.artifact import folder as disk
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.optim import GroupOptimizer

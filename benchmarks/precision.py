@@ -1,6 +1,6 @@
 """How far float32 is from float64 when the learning rate falls and restarts, for two ways to compute the closed form.
 
-*textbook* is x⁺ = k s / c, u⁺ = z + σ x̂; *library* is `regularized_step` of `sparsegroup.kernels.eager.eager_step`,
+*textbook* is x⁺ = k s / c, u⁺ = z + σ x̂; *library* is `regularized_step` of `sparsegroup.kernels.eager`,
 which cancels the large terms by hand. Adam, lasso, all λ > 0, fixed gradients; the figure is max |a - b| / max |b| over
 the weights after the last step, b being the library's float64.
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sparsegroup import prox
 from sparsegroup.groups import Along
-from sparsegroup.kernels.eager import eager_step
-from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.kernels import eager
+from sparsegroup.kernels.step import Regularizer
 from sparsegroup.rules import ADAM
 
 Step = Callable[..., tuple[Tensor, Tensor]]
@@ -70,10 +70,10 @@ def main() -> None:
     figures = {}
     print(f"{'learning rate':<16}{'textbook':>12}{'library':>12}{'ratio':>10}")
     for name, schedule in SCHEDULES.items():
-        exact = train(eager_step.regularized_step, start, gradients, schedule)
+        exact = train(eager.regularized_step, start, gradients, schedule)
         errors = [
             float((train(step, start.float(), gradients, schedule) - exact).abs().max() / exact.abs().max())
-            for step in (textbook, eager_step.regularized_step)
+            for step in (textbook, eager.regularized_step)
         ]
         print(f"{name:<16}{errors[0]:>12.1e}{errors[1]:>12.1e}{errors[0] / errors[1]:>10.1f}", flush=True)
         figures |= {f"{name}.textbook": errors[0], f"{name}.library": errors[1]}

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from sparsegroup import HashEmbedding
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.cpu.jit import kernel, load, prefetch, store
-from sparsegroup.kernels.cpu.turns import done, enter, leave, take, wait
-from sparsegroup.table.buckets import AHEAD, bucket_address, hash_of, home, measure, secret_of
+from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
+from sparsegroup.table.directory.buckets import AHEAD, bucket_address, hash_of, home, measure, secret_of
 
 Int64s = npt.NDArray[np.int64]
 

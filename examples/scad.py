@@ -4,7 +4,7 @@ from typing import Any
 
 from sparsegroup.penalties import Penalty, parameter
 from sparsegroup.rules import xp
-from sparsegroup.rules.ranges import above
+from sparsegroup.rules.hyperparameter import above
 
 
 class SCAD(Penalty):

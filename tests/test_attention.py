@@ -20,9 +20,9 @@ from sparsegroup.serving import ServingModel, TrainedModel, open_trained
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.program import load_program, save_program
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.lookup_model import LookupModel, by_field
-from sparsegroup.yaml_settings import SettingsError
 
 OFFSETS = torch.tensor([0, 2, 2, 5, 6])
 

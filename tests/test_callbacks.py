@@ -14,7 +14,7 @@ import torch
 from cli_cases import click_log
 from command import Run
 from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.extras import MissingExtraError
+from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
 from sparsegroup.training.callbacks import flat_settings, scalars
@@ -307,7 +307,7 @@ def test_events_of_several_runs_lie_beside_each_other(tmp_path: Path, run: Run) 
 def test_what_is_not_installed_is_said_before_anything_is_read(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsegroup.extras.find_spec", lambda module: None)
+    monkeypatch.setattr("sparsegroup.errors.find_spec", lambda module: None)
     with pytest.raises(MissingExtraError, match=r"sparsegroup\[tensorboard\]"):
         check_tracking(TrackingConfig(tensorboard="auto"))
     with pytest.raises(MissingExtraError, match=r"MLflowCallback needs mlflow, .* 'sparsegroup\[mlflow\]'"):

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from test_cli import click_log
 
 from command import Run
 from sparsegroup.data.prepared_log import PreparedLog
-from test_cli import click_log
 
 
 def test_prepare_takes_a_log_and_says_what_it_holds(tmp_path: Path, run: Run) -> None:

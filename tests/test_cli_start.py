@@ -6,7 +6,7 @@ import pytest
 
 from sparsegroup.cli import app
 from sparsegroup.cli.app import main, starting
-from sparsegroup.garbage import uncollected
+from sparsegroup.importing import uncollected
 
 
 def test_garbage_is_sought_again_once_a_command_has_started() -> None:

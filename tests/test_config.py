@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT, read_config
 from sparsegroup.training.defaults import RULES, LogFacts
-from sparsegroup.yaml_settings import SettingsError
 
 
 def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:
 
         return wrapped
 
-    monkeypatch.setattr("sparsegroup.artifact.disk.os.fsync", wrap("fsync", os.fsync))
+    monkeypatch.setattr("sparsegroup.artifact.folder.os.fsync", wrap("fsync", os.fsync))
     monkeypatch.setattr(Path, "replace", wrap("replace", Path.replace))
     monkeypatch.setattr(Path, "unlink", wrap("unlink", Path.unlink))
     return passed

@@ -14,10 +14,10 @@ from sparsegroup.data import LogView, MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import keys_of
 from sparsegroup.models import MLP
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.click_model import ClickModel, new_embedding
 from sparsegroup.training.log_pass import train_as, trainer_for
-from sparsegroup.yaml_settings import SettingsError
 
 ROWS = 4_000
 

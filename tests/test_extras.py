@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsegroup.extras import MODULES, Extra
+from sparsegroup.errors import MODULES, Extra
 
 ROOT = Path(__file__).parents[1]
 MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}

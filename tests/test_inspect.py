@@ -13,7 +13,7 @@ import torch
 
 from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.kernels.step import Regularizer
 from sparsegroup.penalties import MetricNorm
 from sparsegroup.serving.inspection.histogram import Bins, as_shown, magnitudes, shares
 from sparsegroup.serving.inspection.inspect_model import inspect

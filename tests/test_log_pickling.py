@@ -9,12 +9,12 @@ from pathlib import Path
 import fsspec
 import pyarrow.fs as fs
 import pytest
+from test_data_raw import CASES, CSV, assert_same, columnar_log, csv_log, raw_log
 
 from estimator_cases import rows
 from sparsegroup.data import FrameLog, Log, ShuffledLog, SyntheticConfig, open_log, prepare, synthetic_log
 from sparsegroup.data.raw import raw_log as raw_log_module
 from sparsegroup.data.raw.stored_file import StoredFile
-from test_data_raw import CASES, CSV, assert_same, columnar_log, csv_log, raw_log
 
 ATTRIBUTES = (
     *("name", "fields", "lists", "numbers", "train_rows", "hash", "labelled", "weighted", "timed", "bad_rows"),

@@ -10,9 +10,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from sparsegroup.models import DCN, FM, LR, DCNv2, DeepFM, XDeepFM
 from sparsegroup.models.dcnv2 import MatrixCross
 from sparsegroup.models.fm import pair_products
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.yaml_settings import SettingsError
 
 NETWORKS: list[tuple[type[nn.Module], dict[str, object]]] = [
     (LR, {}),

@@ -20,7 +20,7 @@ from sparsegroup.serving import export, export_trained, load_export, read_export
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.onnx import OnnxModel
-from sparsegroup.table.fallback import field_numbers
+from sparsegroup.table.lookup.fallback import field_numbers
 
 
 def flat(args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from test_predict import lines, place, write
 
 from command import Run
-from test_predict import lines, place, write
 
 __all__ = ["place"]  # the fixture
 

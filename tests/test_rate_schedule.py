@@ -5,10 +5,10 @@ import math
 import pytest
 
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.rate_schedule import RateSchedule
-from sparsegroup.yaml_settings import SettingsError
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from test_data_raw import CASES, CSV, assert_same, columnar_log, raw_log
 
 from data_cases import HEADER, good_rows, written
 from sparsegroup.data import ClickLogError, FrameLog, Log, open_log, prepare
@@ -20,7 +21,6 @@ from sparsegroup.data.rank_shares import RankShares
 from sparsegroup.data.raw import columnar_file, encoding
 from sparsegroup.data.raw.stored_file import StoredFile
 from sparsegroup.data.row_runs import Run
-from test_data_raw import CASES, CSV, assert_same, columnar_log, raw_log
 
 ROWS = 2_000
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_cli import click_log
+from test_real_data import log_at
 
 from command import Run
 from sparsegroup.data import open_log
 from sparsegroup.serving import open_test_rows, open_trained, read_manifest
 from sparsegroup.training import Config
 from sparsegroup.training.scoring import predictions
-from test_cli import click_log
-from test_real_data import log_at
 
 SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
 WITHOUT = """

@@ -14,7 +14,7 @@ from distributed_cases import Ranks
 from sharded_cases import first_ranks
 from sparsegroup import HashEmbedding
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
+from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.serving import ExportError, export, open_trained
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import load_run

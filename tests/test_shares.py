@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from command import Run
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
-from sparsegroup.yaml_settings import SettingsError
 
 SETTINGS = ("target_rate", "test_fraction", "max_bad", "validation", "warmup", "dropout")
 OPTIONS = {

@@ -14,7 +14,7 @@ from command import Run
 from sparsegroup.cli import tune_run
 from sparsegroup.cli.train_words import train_command_line
 from sparsegroup.data import open_log
-from sparsegroup.kernels.cpu.kernel_cache import compiling, seconds_compiling
+from sparsegroup.kernels.cpu.jit import compiling, seconds_compiling
 from sparsegroup.training import Config
 from sparsegroup.training.config import read_config
 

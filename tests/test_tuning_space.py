@@ -9,12 +9,12 @@ import torch
 from sparsegroup.data import Log, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log_part import LogPart
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import NETWORKS, Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.tuning import SearchSpace
 from sparsegroup.tuning.search_parameter import Choice, Condition, Span
 from sparsegroup.tuning.search_space import SEARCHED
-from sparsegroup.yaml_settings import SettingsError
 
 LOG = synthetic_log(SyntheticConfig(rows=400), seed=0)
 

@@ -10,12 +10,12 @@ import pytest
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, PassResult
 from sparsegroup.training.log_pass import train_as
 from sparsegroup.tuning import Study, TuningError, rungs
 from sparsegroup.tuning.rungs import rungs_of
 from sparsegroup.tuning.trial_record import RungScore, TrialRecord, best_of
-from sparsegroup.yaml_settings import SettingsError
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
 GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "epochs": 1, "compile": "never"}

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sparsegroup.table import batch
+from sparsegroup.table.lookup import kernels
 from sparsegroup.table.sharded.exchange import Collectives, Shards
 from sparsegroup.table.sharded.routing import Sorter
 from sparsegroup.table.table import Table
@@ -87,7 +87,7 @@ class StepParts:
         """Have the parts of the table told apart within."""
         sort, swapped, look_up, waiting = Sorter.sort, Collectives.swapped, Table.look_up, Shards.waiting
         meet = Collectives.meet
-        added_up, expanded = batch.added_up, batch.expanded
+        added_up, expanded = kernels.added_up, kernels.expanded
 
         def sorting(sorter: Sorter, keys: Any) -> Any:
             with self.part(SORTING):
@@ -132,8 +132,8 @@ class StepParts:
                 (Collectives, "swapped", exchange),
                 (Table, "look_up", finding),
                 (Shards, "waiting", threads),
-                (batch, "added_up", summing),
-                (batch, "expanded", spreading),
+                (kernels, "added_up", summing),
+                (kernels, "expanded", spreading),
             ):
                 patches.enter_context(mock.patch.object(owner, name, function))
             self._since = perf_counter(), process_time()

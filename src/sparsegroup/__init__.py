@@ -7,8 +7,8 @@ kernels, and torch itself, come with the optimizers and tables that need them.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsegroup.extras import missing
-from sparsegroup.garbage import uncollected
+from sparsegroup.errors import missing
+from sparsegroup.importing import uncollected
 
 if TYPE_CHECKING:
     from sparsegroup.estimator import Classifier as Classifier
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from sparsegroup.optim.averaging import keep_zeros
     from sparsegroup.optim.param_groups import param_groups
-    from sparsegroup.optim.target_rate import TargetBytes, TargetRate
+    from sparsegroup.optim.target import TargetBytes, TargetRate
     from sparsegroup.penalties import MCP, Penalty
     from sparsegroup.rules import Rule
     from sparsegroup.serving import export as export

@@ -2,8 +2,8 @@
 
 import sys
 
-from sparsegroup.extras import MissingExtraError
-from sparsegroup.garbage import uncollected
+from sparsegroup.errors import MissingExtraError
+from sparsegroup.importing import uncollected
 
 
 def main() -> None:

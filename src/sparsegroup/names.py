@@ -1,9 +1,33 @@
-"""Names to choose by in settings and on the command line; nothing that takes time to import."""
+"""Names that people choose by and sizes as they write them; nothing that takes time to import."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from sparsegroup.near_match import did_you_mean
+from sparsegroup.errors import did_you_mean
+
+_UNITS = {
+    "": 1, "b": 1, "k": 1e3, "kb": 1e3, "m": 1e6, "mb": 1e6, "g": 1e9, "gb": 1e9, "t": 1e12, "tb": 1e12,
+    "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
+}  # fmt: skip
+
+
+def bytes_of(size: object) -> int:
+    """A number of bytes, ≥ 1, from a number or a text such as "200MB" (10⁶) or "1.5 GiB" (2³⁰).
+
+    Raises:
+        ValueError: It is neither, or 2⁶³ and more.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(size).lower())
+    if isinstance(size, bool) or match is None or match[2] not in _UNITS:
+        raise ValueError(f"a size must be a number of bytes, or a text such as '200MB' or '1.5GiB', got {size!r}")
+    count = float(match[1]) * _UNITS[match[2]]
+    if count >= 2.0**63:
+        raise ValueError(f"a size must be below 2⁶³ bytes, got {count:g}")
+    if count < 1:
+        raise ValueError(f"a size must be at least 1 byte, got {size!r}")
+    return int(count)
+
 
 NormName = Literal["s", "s_tilde", "metric"]
 """The names of `PracticalNorm`, `PrintedNorm` and `MetricNorm`."""

@@ -53,6 +53,6 @@ def solution(x: Any, u: Any, m: Any, r: Any, s: Any, q: Any, y: Any, two_l2: Any
 def next_residual(r: Any, s: Any, q: Any, y: Any, two_l2: Any, rounding: Any) -> Any:
     """u⁺; `rounding` is σ (x̂ - x⁺), which feeds back what storing x⁺ in low precision loses, or 0.
 
-    It is stored by way of `sparsegroup.kernels.update_mark`.
+    It is stored by way of `sparsegroup.kernels.rounding`.
     """
     return r - q * s - two_l2 * y + rounding

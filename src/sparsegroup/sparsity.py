@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec, grouping
-from sparsegroup.optim.base import GroupOptimizer
 from sparsegroup.optim.local_shard import has_whole_groups, is_spread, local_part, summed_over_shards, whole
+from sparsegroup.optim.optimizer import GroupOptimizer
 from sparsegroup.optim.stored import RowStore, store_of
 
 

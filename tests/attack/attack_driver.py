@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 _HERE = Path(__file__).parent
-sys.path[:0] = map(str, (_HERE, _HERE.parent, _HERE.parents[1] / "benchmarks"))
+sys.path[:0] = map(str, (_HERE, _HERE.parent / "support", _HERE.parents[1] / "benchmarks"))
 
 SECONDS = 120
 """For one forged file; longer is a hang."""
@@ -33,7 +33,7 @@ def attack(folder: Path, kind: str, most: int, first: int) -> None:
     """Try the forged files of a kind."""
     from attack_targets import targets
 
-    from sparsegroup.user_error import UserError
+    from sparsegroup.errors import UserError
 
     target = targets(folder)[kind]
     target.use(folder)  # what is valid works

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsegroup.artifact.file_facts import facts_of
-from sparsegroup.artifact.manifest import digest
+from sparsegroup.artifact.manifest import digest, facts_of
 from sparsegroup.serving.export_manifest import ExportManifest
 
 Document = Any

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as a program, the other tests' cases are to be found
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # as a program, the other tests' cases are to be found
 
 from unharmed_files import FORMATS, Sound
 
@@ -207,7 +207,7 @@ def damaged(sound: Sound, name: str, number: int) -> tuple[Path, random.Random]:
 
 def outcome_of(sound: Sound, draw: random.Random) -> tuple[str, str]:
     """What reading a file ends in."""
-    from sparsegroup.user_error import UserError
+    from sparsegroup.errors import UserError
 
     try:
         sound.read(sound.path, draw)

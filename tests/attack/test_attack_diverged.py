@@ -7,7 +7,7 @@ import pytest
 from forgery import array_of, seal_file, split, with_array
 
 from command import Run
-from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.kernels.step import Regularizer
 from sparsegroup.penalties import MCP
 from sparsegroup.serving.inspection.threshold import Threshold
 

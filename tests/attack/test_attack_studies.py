@@ -10,10 +10,10 @@ import pytest
 from forgery import forged_documents, write_sealed
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.errors import UserError
 from sparsegroup.training import Config, RunError
 from sparsegroup.training.mlflow_callback import MLflowCallback
 from sparsegroup.tuning import Study
-from sparsegroup.user_error import UserError
 
 LOG = synthetic_log(SyntheticConfig(rows=600), seed=0)
 MOST = 60

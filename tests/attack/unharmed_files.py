@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_cases import AVAZU, INTEGERS, IPINYOU, SCHEMA, compress
-from sparsegroup.artifact.file_facts import facts_of
-from sparsegroup.artifact.manifest import digest
+from sparsegroup.artifact.manifest import digest, facts_of
 from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_manifest import MANIFEST

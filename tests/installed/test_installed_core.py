@@ -11,7 +11,7 @@ import torch
 
 import sparsegroup
 from sparsegroup import GroupAdam, HashEmbedding, feature_rate, param_groups
-from sparsegroup.extras import MissingExtraError
+from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import DCN
 
 

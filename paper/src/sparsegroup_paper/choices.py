@@ -6,9 +6,9 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.errors import UserError
 from sparsegroup.penalties import Lasso, NormName
 from sparsegroup.training import Config
-from sparsegroup.user_error import UserError
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import Base, Network, published
 from sparsegroup_paper.runs import Method, Plain

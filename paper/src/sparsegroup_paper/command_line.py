@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from threadpoolctl import threadpool_limits
 
 from sparsegroup.data import Log
-from sparsegroup.user_error import UserError
+from sparsegroup.errors import UserError
 from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
 from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
 from sparsegroup_paper.lab import Lab, Recipe

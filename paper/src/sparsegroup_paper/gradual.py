@@ -7,7 +7,7 @@ next time.
 
 import math
 
-from sparsegroup.optim.size_target import RAMP
+from sparsegroup.optim.target import RAMP
 from sparsegroup.training import prune_rows
 from sparsegroup_paper.learner import Learner
 

@@ -12,7 +12,9 @@ A manifest is a JSON object. Its header:
 """
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -22,9 +24,60 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 import xxhash
 from pydantic import AfterValidator
 
-from sparsegroup.artifact import disk
-from sparsegroup.artifact.file_facts import FileFacts, check_file
-from sparsegroup.artifact.validation import STRICT, validated
+from sparsegroup.artifact import folder as disk
+from sparsegroup.artifact.validation import STRICT, Count, shortened, validated
+
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Size of a file, and XXH3_64 of its bytes as 16 hexadecimal digits."""
+
+    bytes: Count
+    xxh3_64: str
+
+
+def facts_of(path: Path) -> FileFacts:
+    """The facts of a file as it is now."""
+    return FileFacts(path.stat().st_size, _checksum(path))
+
+
+def facts_of_files(folder: Path) -> dict[str, FileFacts]:
+    """The facts of all files in a folder, by name."""
+    return {path.name: facts_of(path) for path in sorted(folder.iterdir())}
+
+
+def check_size(path: Path, expected: FileFacts, error: type[ValueError]) -> None:
+    """Raise `error`, which names the file, if it is missing or has another size; its bytes are not read."""
+    try:
+        about = path.stat()
+    except OSError as cause:
+        raise error(f"{path}: missing or unreadable ({cause.strerror})") from cause
+    if not stat.S_ISREG(about.st_mode):
+        raise error(f"{path}: damaged (it is no file)")
+    if about.st_size != expected.bytes:
+        raise error(f"{path}: damaged ({about.st_size:,} bytes, {expected.bytes:,} were written)")
+
+
+def check_file(path: Path, expected: FileFacts, error: type[ValueError]) -> None:
+    """Raise `error`, which names the file, if it is missing or differs in size or digest."""
+    check_size(path, expected, error)
+    try:
+        found = _checksum(path)
+    except OSError as cause:
+        raise error(f"{path}: missing or unreadable ({cause.strerror})") from cause
+    if found != expected.xxh3_64:
+        raise error(f"{path}: damaged (its checksum is {found}, {expected.xxh3_64} was written)")
+
+
+def _checksum(path: Path) -> str:
+    digest, block = xxhash.xxh3_64(), bytearray(_BLOCK)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(memoryview(block)[:count])
+    return digest.hexdigest()
+
 
 Plain = dict[str, Any]
 """JSON: texts, numbers, None, and lists and mappings of them."""
@@ -211,3 +264,49 @@ def digest(content: Any) -> str:
     """XXH3_64 of content as JSON with sorted keys and no spaces; 16 hexadecimal digits."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
+    """All that a folder builds on, the first of which builds on none, and the folder last.
+
+    Raises the format's error if a folder is missing, its manifest is damaged, or it is not the one that was built on.
+    """
+    chain = [(folder, of.read(folder))]
+    places = {folder.resolve()}
+    while (parent := chain[0][1].parent) is not None:
+        after = chain[0][0]
+        who = str(folder) if after == folder else f"{folder}: {after}"
+        try:
+            before = _seen_from(after, parent.path)
+            manifest = of.read(before)
+        except of.error as error:
+            raise of.error(f"{who}: builds on {before.name}, which cannot be read: {error}") from error
+        except (OSError, ValueError) as error:  # too long, or characters that no name has
+            why = error.strerror if isinstance(error, OSError) else error
+            raise of.error(f"{after / of.file}: damaged (parent.path: {why}, got {shortened(parent.path)})") from error
+        if manifest.id != parent.id:
+            raise of.error(f"{who}: builds on {of.name} {parent.id}, but in {before} there is {manifest.id}")
+        if before.resolve() in places:
+            raise of.error(f"{who}: builds on {before.name}, which builds on it")
+        try:
+            chain[0][1].check_parent(manifest)
+        except ValueError as error:
+            raise of.error(f"{who}: does not fit {before.name}, which it builds on: {error}") from error
+        places.add(before.resolve())
+        chain.insert(0, (before, manifest))
+    return chain
+
+
+def verified_chain(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, AnyManifest]]:
+    """`chain_of` a folder; also raises if a file of one of them is missing or damaged."""
+    chain = chain_of(folder, of)
+    for path, manifest in chain:
+        manifest.check_files(path, of.error)
+    return chain
+
+
+def _seen_from(folder: Path, path: str) -> Path:
+    """The path without "..", unless a link on the way leads elsewhere."""
+    seen = folder / path
+    short = Path(os.path.normpath(seen))
+    return short if short.resolve() == seen.resolve() else seen

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sparsegroup.artifact import disk
-from sparsegroup.artifact.file_facts import FileFacts, facts_of
+from sparsegroup.artifact import folder
+from sparsegroup.artifact.manifest import FileFacts, facts_of
 
 NAMES = {
     np.dtype(np.int64): "I64",
@@ -34,7 +34,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
         separate[name] = tensor.clone() if at in seen else tensor
         seen.add(at)
     try:
-        with disk.name_errors(path):
+        with folder.name_errors(path):
             save_file(separate, path)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written ({error})") from error
@@ -86,7 +86,7 @@ class TensorWriter:
     def write(self, data: Any) -> None:
         """Write the next bytes of the tensors, from anything with a buffer."""
         view = memoryview(data).cast("B") if len(memoryview(data)) else memoryview(b"")
-        disk.write(self._file, view)
+        folder.write(self._file, view)
         self._digest.update(view)
         self._bytes += len(view)
 

@@ -8,14 +8,11 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.artifact.chain import chain_of, verified_chain
-from sparsegroup.artifact.file_facts import check_size
-from sparsegroup.artifact.whole_folder import remove_folder, remove_leftovers
-from sparsegroup.checkpoint.checkpoint_content import LoadResult, load_checkpoint
-from sparsegroup.checkpoint.checkpoint_error import CheckpointError
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT, CheckpointManifest
-from sparsegroup.checkpoint.checkpoint_ranks import CheckpointRanks
-from sparsegroup.checkpoint.training_state import Optimizers, are_tracked, save_checkpoint
+from sparsegroup.artifact.folder import remove_folder, remove_leftovers
+from sparsegroup.artifact.manifest import chain_of, check_size, verified_chain
+from sparsegroup.checkpoint.load import LoadResult, load_checkpoint
+from sparsegroup.checkpoint.manifest import CHECKPOINT, CheckpointError, CheckpointManifest, CheckpointRanks
+from sparsegroup.checkpoint.save import Optimizers, are_tracked, save_checkpoint
 
 _NAME = "step-{:012d}"
 _NAMES = re.compile(r"step-\d{12}")

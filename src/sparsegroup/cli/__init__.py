@@ -1,6 +1,6 @@
 """The command line: `…_command` is a command's options, `…_run` what it does, imported when it runs."""
 
-from sparsegroup.extras import require
+from sparsegroup.errors import require
 
 require("cli", __name__)
 

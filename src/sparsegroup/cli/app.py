@@ -18,8 +18,8 @@ import typer
 
 from sparsegroup.cli.output import fail, logged
 from sparsegroup.cli.streams import flush_streams, is_unread, mend_streams
-from sparsegroup.garbage import uncollected
-from sparsegroup.user_error import UserError
+from sparsegroup.errors import UserError
+from sparsegroup.importing import uncollected
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},

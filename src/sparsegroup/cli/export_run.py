@@ -11,7 +11,7 @@ from rich.table import Table
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data.raw.file_listing import short_name
-from sparsegroup.extras import pip_install
+from sparsegroup.errors import pip_install
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.cli.output import show
 from sparsegroup.reporting.formatting import count, percent, trim_exponent
 from sparsegroup.serving.inspection.inspect_model import Inspection, inspect

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from sparsegroup.cli.streams import to_stdout
-from sparsegroup.user_error import UserError
+from sparsegroup.errors import UserError
 
 console = Console(markup=False, emoji=False, highlight=False)
 """For results, on stdout; silent with `--json` and `--quiet`."""

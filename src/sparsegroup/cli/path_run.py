@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsegroup.artifact.disk import new_folder, write_atomically
+from sparsegroup.artifact.folder import new_folder, write_atomically
 from sparsegroup.artifact.validation import finite
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
@@ -18,9 +18,9 @@ from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
 from sparsegroup.reporting.formatting import count, metric, percent, size
 from sparsegroup.reporting.path_plot import plot_path
+from sparsegroup.settings.yaml_settings import share_of
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.size_path import PathPoint, cheapest, size_path
-from sparsegroup.yaml_settings import share_of
 
 _JSON, _PNG = "path.json", "path.png"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import is_json, show
 from sparsegroup.cli.progress import progress, reading_bar
@@ -20,6 +20,7 @@ from sparsegroup.data import Log, open_log
 from sparsegroup.data.raw.file_listing import LogPaths, short_name, shown
 from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.settings.yaml_settings import checked
 from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (
     SUFFIXES,
@@ -29,7 +30,6 @@ from sparsegroup.training.scoring import (
     write_csv,
     write_predictions,
 )
-from sparsegroup.yaml_settings import checked
 
 _logger = logging.getLogger(__name__)
 _OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "weight", "criteo_numbers", "avazu_hour")

@@ -11,10 +11,10 @@ from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
 from sparsegroup.data.formats.headed import NO_WEIGHT
 from sparsegroup.data.raw.file_listing import short_name
+from sparsegroup.settings.yaml_settings import assignment, share_of
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
 from sparsegroup.training.run_naming import CONFIG
-from sparsegroup.yaml_settings import assignment, share_of
 
 
 def settings_file(log: Sequence[str] | None) -> Path | None:

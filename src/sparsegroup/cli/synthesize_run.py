@@ -11,8 +11,8 @@ from sparsegroup.cli.progress import progress
 from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.data.synthetic.typed_click_file import write_clicks
+from sparsegroup.errors import UserError
 from sparsegroup.names import ShapeName
-from sparsegroup.user_error import UserError
 
 _CLICKS = 300_000
 

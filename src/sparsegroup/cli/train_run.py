@@ -15,9 +15,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from sparsegroup.artifact.chain import verified_chain
+from sparsegroup.artifact.manifest import verified_chain
 from sparsegroup.checkpoint import CheckpointError
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
+from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.cli.app import UsageError, in_shell
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import training_bar
@@ -25,8 +25,10 @@ from sparsegroup.cli.run_settings import log_name, open_config_log, setting_valu
 from sparsegroup.cli.torchrun import Launch
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import is_prepared
+from sparsegroup.errors import UserError
 from sparsegroup.reporting.formatting import duration, size
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.settings.yaml_settings import checked, with_values
 from sparsegroup.training import Callback, Config, RunError, RunStoppedError, Session, Summary, Trainer, load_run
 from sparsegroup.training.config import read_config
 from sparsegroup.training.run_claim import lock_run, run_beginning
@@ -48,8 +50,6 @@ from sparsegroup.training.run_naming import (
     without_latest,
 )
 from sparsegroup.training.tracking import check_tracking
-from sparsegroup.user_error import UserError
-from sparsegroup.yaml_settings import checked, with_values
 
 _logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import yaml
 from sparsegroup.cli.run_settings import settings_file
 from sparsegroup.cli.train_command import train_command
 from sparsegroup.data.log import Log
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.config import SHORT, Config, read_config
 from sparsegroup.training.defaults import SIZE, SIZES
-from sparsegroup.yaml_settings import SettingsError
 
 _OPTIONS = {
     SHORT[name]: "--" + name.replace("_", "-")

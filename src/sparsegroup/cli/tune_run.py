@@ -15,14 +15,14 @@ from sparsegroup.cli.run_settings import log_name, open_config_log, setting_valu
 from sparsegroup.cli.train_words import train_command_line
 from sparsegroup.cli.tune_tables import outcome_table, space_table, trial_line
 from sparsegroup.data.log import Log
-from sparsegroup.kernels.cpu.kernel_cache import seconds_compiling
+from sparsegroup.kernels.cpu.jit import seconds_compiling
+from sparsegroup.settings.yaml_settings import read_yaml
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest
 from sparsegroup.tuning.search_space import SearchSpace
 from sparsegroup.tuning.study import BEST, TRIALS, Study
 from sparsegroup.tuning.study_manifest import STUDY
 from sparsegroup.tuning.trial_record import TrialRecord
-from sparsegroup.yaml_settings import read_yaml
 
 _logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Click logs: opening them, preparing them, and making one up."""
 
-from sparsegroup.constructor_help import document_constructors
-from sparsegroup.extras import require
+from sparsegroup.errors import require
+from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sparsegroup.user_error import UserError
+from sparsegroup.errors import UserError
 
 SAMPLES = 5
 """Bad rows that are shown."""

@@ -13,8 +13,8 @@ from typing import Any, Unpack
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact.folder import write_atomically
+from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.local_files import check_name, parquet_metadata, parquet_writer, scan_parquet, write_parquet

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 from pyarrow import parquet
 
-from sparsegroup.artifact.file_facts import check_size
+from sparsegroup.artifact.manifest import check_size
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet

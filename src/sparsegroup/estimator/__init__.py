@@ -1,7 +1,7 @@
 """The click model as an estimator in scikit-learn's conventions."""
 
-from sparsegroup.constructor_help import document_constructors
-from sparsegroup.extras import require
+from sparsegroup.errors import require
+from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 

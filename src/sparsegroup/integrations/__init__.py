@@ -1,6 +1,5 @@
 """Models with tables in `torch.distributed.checkpoint`, `DistributedDataParallel` and TorchRec."""
 
-from sparsegroup.integrations.dcp import TableLoadPlanner
-from sparsegroup.integrations.ddp import data_parallel
+from sparsegroup.integrations.distributed import TableLoadPlanner, data_parallel
 
 __all__ = ["TableLoadPlanner", "data_parallel"]

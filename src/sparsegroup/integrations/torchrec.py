@@ -1,6 +1,6 @@
 """Sharded tables in the place of TorchRec's `EmbeddingCollection`, for `DistributedModelParallel`."""
 
-from sparsegroup.extras import MissingExtraError
+from sparsegroup.errors import MissingExtraError
 
 try:
     import fbgemm_gpu  # noqa: F401
@@ -43,7 +43,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingConfig, data_type_to_dtype
 
 from sparsegroup.table import HashEmbedding
-from sparsegroup.table.key_array import as_int64
+from sparsegroup.table.lookup.lookup import as_int64
 from sparsegroup.table.sharded.routing import Routing
 
 __all__ = ["HashEmbeddingCollectionSharder", "TableSharding", "plan_tables"]

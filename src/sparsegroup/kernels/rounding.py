@@ -1,10 +1,6 @@
-"""Rounding to bfloat16, to the nearest or stochastically: up or down by chance, so that what is lost is 0 on average.
+"""Stored numbers: bfloat16 rounded stochastically, and the mark of a group never updated."""
 
-Element-wise int32 arithmetic that wraps, with `>>` always masked: the same source gives the same bits in eager PyTorch,
-in Triton and in the CPU's kernels (`sparsegroup.rules.bind`, `sparsegroup.kernels.cpu.int32_lanes`). The chance is a
-function of (seed, part, element), so that a run can be repeated.
-"""
-
+import math
 from typing import Any
 
 import numpy as np
@@ -12,8 +8,39 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.update_mark import keep_mark
 from sparsegroup.rules.rule import bind, xp
+
+tl: Any = None  # bound: triton.language
+
+
+def mark_updated(u: Any, minus_zero: Any) -> Any:
+    """u after an update: 0 becomes -0. Element-wise, bound like a rule's `update`."""
+    return xp.where(u == minus_zero, minus_zero, u)
+
+
+def keep_mark(rounded: Any, bits: Any) -> Any:
+    """`rounded`, int32 bits of a float that had `bits` before it was rounded: what was not +0 does not become it."""
+    return xp.where((rounded == 0) & (bits != 0), -2147483648, rounded)
+
+
+def was_updated(u: Tensor) -> Tensor:
+    """Where elements of u are not marked, for tensors."""
+    return (u != 0) | torch.signbit(u)
+
+
+def array_was_updated(u: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """`was_updated` for NumPy's arrays."""
+    return np.asarray((u != 0) | np.signbit(u))
+
+
+def scalar_was_updated(u: Any, zero: Any, one: Any) -> Any:
+    """`was_updated` for one number, as Numba compiles it."""
+    return u != zero or math.copysign(one, u) < zero
+
+
+def tile_was_updated(u: Any) -> Any:
+    """`was_updated` for a tile of float32, as Triton compiles it."""
+    return u.to(tl.int32, bitcast=True) != 0
 
 
 def random_bits(element: Any, seed: Any, part: Any) -> Any:

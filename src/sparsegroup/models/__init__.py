@@ -1,6 +1,6 @@
 """Click models: plain modules over embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
 
-from sparsegroup.constructor_help import document_constructors
+from sparsegroup.importing import document_constructors
 from sparsegroup.models.attention import ListPooling, WithPooling
 from sparsegroup.models.dcn import DCN
 from sparsegroup.models.dcnv2 import DCNv2

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparsegroup.models.layers import RunningStatistics
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
-from sparsegroup.untraced import untraced
+from sparsegroup.tensors import untraced
 
 LIMIT = 10.0
 """Standard deviations from the mean beyond which a number counts as that far."""

@@ -1,9 +1,10 @@
 """Drop-in `torch.optim` optimizers with sparse group lasso."""
 
-from sparsegroup.constructor_help import document_constructors
+from sparsegroup.importing import document_constructors
+from sparsegroup.optim.adahessian import GroupAdaHessian
 from sparsegroup.optim.averaging import keep_zeros
-from sparsegroup.optim.base import GroupOptimizer
-from sparsegroup.optim.family import (
+from sparsegroup.optim.optimizer import GroupOptimizer
+from sparsegroup.optim.optimizers import (
     GroupAdagrad,
     GroupAdam,
     GroupAMSGrad,
@@ -12,10 +13,8 @@ from sparsegroup.optim.family import (
     GroupRowWiseAdagrad,
     GroupSGD,
 )
-from sparsegroup.optim.group_adahessian import GroupAdaHessian
 from sparsegroup.optim.param_groups import param_groups
-from sparsegroup.optim.size_target import SizeTarget
-from sparsegroup.optim.target_rate import TargetBytes, TargetRate
+from sparsegroup.optim.target import SizeTarget, TargetBytes, TargetRate
 
 __all__ = [
     "GroupAMSGrad",

@@ -48,7 +48,7 @@ class ParameterAdapter(Protocol):
         sample: int,
         draw: np.random.Generator,
     ) -> list[GroupCensus]:
-        """Which λ21 the parameter's groups outlive; see `sparsegroup.kernels.eager.eager_sweep`.
+        """Which λ21 the parameter's groups outlive; see `sparsegroup.kernels.eager`.
 
         Args:
             parameter: It has been stepped.

@@ -7,9 +7,9 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.near_match import did_you_mean
 from sparsegroup.penalties import Norm, NormName, Penalty, PenaltyName
 from sparsegroup.rules import Hyperparameter, Rule, at_least
 

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from sparsegroup.kernels.backends import backends_of
-from sparsegroup.kernels.numbers import StepScalars
-from sparsegroup.kernels.slot import Execution, compute_dtype
-from sparsegroup.kernels.step_request import Backend, StepRequest, TensorStep
+from sparsegroup.kernels.step import Backend, Execution, StepRequest, StepScalars, TensorStep, compute_dtype
 from sparsegroup.optim.group_step import GroupStep, advance_steps
 from sparsegroup.optim.local_shard import local_entry
 from sparsegroup.optim.places import Place, State

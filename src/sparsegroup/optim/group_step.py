@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.numbers import StepScalars
-from sparsegroup.kernels.regularizer import Regularizer, StepConstants
 from sparsegroup.kernels.rounding import step_seed
-from sparsegroup.kernels.slot import Execution, compute_dtype
+from sparsegroup.kernels.step import Execution, Regularizer, StepConstants, StepScalars, compute_dtype
 from sparsegroup.optim.places import State
 from sparsegroup.optim.stored import KEYS, StateOwner
 from sparsegroup.rules import Rule

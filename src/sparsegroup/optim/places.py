@@ -4,9 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsegroup.kernels.slot import Execution, Slot
-from sparsegroup.kernels.step_request import Backend
-from sparsegroup.kernels.views import array_of
+from sparsegroup.kernels.step import Backend, Execution, Slot, array_of
 
 State = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec, mean_square
-from sparsegroup.kernels.slot import compute_dtype
+from sparsegroup.kernels.step import compute_dtype
 from sparsegroup.optim.stored import RowPlan
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class StorePlan:
 
     def with_mean_square(self, groups: GroupSpec) -> "StorePlan":
         """See `ParameterPlan.with_mean_square`; the groups of a store are its rows."""
-        from sparsegroup.kernels.cpu.mean_squares import mean_squares_of_rows  # needs Numba, as a store does
+        from sparsegroup.kernels.cpu.rows import mean_squares_of_rows  # needs Numba, as a store does
 
         gradient = self.gradient
         return self.with_hessian(mean_squares_of_rows(gradient.to(compute_dtype(gradient.dtype))))

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.numbers import StepScalars
-from sparsegroup.kernels.regularizer import StepConstants
+from sparsegroup.kernels.step import StepConstants, StepScalars
 from sparsegroup.optim.stored_arithmetic import computed, refuse
 from sparsegroup.optim.stored_gradient import StoredGradient
 from sparsegroup.rules import Rule

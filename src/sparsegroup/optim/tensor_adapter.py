@@ -9,8 +9,7 @@ from torch import Tensor
 
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.slot import compute_dtype
-from sparsegroup.kernels.step_request import check_rows
+from sparsegroup.kernels.step import check_rows, compute_dtype
 from sparsegroup.optim import tensor_sweep
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.group_census import GroupCensus

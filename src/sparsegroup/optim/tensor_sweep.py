@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import Grouping, contiguous_groups, grouping
-from sparsegroup.kernels.eager import eager_sweep
-from sparsegroup.kernels.eager.eager_step import Block
-from sparsegroup.kernels.numbers import StepScalars, as_stored
-from sparsegroup.kernels.slot import compute_dtype
+from sparsegroup.kernels import eager
+from sparsegroup.kernels.eager import Block
+from sparsegroup.kernels.step import StepScalars, as_stored, compute_dtype
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 
@@ -35,7 +34,7 @@ def census(
     critical, live = [], 0
     for some, groups in pieces:
         block = _block(some, compute_dtype(parameter.dtype))
-        found = eager_sweep.survival_l21(
+        found = eager.survival_l21(
             step.rule, block, _numbers(step, entry).scalars, _initial(step, some), step.regularizer, groups
         )
         values = groups.of_each(found)
@@ -57,7 +56,7 @@ def sweep(parameter: Tensor, step: GroupStep, entry: dict[str, Any]) -> None:
         assert x is not None
         assert u is not None
         block = _block(some, compute_dtype(parameter.dtype))
-        after, u_after, _ = eager_sweep.swept(
+        after, u_after, _ = eager.swept(
             step.rule,
             block,
             _numbers(step, entry).scalars,

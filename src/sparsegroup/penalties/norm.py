@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from sparsegroup.penalties.part import NamedChoice
+from sparsegroup.penalties.penalty import NamedChoice
 from sparsegroup.rules.rule import xp
 
 

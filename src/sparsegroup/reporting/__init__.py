@@ -6,7 +6,7 @@ A name is imported with its module when it is first used: a run records from its
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsegroup.extras import require
+from sparsegroup.errors import require
 
 require("cli", __name__)
 

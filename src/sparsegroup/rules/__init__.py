@@ -1,14 +1,25 @@
 """The base optimizers (the paper's Table 1), one file each: their moments and σ_t = √V_t / α_t, nothing else."""
 
-from sparsegroup.constructor_help import document_constructors
+from sparsegroup.importing import document_constructors
 from sparsegroup.rules.adagrad import ADAGRAD
 from sparsegroup.rules.adahessian import ADAHESSIAN
 from sparsegroup.rules.adam import ADAM
 from sparsegroup.rules.amsgrad import AMSGRAD
 from sparsegroup.rules.ftrl import FTRL
-from sparsegroup.rules.hyperparameter import REQUIRED, WEIGHT_DECAY, Hyperparameter, learning_rate
+from sparsegroup.rules.hyperparameter import (
+    FLAG,
+    REQUIRED,
+    WEIGHT_DECAY,
+    Described,
+    Hyperparameter,
+    Range,
+    above,
+    at_least,
+    from_to,
+    learning_rate,
+    pair,
+)
 from sparsegroup.rules.momentum import MOMENTUM
-from sparsegroup.rules.ranges import FLAG, Described, Range, above, at_least, from_to, pair
 from sparsegroup.rules.rowwise_adagrad import ROWWISE_ADAGRAD
 from sparsegroup.rules.rule import Rule, bind, is_of_group, xp
 from sparsegroup.rules.sgd import SGD

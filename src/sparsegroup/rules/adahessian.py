@@ -3,8 +3,15 @@
 from typing import Any
 
 from sparsegroup.rules.adam import scalars
-from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
-from sparsegroup.rules.ranges import Described, at_least, from_to, pair
+from sparsegroup.rules.hyperparameter import (
+    WEIGHT_DECAY,
+    Described,
+    Hyperparameter,
+    at_least,
+    from_to,
+    learning_rate,
+    pair,
+)
 from sparsegroup.rules.rule import Rule, xp
 
 

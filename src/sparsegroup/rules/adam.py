@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
-from sparsegroup.rules.ranges import at_least, from_to, pair
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, at_least, from_to, learning_rate, pair
 from sparsegroup.rules.rule import Rule, xp
 
 

@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, learning_rate
-from sparsegroup.rules.ranges import at_least
+from sparsegroup.rules.hyperparameter import WEIGHT_DECAY, Hyperparameter, at_least, learning_rate
 from sparsegroup.rules.rule import Rule, xp
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from sparsegroup.rules.hyperparameter import Hyperparameter, learning_rate
-from sparsegroup.rules.ranges import FLAG, at_least
+from sparsegroup.rules.hyperparameter import FLAG, Hyperparameter, at_least, learning_rate
 from sparsegroup.rules.rule import Rule
 
 

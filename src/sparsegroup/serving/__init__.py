@@ -1,7 +1,7 @@
 """From a trained model to a server: compact exports, ONNX, deltas, and a look inside."""
 
-from sparsegroup.constructor_help import document_constructors
-from sparsegroup.extras import require
+from sparsegroup.errors import require
+from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparsegroup.artifact.file_facts import facts_of, facts_of_files
-from sparsegroup.artifact.manifest import Parent
+from sparsegroup.artifact.folder import atomic_folder
+from sparsegroup.artifact.manifest import Parent, facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import atomic_folder
 from sparsegroup.names import Dtype
 from sparsegroup.serving.difference import difference
 from sparsegroup.serving.export_draft import ExportDraft, draft_of

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
-from sparsegroup.near_match import did_you_mean
+from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.acceptance import TestRows
 from sparsegroup.serving.trained_model import TrainedModel
@@ -19,7 +19,6 @@ from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow, logits_over
 from sparsegroup.training.group_metrics import GroupedAuc, ValueMetrics, grouped_auc, metrics_by_value
 from sparsegroup.training.missing_numbers import numbers_named
-from sparsegroup.user_error import UserError
 
 Int64s = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsegroup.artifact.file_facts import FileFacts
+from sparsegroup.artifact.manifest import FileFacts
 from sparsegroup.data.keys import fields_of
 from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows

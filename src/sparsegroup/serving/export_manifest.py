@@ -7,15 +7,14 @@ from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter
 
-from sparsegroup.artifact.file_facts import FileFacts
-from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, Plain, digest
+from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Manifest, Plain, digest
 from sparsegroup.artifact.validation import Count, Number
 from sparsegroup.bags import BagMode
 from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
+from sparsegroup.settings.yaml_settings import StrictSettings, checked
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns
-from sparsegroup.yaml_settings import StrictSettings, checked
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"

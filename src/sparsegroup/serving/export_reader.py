@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparsegroup.artifact.chain import chain_of
+from sparsegroup.artifact.manifest import chain_of
 from sparsegroup.artifact.tensor_file import read_tensors
 from sparsegroup.serving.difference import Difference, merge
 from sparsegroup.serving.embeddings import Embeddings, load_embeddings
@@ -26,9 +26,9 @@ from sparsegroup.serving.export_manifest import (
 from sparsegroup.serving.frozen_copy import tables_of
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.serving_model import ServingModel
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import VOCABULARY
-from sparsegroup.yaml_settings import SettingsError
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.artifact.file_facts import facts_of, facts_of_files
+from sparsegroup.artifact.folder import atomic_folder
+from sparsegroup.artifact.manifest import facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import atomic_folder
 from sparsegroup.data.batches import Batch
 from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import RandomRows, Scorer, as_test, check_agreement, compare

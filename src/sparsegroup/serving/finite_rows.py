@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.training import RunError
 
 Int64s = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.quantize import QuantizedVectors
 from sparsegroup.table import FieldCount, TableMemory
-from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.rows.rows import WEIGHT
 
 BLOCK = 16
 """Keys that are compared at once. Reading 16 that lie side by side costs little more than reading one."""

@@ -8,9 +8,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.artifact.file_facts import facts_of, facts_of_files
+from sparsegroup.artifact.folder import atomic_folder
+from sparsegroup.artifact.manifest import facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.artifact.whole_folder import atomic_folder
 from sparsegroup.names import Dtype, ProgramName
 from sparsegroup.serving.embeddings import Embeddings, live_rows
 from sparsegroup.serving.example_call import ExampleCall, evaluating, input_names, output_names, signature_of

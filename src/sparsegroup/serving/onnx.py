@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from sparsegroup.extras import MissingExtraError, missing, require
+from sparsegroup.errors import MissingExtraError, missing, require
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.onnx_sizes import name_sizes
 from sparsegroup.serving.program import quiet

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from sparsegroup.artifact.disk import name_errors
+from sparsegroup.artifact.folder import name_errors
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.torch_errors import reason
 

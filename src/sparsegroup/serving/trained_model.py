@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from sparsegroup.checkpoint import load_checkpoint
-from sparsegroup.checkpoint.checkpoint_content import saved_state
-from sparsegroup.checkpoint.checkpoint_manifest import MANIFEST as CHECKPOINT
+from sparsegroup.checkpoint.load import saved_state
+from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import ClickModel, Config
@@ -20,7 +21,6 @@ from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_chec
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import find_run
-from sparsegroup.yaml_settings import SettingsError, checked
 
 Kind = Literal["run", "checkpoint", "export"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 from torch import Tensor
 
-from sparsegroup.artifact.disk import name_errors
+from sparsegroup.artifact.folder import name_errors
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 
 

@@ -1,24 +1,15 @@
 """The hash-keyed embedding table: rows appear when a key is first seen, and go when they are exactly zero."""
 
-from sparsegroup.constructor_help import document_constructors
-from sparsegroup.table.admission import AdmissionPolicy, EveryKey, MinCount, Probabilistic
+from sparsegroup.importing import document_constructors
 from sparsegroup.table.bag import HashEmbeddingBag
-from sparsegroup.table.conversion import convert, to_embeddings
-from sparsegroup.table.eviction import (
-    LFU,
-    LRU,
-    EvictionPolicy,
-    RankingPolicy,
-    UnusedFor,
-    ZeroRows,
-)
+from sparsegroup.table.conversion import TableEmbedding, TableEmbeddingBag, convert, to_embeddings
+from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey, MinCount, Probabilistic
+from sparsegroup.table.directory.eviction import LFU, LRU, EvictionPolicy, RankingPolicy, RowBlock, UnusedFor, ZeroRows
 from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
-from sparsegroup.table.key_array import field_keys
-from sparsegroup.table.row_block import RowBlock
+from sparsegroup.table.lookup.lookup import field_keys
+from sparsegroup.table.report import FieldCount, TableMemory
 from sparsegroup.table.sharded.exchange import ExchangeError
-from sparsegroup.table.table_embedding import TableEmbedding, TableEmbeddingBag
-from sparsegroup.table.table_report import FieldCount, TableMemory
 
 __all__ = [
     "LFU",

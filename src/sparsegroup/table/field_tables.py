@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsegroup.table.fallback import field_numbers
-from sparsegroup.table.hash_embedding import HashEmbedding
-from sparsegroup.table.key_array import checked_keys
+from sparsegroup.table.config import check_int
+from sparsegroup.table.hash_embedding import HashEmbedding, TableCounts
+from sparsegroup.table.lookup.fallback import field_numbers
+from sparsegroup.table.lookup.lookup import checked_keys
+from sparsegroup.table.report import FieldCount
 from sparsegroup.table.table import Table
-from sparsegroup.table.table_config import check_int
-from sparsegroup.table.table_counts import TableCounts
-from sparsegroup.table.table_report import FieldCount
 
 
 def tables_in(model: nn.Module) -> dict[str, HashEmbedding]:

@@ -14,29 +14,25 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.views import array_of
+from sparsegroup.kernels.step import array_of
 from sparsegroup.optim.averaging import with_zeros_of
 from sparsegroup.optim.stored import ROWS_LEFT_OUT, RowStep, StateOwner
 from sparsegroup.rules import Rule
-from sparsegroup.table.admission import SET_KEYS
-from sparsegroup.table.changes import Changes
-from sparsegroup.table.differentiable_lookup import Int64s, KeySearch, LookupResult
-from sparsegroup.table.directory import Directory, Evictor, RowLimit
-from sparsegroup.table.fallback import mask_new_rows
-from sparsegroup.table.key_array import key_array
-from sparsegroup.table.pending import TableLock
-from sparsegroup.table.row_block import ROWS_AT_A_TIME
-from sparsegroup.table.row_lookup import RowLookup, is_recomputation, pays_ahead
-from sparsegroup.table.row_start import RowStarts
-from sparsegroup.table.row_steps import RowSteps, TablePlan
-from sparsegroup.table.row_storage import WEIGHT, Floats, Rows, RowStorage
+from sparsegroup.table.config import TableConfig
+from sparsegroup.table.directory.admission import SET_KEYS
+from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit
+from sparsegroup.table.directory.eviction import ROWS_AT_A_TIME
+from sparsegroup.table.files.snapshot import TableSnapshot
+from sparsegroup.table.lookup.autograd import Int64s, KeySearch, LookupResult
+from sparsegroup.table.lookup.fallback import mask_new_rows
+from sparsegroup.table.lookup.kernels import RowStarts
+from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
+from sparsegroup.table.report import FieldCount, TableMemory, count_fields, memory_of
+from sparsegroup.table.rows.rows import WEIGHT, Floats, Rows, RowStorage
+from sparsegroup.table.rows.step import Changes, RowSteps, TablePlan
+from sparsegroup.table.rows.storage import new_directory, new_storage
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankShard
-from sparsegroup.table.storage_kinds import new_directory, new_storage
-from sparsegroup.table.table_config import TableConfig
-from sparsegroup.table.table_report import FieldCount, TableMemory, count_fields, memory_of
-from sparsegroup.table.table_snapshot import TableSnapshot
-from sparsegroup.table.world_check import check_world
 
 _KEYS_AT_A_TIME, _MOST_PASSES = 1 << 20, 16
 """At least this many keys are found by their row at a time, and the index is walked at most this often for it."""

@@ -1,7 +1,7 @@
 """Training a click model on a click log: the pass, its metrics, magnitude pruning, and what a run leaves behind."""
 
-from sparsegroup.constructor_help import document_constructors
-from sparsegroup.extras import require
+from sparsegroup.errors import require
+from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from sparsegroup.table.row_uses import LATEST
+from sparsegroup.table.directory.eviction import LATEST
 
 _SECONDS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _PATTERN = re.compile(rf"(\d+) ?({'|'.join(_SECONDS)})")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.cpu.online_logistic import COUNT, MEAN, MOMENTS, PARTS, SQUARES, SUM
+from sparsegroup.training.baseline import COUNT, MEAN, MOMENTS, PARTS, SQUARES, SUM
 
 
 def merged_baseline(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

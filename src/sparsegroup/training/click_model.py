@@ -6,10 +6,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
-from sparsegroup.names import ModelName
+from sparsegroup.names import ModelName, bytes_of
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table

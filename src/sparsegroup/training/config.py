@@ -14,6 +14,15 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.settings.yaml_settings import (
+    SettingsError,
+    Share,
+    StrictSettings,
+    checked,
+    keys_of,
+    read_yaml,
+    with_values,
+)
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_embedding
 from sparsegroup.training.compiled_network import WORTH_COMPILING
@@ -24,7 +33,6 @@ from sparsegroup.training.model_config import ModelConfig
 from sparsegroup.training.network_size import check_network_memory
 from sparsegroup.training.network_start import start_network
 from sparsegroup.training.optimizer_config import OptimizerConfig, targets_in
-from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings, checked, keys_of, read_yaml, with_values
 
 Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
 """Of a log: one path, or several."""

@@ -9,7 +9,7 @@ from sparsegroup.data.batches import Batch, complete
 from sparsegroup.data.log import Log
 from sparsegroup.data.shuffled_log import ShuffledLog
 from sparsegroup.names import AfterFirstEpoch
-from sparsegroup.optim.size_target import CONTROLS, RAMP
+from sparsegroup.optim.target import CONTROLS, RAMP
 from sparsegroup.training.epoch_streams import Epochs
 from sparsegroup.training.evaluation import EVALUATED
 

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import write_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import LargestFeature
-from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
 from sparsegroup.training.rank_group import ALONE, RankGroup
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
+from sparsegroup.errors import UserError
 from sparsegroup.models import NumberEncoder
-from sparsegroup.user_error import UserError
 
 _WHAT_TO_DO = (
     "the model takes numbers as they are: fill them in, or train with model.standardize=true, which takes them"

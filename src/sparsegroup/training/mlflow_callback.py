@@ -6,9 +6,9 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import shortened
-from sparsegroup.extras import require
+from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
 from sparsegroup.training.run_dir import MLFLOW, REPORT

@@ -7,15 +7,15 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from sparsegroup.data.log import Log
+from sparsegroup.errors import did_you_mean
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
 from sparsegroup.names import ModelName
-from sparsegroup.near_match import did_you_mean
+from sparsegroup.settings.yaml_settings import SettingsError, Share, StrictSettings
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.optimizer_config import SizeSetting
-from sparsegroup.yaml_settings import SettingsError, Share, StrictSettings
 
 
 def _age(given: object) -> object:

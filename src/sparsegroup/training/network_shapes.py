@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.config import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_size import outlined
-from sparsegroup.yaml_settings import SettingsError
 
 
 def check_network_shapes(config: Config, columns: Columns, weights: Mapping[str, Tensor]) -> None:

@@ -16,9 +16,8 @@ from pydantic import (
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from sparsegroup.byte_sizes import bytes_of
 from sparsegroup.groups import is_rows
-from sparsegroup.names import NormName, OptimizerName, ScheduleName, StateDtype, unknown_optimizer
+from sparsegroup.names import NormName, OptimizerName, ScheduleName, StateDtype, bytes_of, unknown_optimizer
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -36,9 +35,9 @@ from sparsegroup.optim import (
 )
 from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
+from sparsegroup.settings.yaml_settings import Share, StrictSettings, share_of
 from sparsegroup.training.further_options import check_further_options, check_magnitude
 from sparsegroup.training.rate_schedule import RateSchedule
-from sparsegroup.yaml_settings import Share, StrictSettings, share_of
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sparsegroup.extras import require
+from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.callbacks import Callback, scalars
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparsegroup.artifact.folder_lock import FolderLock
+from sparsegroup.artifact.folder import FolderLock
+from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.config import Config
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.rank_group import RankGroup
@@ -12,7 +13,6 @@ from sparsegroup.training.run_dir import is_free, read_provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import CONFIG
-from sparsegroup.yaml_settings import checked, read_yaml
 
 
 def lock_run(folder: Path) -> FolderLock:

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from sparsegroup.artifact import disk
-from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact import folder as disk
+from sparsegroup.artifact.folder import remove_folder, write_atomically
+from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.artifact.validation import finite, validated
-from sparsegroup.artifact.whole_folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
-from sparsegroup.checkpoint.checkpoint_manifest import CHECKPOINT
+from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
+from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import TableTotals, field_totals
 from sparsegroup.training.assessment import Assessment
@@ -37,7 +37,6 @@ from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 from sparsegroup.training.shown_settings import shown_settings
-from sparsegroup.yaml_settings import checked, read_yaml
 
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"

@@ -1,6 +1,6 @@
 """What is wrong with a run."""
 
-from sparsegroup.user_error import UserError
+from sparsegroup.errors import UserError
 
 
 class RunError(UserError):

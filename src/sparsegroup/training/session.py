@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsegroup.artifact.folder_lock import FolderLock
-from sparsegroup.artifact.whole_folder import remove_folder
+from sparsegroup.artifact.folder import FolderLock, remove_folder
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.checkpoint.checkpoint_content import saved_state
+from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, RankFigures, Summary
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.assessment import assess
 from sparsegroup.training.baseline import LogisticBaseline
@@ -51,7 +51,6 @@ from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import without_latest
 from sparsegroup.training.tracking import tracking_callbacks
-from sparsegroup.yaml_settings import SettingsError
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.artifact.whole_folder import remove_folder
+from sparsegroup.artifact.folder import remove_folder
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.optim import SizeTarget
 

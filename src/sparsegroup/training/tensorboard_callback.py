@@ -4,7 +4,7 @@ from pathlib import Path
 from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
-from sparsegroup.extras import require
+from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sparsegroup.extras import require
+from sparsegroup.errors import require
 from sparsegroup.training.callbacks import Callback
 from sparsegroup.training.config import TrackingConfig
 from sparsegroup.training.mlflow_callback import MLflowCallback

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, Count, Real, validated
 from sparsegroup.reporting.run_record import HistoryPoint
-from sparsegroup.tensor_words import shape_of
+from sparsegroup.tensors import shape_of
 from sparsegroup.training.baseline import check_baseline_state
 from sparsegroup.training.epoch_progress import EpochProgress
 

@@ -1,7 +1,7 @@
 """The search for settings: what is searched, a study in its folder, and what it has come to."""
 
-from sparsegroup.constructor_help import document_constructors
-from sparsegroup.extras import require
+from sparsegroup.errors import require
+from sparsegroup.importing import document_constructors
 
 require("tune", __name__)
 

@@ -6,11 +6,11 @@ from inspect import signature
 from typing import Any
 
 from sparsegroup.data.log import Log
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.click_model import NETWORKS
 from sparsegroup.training.config import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.tuning.search_parameter import Choice, Condition, Draws, Parameter, Span
-from sparsegroup.yaml_settings import SettingsError
 
 _VECTORS = Condition("model.name", tuple(name for name in NETWORKS if name != "lr"))
 _LAYERS = Condition(

@@ -11,9 +11,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from sparsegroup.artifact.disk import write_atomically
-from sparsegroup.artifact.folder_lock import FolderLock
+from sparsegroup.artifact.folder import FolderLock, write_atomically
 from sparsegroup.data.log import Log
+from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.config import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.tuning.rungs import STEPS, Reporting, Rungs, rungs_of
@@ -21,7 +21,6 @@ from sparsegroup.tuning.search_space import SearchSpace
 from sparsegroup.tuning.study_journal import JOURNAL, StudyJournal, damage_told, quiet_optuna
 from sparsegroup.tuning.study_manifest import STUDY, StudyManifest, TuningError
 from sparsegroup.tuning.trial_record import RungScore, State, TrialRecord, best_of, trials_csv
-from sparsegroup.yaml_settings import SettingsError
 
 BEST, TRIALS = "best.yaml", "trials.csv"
 

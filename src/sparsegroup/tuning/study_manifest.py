@@ -11,10 +11,10 @@ from pydantic import Field, Strict
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count
 from sparsegroup.data.log import Log
+from sparsegroup.errors import UserError
+from sparsegroup.settings.yaml_settings import checked
 from sparsegroup.training.config import Config
 from sparsegroup.tuning.search_space import SearchSpace
-from sparsegroup.user_error import UserError
-from sparsegroup.yaml_settings import checked
 
 STUDY_FILE = "study.json"
 

@@ -7,13 +7,13 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.columns.column_plan import planned_format
 from sparsegroup.data.formats.log_format import TEST_FRACTION, LogFormat
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
+from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
 _LISTS = ("time", "categorical", "numeric", "multi")
 

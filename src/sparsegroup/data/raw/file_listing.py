@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 
 import pyarrow.fs as fs
 
-from sparsegroup.artifact.disk import LONGEST_NAME
+from sparsegroup.artifact.folder import LONGEST_NAME
 from sparsegroup.data.local_files import LOCAL, check_name, on_disk
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.raw_file import RawFile, raw_file

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparsegroup.artifact.disk import new_folder, write_atomically
-from sparsegroup.artifact.file_facts import facts_of
+from sparsegroup.artifact.folder import new_folder, write_atomically
+from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.local_files import check_name, parquet_writer

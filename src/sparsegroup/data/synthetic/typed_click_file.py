@@ -7,7 +7,7 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.artifact.disk import write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.formats.log_format import TEST_FRACTION
 from sparsegroup.data.local_files import check_name, parquet_writer

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from sparsegroup import prox
-from sparsegroup.kernels import update_mark
+from sparsegroup.kernels import rounding
+from sparsegroup.kernels.cpu.intrinsics import allocate, on_stack, release
 from sparsegroup.kernels.cpu.jit import array_at, call, fill_8, inline, jitted
-from sparsegroup.kernels.cpu.memory import allocate, on_stack, release
-from sparsegroup.kernels.cpu.row_copies import find_rows, live_groups
-from sparsegroup.kernels.cpu.turns import enter, leave, take
+from sparsegroup.kernels.cpu.rows import find_rows, live_groups
+from sparsegroup.kernels.cpu.threads import enter, leave, take
 
 BLOCK = 256
 """Elements of a block. Its nine arrays take 9 KB of float32."""
@@ -47,7 +47,7 @@ NO_NORM = 0
 """In place of the address of `weigh_elements`, where λ21 = 0."""
 
 _soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
-_was_updated, _mark_updated = jitted(update_mark.scalar_was_updated), inline(update_mark.mark_updated)
+_was_updated, _mark_updated = jitted(rounding.scalar_was_updated), inline(rounding.mark_updated)
 _closed_form, _solution, _next_residual = inline(prox.closed_form), inline(prox.solution), inline(prox.next_residual)
 _base_step = inline(prox.base_step)
 
@@ -288,7 +288,7 @@ def step(
     """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
 
     Args:
-        turns: See `sparsegroup.kernels.cpu.turns`; a piece is a line of `work`.
+        turns: See `sparsegroup.kernels.cpu.threads`; a piece is a line of `work`.
         work: `[k, 3]` int64: tensor, first group, and one past the last, if there are so many.
         counts: `[tensors]` int64, groups.
         base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.

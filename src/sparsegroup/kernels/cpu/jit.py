@@ -4,24 +4,215 @@ Numba's own cache knows a compiled function by its file and line. A kernel here 
 what it calls lies in other files: so each carries a digest of all of that in its name.
 """
 
+import hashlib
+import logging
+import os
+import pickle
 import platform
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
-from types import FunctionType
+from pathlib import Path
+from pickle import UnpicklingError
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import llvmlite
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.dispatcher import Dispatcher
+from numba.core.extending import _Intrinsic
+from numba.core.runtime.nrt import rtsys
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
+from sparsegroup.importing import uncollected
 from sparsegroup.kernels.cpu import numba_namespace
-from sparsegroup.kernels.cpu.kernel_cache import ERRORS, KernelCache, compiling, say_not_kept
-from sparsegroup.kernels.cpu.kernel_digest import kernel_digest
 from sparsegroup.rules import bind
+
+_PLAIN = (int, float, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, ir.Type)
+_VERSIONED = ("llvmlite", "math", "numba", "numpy")
+"""Modules whose functions compile to what the versions of Numba and llvmlite say."""
+
+
+def kernel_digest(function: Callable[..., Any]) -> str:
+    """A digest of what `function` compiles to, as far as sources decide: another one for any other code or constant.
+
+    It covers the function, the functions, intrinsics and constants behind its globals, and theirs; of other modules,
+    the whole file.
+    """
+    versions = f"numba {numba.__version__} llvmlite {llvmlite.__version__} numpy {np.__version__}\n"
+    digest = hashlib.sha256(versions.encode())
+    for part in _parts(function, {}):
+        digest.update(part.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _parts(value: Any, seen: dict[int, int]) -> Iterator[str]:
+    """What is to be known of a constant, function or container; a function that came before is named by its number."""
+    if isinstance(value, Dispatcher):
+        yield repr(sorted(value.targetoptions.items()))
+        value = value.py_func
+    elif isinstance(value, _Intrinsic):
+        value = value._defn
+    if isinstance(value, FunctionType):
+        if id(value) in seen:
+            yield f"function {seen[id(value)]}"
+        else:
+            seen[id(value)] = len(seen)
+            yield f"function {value.__name__} {value.__defaults__!r}"
+            for cell in value.__closure__ or ():
+                yield from _parts(cell.cell_contents, seen)
+            yield from _code_parts(value.__code__, value.__globals__, seen)
+    elif isinstance(value, tuple | list | frozenset):
+        for item in sorted(value, key=repr) if isinstance(value, frozenset) else value:
+            yield from _parts(item, seen)
+    elif isinstance(value, _PLAIN):
+        yield f"{type(value).__name__} {value!s}"
+    elif isinstance(value, ModuleType):
+        file = getattr(value, "__file__", None)
+        if file is None or value.__name__.split(".")[0] in _VERSIONED:
+            yield value.__name__
+        else:
+            yield hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    elif isinstance(value, type) or (callable(value) and type(value).__module__ == "builtins"):
+        yield f"{value.__module__}.{value.__qualname__}"
+    else:
+        yield f"{type(value).__qualname__} {_state_digest(value)}"
+
+
+def _code_parts(code: CodeType, names: dict[str, Any], seen: dict[int, int]) -> Iterator[str]:
+    yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_parts(constant, names, seen)
+        elif constant is not code.co_consts[0] or not isinstance(constant, str):  # which is its docstring
+            yield from _parts(constant, seen)
+    for name in code.co_names:
+        if name in names:
+            yield name
+            yield from _parts(names[name], seen)
+
+
+def _state_digest(value: Any) -> str:
+    try:
+        return hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return os.urandom(16).hex()  # what nobody can compare is another one each time
+
+
+_logger = logging.getLogger(__name__)
+
+NOTICE_AFTER = 0.7
+"""Seconds after which a compilation says so."""
+
+ERRORS = (OSError, EOFError, UnpicklingError)
+"""What a cache raises that cannot be written or read."""
+
+_not_kept: set[str] = set()
+
+
+def say_not_kept(error: Exception) -> None:
+    """Warn, once, that compiled kernels are kept for this process alone."""
+    if not _not_kept:
+        _logger.warning(
+            "compiled kernels cannot be kept on disk (%s), so each process compiles them; $NUMBA_CACHE_DIR can name a "
+            "folder for them",
+            str(error).splitlines()[0],
+        )
+    _not_kept.add(str(error))
+
+
+class KernelCache(FunctionCache):
+    """Numba's cache on disk. What it holds is loaded without what Numba needs for compiling, half a second's imports.
+
+    Args:
+        py_func: The function, under a name that is another one for other sources.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What is on disk for a signature, or None: then it will be compiled."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None and hasattr(_here, "compilation"):
+            _here.compilation.begin()
+        return found
+
+
+class _Compilation:
+    """What goes on while Numba looks for a kernel on disk and, unless it finds it, compiles it.
+
+    Args:
+        name: What the kernel is called in messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """It is not on disk."""
+        if self._timer is not None:
+            return
+        self._started, self._said = time.perf_counter(), False
+        self._timer = threading.Timer(NOTICE_AFTER, self._say)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _say(self) -> None:
+        self._said = True
+        _logger.warning("compiling %s for this machine, once …", self._name)
+
+    def end(self) -> None:
+        """It is there, or failed."""
+        global _seconds
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        seconds = time.perf_counter() - self._started
+        _seconds += seconds
+        if self._said:
+            _logger.info("compiled %s in %.1f s", self._name, seconds)
+
+
+_seconds = 0.0
+
+
+def seconds_compiling() -> float:
+    """Seconds that this process has spent on compiling kernels, which are then on disk for all later ones."""
+    return _seconds
+
+
+_here = threading.local()
+
+
+@contextmanager
+def compiling(name: str, is_kept: bool = True) -> Iterator[None]:
+    """Around what loads a kernel, or compiles it: says so if it compiles for long.
+
+    Args:
+        name: What the kernel is called in messages.
+        is_kept: Whether it may be on disk.
+    """
+    compilation = _Compilation(name)
+    _here.compilation = compilation
+    try:
+        if not is_kept:
+            compilation.begin()
+        with uncollected():  # compiling makes many objects and no garbage, so none is sought: a fifth of the time
+            yield
+    finally:
+        compilation.end()
+        del _here.compilation
+
 
 COMPILER = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """Division by zero gives inf or NaN, as in torch; other threads run while a kernel does."""

@@ -14,12 +14,141 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.kernels.cpu import turns
-from sparsegroup.kernels.cpu.habit import Habit
-from sparsegroup.kernels.cpu.jit import Kernel
+from sparsegroup.kernels.cpu.jit import Kernel, fetch_and_add, jitted, kernel, load_now, relax
+
+Int64s = npt.NDArray[np.int64]
+
+
+# Places in the int64 array of a job, each in a cache line of its own.
+_LINE = 8
+_ENTERED, _LEFT, _RESULT, _TAKEN, _FRONT, _BACK, _DONE = range(0, 7 * _LINE, _LINE)
+_BELL, _RUNG = _RESULT + 1, _RESULT + 2  # its address, or 0; how often it had been rung before
+_PHASE = 4 * _LINE
+_PHASES = 4
+_WORDS = _TAKEN + _PHASES * _PHASE
+
+_PATIENCE = 2000
+"""How often `_settle` looks, some tens of microseconds in all: the others are in the middle of their last piece."""
+
+
+_STAY = 4000
+"""How often a helper looks at the bell, some tens of microseconds in all."""
+
+
+def new() -> npt.NDArray[np.int64]:
+    """The state of a job that nobody has begun."""
+    return np.zeros(_WORDS, np.int64)
+
+
+def new_with_helpers(bell: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The state of a job that nobody has begun, for its caller, who rings `bell` [1], and for helpers that stay.
+
+    Helpers that do not stay get it as its caller does; the bell is then rung more than once.
+    """
+    state = np.zeros(_WORDS + 1, np.int64)  # the word more tells a helper
+    state[_BELL], state[_RUNG] = bell.ctypes.data, bell[0]
+    return state[:_WORDS], state
+
+
+@jitted
+def _at(turns: Any, place: Any) -> Any:
+    return np.int64(turns.ctypes.data) + 8 * place
+
+
+@jitted
+def enter(turns: Any) -> Any:
+    """Begin to take pieces; gives the number of threads that have come before."""
+    if turns[_BELL] != 0 and len(turns) == _WORDS:
+        fetch_and_add(turns[_BELL], np.int64(1))
+    return fetch_and_add(_at(turns, _ENTERED), np.int64(1))
+
+
+@jitted
+def take(turns: Any, phase: Any, thread: Any, pieces: Any) -> Any:
+    """One of the numbers from 0 to `pieces` - 1 that nobody has taken, or -1. `thread` is what `enter` gave."""
+    if fetch_and_add(_at(turns, _TAKEN + _PHASE * phase), np.int64(1)) >= pieces:
+        return np.int64(-1)
+    if thread == 0:
+        return fetch_and_add(_at(turns, _FRONT + _PHASE * phase), np.int64(1))
+    return pieces - 1 - fetch_and_add(_at(turns, _BACK + _PHASE * phase), np.int64(1))
+
+
+@jitted
+def done(turns: Any, phase: Any) -> None:
+    """A piece is done."""
+    fetch_and_add(_at(turns, _DONE + _PHASE * phase), np.int64(1))
+
+
+@jitted
+def wait(turns: Any, phase: Any, pieces: Any) -> None:
+    """Until so many pieces are done: not long, as all have been taken."""
+    while load_now(_at(turns, _DONE + _PHASE * phase)) < pieces:
+        relax()
+
+
+@jitted
+def leave(turns: Any, result: Any) -> None:
+    """End; `result` is added to the others'. A helper that is to stay does, until the next job begins."""
+    fetch_and_add(_at(turns, _RESULT), np.int64(result))
+    fetch_and_add(_at(turns, _LEFT), np.int64(1))
+    if len(turns) > _WORDS:
+        looks = 0
+        while looks < _STAY and load_now(turns[_BELL]) <= turns[_RUNG] + 1:
+            relax()
+            looks += 1
+
+
+def _settle(turns: Any) -> bool:
+    for _ in range(_PATIENCE):
+        if load_now(_at(turns, _LEFT)) == load_now(_at(turns, _ENTERED)):
+            return True
+        relax()
+    return False
+
+
+_settle_kernel = kernel(_settle, "threads")
+
+
+def is_settled(turns: npt.NDArray[np.int64]) -> bool:
+    """Whether all who entered have left, waiting a little for them. Ask when no pieces are left."""
+    return bool(_settle_kernel(turns))
+
+
+def was_shared(turns: npt.NDArray[np.int64]) -> bool:
+    """Whether a second thread has taken pieces."""
+    return bool(turns[_BACK:_WORDS:_PHASE].any())
+
+
+def has_paid(turns: npt.NDArray[np.int64], bell: npt.NDArray[np.int64]) -> bool:
+    """Whether a helper that stayed leaves for the next job, and not for none, or for one that began without it."""
+    return bool(bell[0] == turns[_RUNG] + 2)
+
+
+def result(turns: npt.NDArray[np.int64]) -> int:
+    """The sum of what those who left have given."""
+    return int(turns[_RESULT])
+
+
+class Habit:
+    """Something that is done as long as it pays; when it has not, there is a pause, twice as long each time."""
+
+    _LONGEST = 63
+
+    def __init__(self) -> None:
+        self._pause = self._left = 0
+
+    def is_worth_it(self) -> bool:
+        """Whether to do it this time."""
+        self._left -= 1
+        return self._left < 0
+
+    def note(self, paid: bool) -> None:
+        """It has been done."""
+        self._pause = 0 if paid else min(2 * self._pause + 1, self._LONGEST)
+        self._left = self._pause
+
 
 _Job = Callable[[], object]
-Int64s = npt.NDArray[np.int64]
 
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -53,7 +182,7 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     """Call `kernel(turns, *arguments)` in this thread, and in others as they come free.
 
     Args:
-        kernel: Takes pieces of its work in turns, see `sparsegroup.kernels.cpu.turns`.
+        kernel: Takes pieces of its work in turns, see `sparsegroup.kernels.cpu.threads`.
         *arguments: The kernel's.
         alone: The work is too little to wake a thread for.
 
@@ -63,15 +192,15 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     helpers = 0 if alone or not kernel.is_ready else get_num_threads() - 1
     habits = _team().habits_of(kernel.name) if helpers else None
     if habits is None or not habits.calling.is_worth_it():
-        state = turns.new()
+        state = new()
         kernel(state, *arguments)
-        return turns.result(state)
+        return result(state)
     state = _call_for(helpers, kernel, arguments, habits.staying)
     kernel(state, *arguments)
-    while not turns.is_settled(state):
+    while not is_settled(state):
         time.sleep(0)
-    habits.calling.note(turns.was_shared(state))
-    return turns.result(state)
+    habits.calling.note(was_shared(state))
+    return result(state)
 
 
 def submit(job: _Job) -> None:
@@ -128,7 +257,7 @@ def _call_for(helpers: int, kernel: Kernel, arguments: tuple[Any, ...], staying:
     """Have as many threads help with a kernel as can be had; gives the state that it is to be called with."""
     team = _team_of(helpers)
     job: _Job
-    state, helping = turns.new_with_helpers(team.bell)
+    state, helping = new_with_helpers(team.bell)
     if helpers < _CORES and staying.is_worth_it():
         job = partial(_help_and_stay, kernel, helping, arguments, team.bell, staying)
     else:
@@ -140,7 +269,7 @@ def _call_for(helpers: int, kernel: Kernel, arguments: tuple[Any, ...], staying:
 
 def _help_and_stay(kernel: Kernel, state: Int64s, arguments: tuple[Any, ...], bell: Int64s, staying: Habit) -> None:
     kernel(state, *arguments)
-    staying.note(turns.has_paid(state, bell))
+    staying.note(has_paid(state, bell))
 
 
 def _serve(jobs: "SimpleQueue[_Job]") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sparsegroup.artifact.validation import finite
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import names_of
-from sparsegroup.kernels.regularizer import Regularizer
+from sparsegroup.kernels.step import Regularizer
 from sparsegroup.reporting.formatting import target_words
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.serving.finite_rows import check_rows
@@ -19,8 +19,8 @@ from sparsegroup.serving.inspection.row_scan import RowStatistics, read_rows
 from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
 from sparsegroup.serving.trained_model import Kind, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
+from sparsegroup.table.report import TableMemory
 from sparsegroup.table.table import Table
-from sparsegroup.table.table_report import TableMemory
 from sparsegroup.training.largest_features import Largest
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sparsegroup.serving.finite_rows import RowSource
 from sparsegroup.serving.inspection.histogram import Bins, magnitudes, shares
 from sparsegroup.serving.inspection.threshold import Threshold, ever_updated
-from sparsegroup.table.row_storage import WEIGHT
+from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.training.largest_features import Largest
 
 Int64s = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from sparsegroup.table.differentiable_lookup import Int64s
+from sparsegroup.table.lookup.autograd import Int64s
 from sparsegroup.table.sharded.rank_parts import RankShard
 from sparsegroup.table.sharded.routing import Routing, SendPlan, Sorter
 

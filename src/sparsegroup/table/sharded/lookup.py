@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sparsegroup.optim.stored import StoredParameter
-from sparsegroup.table.buckets import ABSENT
-from sparsegroup.table.differentiable_lookup import Int64s, LookupResult, expand, for_autograd
-from sparsegroup.table.fallback import mask_new_rows
-from sparsegroup.table.row_lookup import is_recomputation
+from sparsegroup.table.directory.buckets import ABSENT
+from sparsegroup.table.lookup.autograd import Int64s, LookupResult, expand, for_autograd
+from sparsegroup.table.lookup.fallback import mask_new_rows
+from sparsegroup.table.lookup.lookup import is_recomputation
 from sparsegroup.table.sharded.exchange import KeyExchange, Shards, attempt
 from sparsegroup.table.table import Table
 

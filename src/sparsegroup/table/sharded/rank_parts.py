@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.optim.stored import KEYS
-from sparsegroup.table.directory_notes import DIRECTORY_STATE, DROPPED, OF_ROWS, joined_state, share_of_state
+from sparsegroup.table.files.snapshot import DIRECTORY_STATE, DROPPED, OF_ROWS, joined_state, share_of_state
 from sparsegroup.table.sharded.routing import BUCKETS, Routing, are_in
 
 _PREFIX = re.compile(r"rank_(0|[1-9]\d*)_of_([1-9]\d*)")

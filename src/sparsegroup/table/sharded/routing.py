@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import jitted, kernel
-from sparsegroup.table.batch import distinct_in_order, slots_for
-from sparsegroup.table.differentiable_lookup import Int32s, Int64s
-from sparsegroup.table.hashing import mix
+from sparsegroup.table.directory.buckets import mix
+from sparsegroup.table.lookup.autograd import Int32s, Int64s
+from sparsegroup.table.lookup.kernels import distinct_in_order, slots_for
 
 BUCKETS = 1 << 12
 """Logical buckets: the most ranks that a table can lie on."""
 
 HASH = "murmur3-fmix64"
-"""The name of the hash: `sparsegroup.table.hashing.mix` of the key, salted."""
+"""The name of the hash: `sparsegroup.table.directory.buckets.mix` of the key, salted."""
 
 _SALT = np.uint64(0xB0CE_75A1_7C0D_E5D1)
 """Makes it another hash than those of a row's start, its admission and its fallback."""

@@ -1,0 +1,216 @@
+"""The ranks that write or read one checkpoint together."""
+
+import platform
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from sparsegroup.artifact.manifest import FolderFormat, Manifest
+from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Key, shortened
+from sparsegroup.errors import UserError
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.files.read import ALL, TableFile
+from sparsegroup.table.files.write import TableFacts
+from sparsegroup.table.sharded.exchange import Shards
+from sparsegroup.table.sharded.routing import Routing
+from sparsegroup.table.table import Table
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be written or read. The message names the file and what is wrong with it."""
+
+
+MANIFEST = "checkpoint.json"
+STATE = "state.safetensors"
+
+_NEIGHBOUR = re.compile(r"\.\./[^./\\\0][^/\\\0]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest(Manifest):
+    """What a checkpoint holds. Its parent is a neighbour: the checkpoint whose tables' rows this one changes.
+
+    Attributes:
+        step: The training step that it was written at.
+        written: Date and time, ISO 8601.
+        versions: The versions of Python, this package and torch.
+        tables: File name → the table's name in the model, and the table's facts. A sharded table has a file a rank.
+        state: `SavedState` as JSON; its tensors are in `STATE`.
+        routing: Which rank has which key, if tables are sharded.
+    """
+
+    step: Count
+    written: str
+    versions: Mapping[str, str]
+    tables: Mapping[str, tuple[str, TableFacts]]
+    state: Any
+    routing: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError unless parent, files, tables and routing fit together."""
+        if self.parent is not None and not _NEIGHBOUR.fullmatch(self.parent.path):
+            raise ValueError(
+                f"parent.path: a neighbour is expected, as in ../step-1, got {shortened(self.parent.path)}"
+            )
+        ranks = 1
+        if self.routing is not None:
+            try:
+                ranks = Routing.of_plain(self.routing).ranks
+            except (ValueError, TypeError, LookupError) as error:
+                raise ValueError(f"routing: {error}") from error
+        places = [(where, facts.rank) for where, facts in self.tables.values()]
+        for name, (where, facts) in self.tables.items():
+            if name not in self.files:
+                raise ValueError(f"tables.{name}: is not among the files")
+            if places.count((where, facts.rank)) > 1:
+                raise ValueError(f"tables.{name}: the table {where!r} is also in another file")
+            if facts.rank is not None and (self.routing is None or facts.rank >= ranks):
+                raise ValueError(f"tables.{name}.1.rank: there is no rank {facts.rank} of the table {where!r}")
+            if sum(place == where for place, _ in places) != (1 if facts.rank is None else ranks):
+                raise ValueError(f"tables.{name}: not all of the table {where!r} is there, or more")
+            try:
+                facts.check()
+            except ValueError as error:
+                raise ValueError(f"tables.{name}.1.{error}") from error
+
+    def check_parent(self, parent: Self) -> None:
+        """Raise ValueError unless the changes fit, as far as can be known without reading rows."""
+        if self.routing != parent.routing or self.tables.keys() != parent.tables.keys():
+            raise ValueError("its tables are others, or on other ranks")
+        for name, (_, facts) in self.tables.items():
+            before = parent.tables[name][1].rows
+            if facts.rows > before + facts.written:
+                raise ValueError(f"{name}: {facts.written:,} rows cannot make {facts.rows:,} of {before:,}")
+
+    def parts(self, folder: Path, where: str) -> list[TableFile]:
+        """The files of a table in `folder`, in the order of ranks."""
+        parts = []
+        for name, (place, facts) in self.tables.items():
+            if place == where:
+                is_sharded = facts.rank is not None and self.routing is not None
+                buckets = Routing.of_plain(self.routing or {}).range_of(facts.rank or 0) if is_sharded else ALL
+                parts.append(TableFile(folder / name, facts, buckets))
+        return sorted(parts, key=lambda part: part.buckets.start)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a checkpoint records."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("sparsegroup", "torch")}}
+
+
+CHECKPOINT = FolderFormat(
+    name="checkpoint",
+    file=MANIFEST,
+    version=1,
+    manifest=CheckpointManifest,
+    error=CheckpointError,
+    missing="no checkpoint",
+)
+
+
+@dataclass(frozen=True)
+class SavedOptimizer:
+    """A state dict without the rows of tables; `kind` is the rule's name, or the class of torch's own."""
+
+    kind: str
+    param_groups: list[dict[str, Any]]
+    state: Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class SavedRng:
+    """The states of torch's, NumPy's and Python's global generators."""
+
+    torch: Tensor
+    cuda: list[Tensor]
+    numpy: tuple[str, list[int], int, int, AnyReal]
+    python: tuple[Key, tuple[int, ...], AnyReal | None]
+
+
+@dataclass(frozen=True)
+class SavedRank:
+    """The random numbers of a rank: its global generators, and each optimizer's where it has one."""
+
+    rng: SavedRng
+    generators: list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """State dicts of the model, its optimizers and the scheduler, the random numbers of each rank, and `extra`."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    model: dict[str, Any]
+    optimizers: list[SavedOptimizer]
+    scheduler: dict[str, Any] | None
+    scheduler_kind: str | None
+    ranks: Annotated[list[SavedRank], Field(min_length=1)]
+    extra: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same in dictionaries and lists; nothing is copied."""
+        ranks = [{"rng": vars(rank.rng), "generators": rank.generators} for rank in self.ranks]
+        return {**vars(self), "optimizers": [vars(one) for one in self.optimizers], "ranks": ranks}
+
+
+Result = TypeVar("Result")
+
+
+class CheckpointRanks:
+    """The ranks that a model's tables are sharded over; one process without sharded tables counts as one rank.
+
+    Args:
+        model: The model.
+        operation: Names the work in messages of `ExchangeError`: "writing a checkpoint".
+
+    Attributes:
+        tables: Name of each table in the model → its rows.
+        rank: The number of this rank.
+        routing: Which rank has which key.
+
+    Raises:
+        CheckpointError: The tables are not all on the same ranks.
+    """
+
+    def __init__(self, model: nn.Module, operation: str) -> None:
+        tables = tables_in(model)
+        shards: dict[Any, Shards] = {t.across.shards.group: t.across.shards for t in tables.values() if t.across}
+        if len(shards) > 1 or (shards and any(table.per_rank for table in tables.values())):
+            raise CheckpointError(
+                "the tables of a checkpoint must be sharded over one process_group, or each rank must have its own "
+                f"whole tables; these differ: {', '.join(map(repr, tables))}"
+            )
+        self.tables: dict[str, Table] = {name: table.table for name, table in tables.items()}
+        self._shards, self._operation = next(iter(shards.values()), None), operation
+        self.rank = 0 if self._shards is None else self._shards.rank
+        self.routing = Routing(1) if self._shards is None else self._shards.routing
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process works without others."""
+        return self._shards is None
+
+    @property
+    def plain_routing(self) -> dict[str, Any] | None:
+        """The routing as the manifest has it; None for a process that works alone."""
+        return None if self._shards is None else self.routing.as_plain()
+
+    def all_of(self, local: Result) -> list[Result]:
+        """The values of all ranks, in their order; ExchangeError if the ranks do not meet."""
+        return [local] if self._shards is None else self._shards.of_all([local], self._operation)
+
+    def agree_on(self, local: object) -> bool:
+        """Whether all ranks, each of which must call this, have the same value."""
+        values = self.all_of(local)
+        return values.count(local) == len(values)
+
+    def do(self, action: Callable[[], Result]) -> Result:
+        """The result of an action of all ranks. If it fails on one, it raises on all: CheckpointError on the others."""
+        return action() if self._shards is None else self._shards.do(action, self._operation, CheckpointError)

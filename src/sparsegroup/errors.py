@@ -1,0 +1,88 @@
+"""Errors that a user can mend: their base, missing extras, names that were meant."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from typing import Literal
+
+
+class UserError(ValueError):
+    """Base of this package's errors about files, settings and arguments: the command line shows only the message.
+
+    Args:
+        message: What was given, what is expected, where, and what to do. It names parameters as Python does.
+        *parameters: The parameters named in backquotes, so that another interface can spell them in its own way.
+
+    Examples:
+        >>> error = UserError("`max_bad` must be below 1, got 2", "max_bad")
+        >>> error.spelled(lambda name: "--" + name.replace("_", "-"))
+        '--max-bad must be below 1, got 2'
+    """
+
+    is_told = False
+    """Whether another rank reports it to the user."""
+
+    def __init__(self, message: str = "", *parameters: str) -> None:
+        super().__init__(message)
+        self.parameters = parameters
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The message with `spell(name)` for each parameter that it names."""
+        message = str(self)
+        for name in self.parameters:
+            message = message.replace(f"`{name}`", spell(name))
+        return message
+
+
+Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
+
+_CHECKPOINT = ("pydantic", "safetensors", "xxhash")
+_CLI = ("jinja2", "matplotlib", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
+MODULES: Mapping[Extra, tuple[str, ...]] = {
+    "checkpoint": _CHECKPOINT,
+    "cli": (*_CHECKPOINT, *_CLI),
+    "mlflow": ("mlflow",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "tensorboard": ("tensorboard",),
+    "tune": ("optuna",),
+}
+"""The modules that each extra adds to the core."""
+
+
+class MissingExtraError(UserError, ImportError):
+    """Packages of an extra are needed; the message names them and the command that installs them."""
+
+
+def missing(extra: Extra) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [module for module in MODULES[extra] if find_spec(module) is None]
+
+
+def pip_install(extra: Extra) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'sparsegroup[{extra}]'"
+
+
+def require(extra: Extra, who: str) -> None:
+    """Raise MissingExtraError, which says that `who` needs it, unless all of an extra is installed."""
+    if absent := missing(extra):
+        raise MissingExtraError(f"{who} needs {', '.join(absent)}, not installed here: {pip_install(extra)}")
+
+
+def did_you_mean(given: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
+    """A question for an error message with at most `most` known names, or "" if none is like `given`.
+
+    `likeness`, from 0 to 1, is how similar a name must be.
+
+    Examples:
+        >>> from sparsegroup.errors import did_you_mean
+        >>> did_you_mean("colour", ["color", "noise"])
+        "did you mean 'color'?"
+        >>> did_you_mean("l12", ["l1", "l21", "lr"], most=3)
+        "did you mean 'l1' or 'l21'?"
+    """
+    near = [repr(name) for name in difflib.get_close_matches(given, list(known), most, likeness)]
+    if not near:
+        return ""
+    *first, last = near
+    return f"did you mean {', '.join(first)} or {last}?" if first else f"did you mean {last}?"

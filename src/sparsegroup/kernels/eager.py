@@ -1,0 +1,202 @@
+"""The step and the sweep in PyTorch: readable, on any device, the oracle of the compiled kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsegroup import prox
+from sparsegroup.groups import Grouping, grouping
+from sparsegroup.kernels.rounding import mark_updated, to_bfloat16, was_updated
+from sparsegroup.kernels.step import Regularizer, Slot, StepConstants, StepRequest, TensorStep, as_stored, compute_dtype
+from sparsegroup.rules import Rule
+
+
+@dataclass(frozen=True)
+class Block:
+    """A parameter or some of its rows: weights, u (None if not carried), `rule.state`. All in the compute dtype."""
+
+    x: Tensor
+    u: Tensor | None
+    state: Sequence[Tensor]
+
+
+def advance(
+    rule: Rule,
+    block: Block,
+    gradients: Sequence[Tensor],
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    sigma_0: float | None,
+    regularizer: Regularizer,
+    groups: Grouping,
+    dtype: torch.dtype,
+) -> Block:
+    """The block after one step, its `x` in `dtype`, in which the parameter is stored.
+
+    `gradients` has the Hessian's diagonal too for a second-order rule; `scalars`, `initial` and `sigma_0` are the
+    rule's, `initial` as the state is stored.
+    """
+    x, u = block.x, block.u
+    m, sigma, *state = rule.update(*gradients, *block.state, *scalars)
+    if u is None:  # the base optimizer
+        return Block(prox.base_step(x, m, sigma, x.new_zeros(())), None, state)
+    charged = u
+    if sigma_0 is not None:  # u₀ = σ₀ x₁
+        charged = torch.where(groups.any(was_updated(u)), u, sigma_0 * x)
+    stored, u_after = regularized_step(x, charged, m, sigma, regularizer, groups, dtype)
+    touched = ever_touched(gradients[0], u, block.state, initial, groups)
+    return Block(torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), state)
+
+
+def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequence[float], groups: Grouping) -> Tensor:
+    """Whether a group has ever had a non-zero gradient, by what that changes; broadcasts to `g`."""
+    touched = (g != 0) | was_updated(u)
+    for before, untouched in zip(state, initial, strict=True):
+        # As the state is stored: a default such as 0.1 has another float32 value.
+        touched |= before != torch.tensor(untouched, dtype=before.dtype)
+    return groups.any(touched)
+
+
+def regularized_step(
+    x: Tensor, u: Tensor, m: Tensor, sigma: Tensor, regularizer: Regularizer, groups: Grouping, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """x̂ in `dtype` and u⁺ in the compute dtype: the closed form of `sparsegroup.prox`, with z = u + m - σ x."""
+    zero, one = x.new_zeros(()), x.new_ones(())
+    two_l2 = 2 * regularizer.l2
+    z = u + m - sigma * x
+    s = prox.soft_threshold(z, regularizer.l1, zero)
+    r = prox.clip(z, regularizer.l1)
+    c = sigma + two_l2
+    q = zero
+    if regularizer.l21 > 0:
+        norm = groups.norm(regularizer.norm.weigh(s, c, zero))
+        tau = groups.sqrt_size * regularizer.tau
+        tau = tau.to(x.dtype) if isinstance(tau, Tensor) else x.new_full((), tau)
+        q = regularizer.penalty.shrinkage(norm, tau, zero, one, *regularizer.penalty.scalars())
+    keep = one if regularizer.keep else zero
+    y = prox.closed_form(x, s, q, c, keep, zero, one)
+    exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)
+    stored = exact.to(dtype)
+    rounding = zero if dtype == x.dtype else sigma * (stored.to(x.dtype) - exact)
+    return stored, mark_updated(prox.next_residual(r, s, q, y, two_l2, rounding), -zero)
+
+
+def survival_l21(
+    rule: Rule,
+    block: Block,
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    regularizer: Regularizer,
+    groups: Grouping,
+) -> Tensor:
+    """The largest λ21 at which each group is zero, by λ1, λ2 and the norm of `regularizer`; broadcasts to `block.x`."""
+    x, u, zero = block.x, _u(block), block.x.new_zeros(())
+    sigma = _sigma(rule, block, scalars)
+    s = prox.soft_threshold(u - sigma * x, regularizer.l1, zero)
+    weighed = regularizer.norm.weigh(s, sigma + 2 * regularizer.l2, zero)
+    norm = groups.norm(weighed) / (groups.sqrt_size * regularizer.norm.tau_scale)
+    touched = ever_touched(zero.expand_as(u), u, block.state, initial, groups)
+    return torch.where(touched, norm, torch.full_like(norm, torch.inf))
+
+
+def swept(
+    rule: Rule,
+    block: Block,
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    regularizer: Regularizer,
+    groups: Grouping,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x̂ in `dtype` and u⁺ of the closed form without a gradient, and which groups ever had one; the others stay."""
+    x, u = block.x, _u(block)
+    m = torch.zeros_like(x)
+    stored, u_after = regularized_step(x, u, m, _sigma(rule, block, scalars), regularizer, groups, dtype)
+    touched = ever_touched(m, u, block.state, initial, groups)
+    return torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), touched
+
+
+def _u(block: Block) -> Tensor:
+    return torch.zeros_like(block.x) if block.u is None else block.u
+
+
+def _sigma(rule: Rule, block: Block, scalars: Sequence[float]) -> Tensor:
+    """σ of a step whose gradient is zero, shaped as x."""
+    zero = torch.zeros_like(block.x)
+    gradients = [zero, zero] if rule.has_second_input else [zero]
+    _, sigma, *_ = rule.update(*gradients, *block.state, *scalars)
+    of_all: Tensor = zero + sigma
+    return of_all
+
+
+class EagerBackend:
+    """The step of `rule` in eager PyTorch: any device, dtype and grouping."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def takes(self, slot: Slot, sparse: bool) -> bool:
+        """Every parameter."""
+        return True
+
+    def check(self) -> None:
+        """Nothing is reported late."""
+
+    def step(self, request: StepRequest) -> None:
+        """See `Backend.step`."""
+        for tensor in request.tensors:
+            self._step(tensor.summed(), request.settings)
+
+    def _step(self, tensor: TensorStep, settings: StepConstants) -> None:
+        slot, rows, numbers = tensor.slot, tensor.rows, tensor.numbers
+        dtype = compute_dtype(slot.dtype)
+
+        def read(part: Tensor) -> Tensor:
+            return (part if rows is None else part[rows]).to(dtype)
+
+        def write(part: Tensor, value: Tensor) -> None:
+            if rows is None:
+                part.copy_(value)
+            else:
+                part.index_copy_(0, rows, value.to(part.dtype))
+
+        def write_state(number: int, part: Tensor, value: Tensor) -> None:
+            if part.dtype == torch.bfloat16:
+                value = to_bfloat16(value.float(), _elements(part, rows), numbers.seed, number)
+            write(part, value)
+
+        before = Block(read(slot.x), None if slot.u is None else read(slot.u), [read(part) for part in slot.state])
+        after = advance(
+            self.rule,
+            before,
+            [g.to(dtype) for g in (tensor.gradient, tensor.hessian) if g is not None],
+            numbers.scalars,
+            [as_stored(value, part.dtype) for value, part in zip(settings.initial, slot.state, strict=True)],
+            numbers.start[0] if self.rule.sigma_0 is not None else None,
+            settings.regularizer,
+            slot.groups if rows is None else grouping("rows", before.x.shape, slot.x.device),
+            slot.dtype,
+        )
+        for number, (part, moment) in enumerate(zip(slot.state, after.state, strict=True), 1):
+            write_state(number, part, moment)
+        moves = numbers.start[1]
+        x, u = after.x, after.u
+        if isinstance(moves, Tensor):  # only the device knows: x and u are written as they were
+            x = torch.where(moves != 0, x, before.x.to(x.dtype))
+            u = None if u is None or before.u is None else torch.where(moves != 0, u, before.u)
+        elif not moves:
+            return
+        write(slot.x, x)
+        if u is not None and slot.u is not None:
+            write_state(0, slot.u, u)
+
+
+def _elements(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    """The number of each element of `tensor`, or of some of its rows, wrapped to int32 as the kernels do."""
+    if rows is None:
+        return torch.arange(tensor.numel(), device=tensor.device).to(torch.int32).view(tensor.shape)
+    shape = tensor.shape[1:]
+    numbers = rows.unsqueeze(1) * shape.numel() + torch.arange(shape.numel(), device=tensor.device)
+    return numbers.to(torch.int32).view(-1, *shape)

@@ -1,1 +1,0 @@
-"""The step in eager PyTorch: readable, on any device, and the fallback of the others."""

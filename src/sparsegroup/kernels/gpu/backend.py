@@ -1,0 +1,210 @@
+"""Parameters on a GPU, by Triton's kernels. This module needs no Triton; what it calls does."""
+
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.step import Slot, StepRequest, TensorStep
+from sparsegroup.penalties import Lasso, PracticalNorm
+from sparsegroup.rules import Rule
+
+if TYPE_CHECKING:
+    from sparsegroup.kernels.gpu.launch import TensorTable
+
+
+class Watch:
+    """Counts on a device, and what has been heard of them.
+
+    Args:
+        device: Where they are.
+
+    Attributes:
+        counters: `[3]` int64 on the device: for the kernels, see `rows.table_rows`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.counters = torch.zeros(3, dtype=torch.int64, device=device)
+        self._heard = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._event: Any = None
+
+    def send(self) -> None:
+        """Ask for the counts as they are now, unless an answer is still on its way or a graph is captured."""
+        if self.counters.device.type != "cuda":
+            self._heard.copy_(self.counters)
+            self._event = True
+        elif not self._is_capturing() and (self._event is None or self._event.query()):
+            self._heard.copy_(self.counters, non_blocking=True)
+            self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(self.counters.device))
+
+    def arrived(self) -> list[int] | None:
+        """The counts of some step before, if an answer has come; never waits. None while a graph is captured."""
+        if self._event is None or self._is_capturing():
+            return None
+        if self._event is not True and not self._event.query():
+            return None
+        return self._heard.tolist()
+
+    def _is_capturing(self) -> bool:
+        return self.counters.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def now(self) -> list[int]:
+        """The counts, waiting for the device."""
+        return self.counters.tolist()
+
+    def clear(self, counter: int) -> None:
+        """Let a counter begin again at 0."""
+        self.counters[counter] = 0
+        self._heard = torch.zeros_like(self._heard, pin_memory=self.counters.device.type == "cuda")  # none on its way
+        self._event = None
+
+
+_NAMES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
+
+
+class Transfer:
+    """Sends arrays through two pinned buffers in turn, on a stream of its own, to which the current stream then waits.
+
+    Args:
+        device: Where to; for the CPU, arrays are copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = None
+        self._buffers: list[Tensor | None] = [None, None]
+        self._events: list[Any] = [None, None]
+        self._turn = 0
+
+    def send(self, *arrays: npt.NDArray[Any]) -> list[Tensor]:
+        """The contiguous `arrays` (int64, int32 or float32) as tensors on the device.
+
+        The host waits for none but the transfer before the last; the device, for the transfer alone.
+        """
+        places, size = [], 0
+        for array in arrays:
+            places.append(slice(size, size + array.nbytes))
+            size += -(-array.nbytes // 16) * 16
+        if self.device.type != "cuda":
+            block = torch.empty(size, dtype=torch.uint8)
+            _fill(block, places, arrays)
+        else:
+            block = self._send_pinned(size, places, arrays)
+        return [
+            block[place].view(_NAMES[array.dtype]).view(array.shape)
+            for place, array in zip(places, arrays, strict=True)
+        ]
+
+    def _send_pinned(self, size: int, places: list[slice], arrays: tuple[npt.NDArray[Any], ...]) -> Tensor:
+        turn = self._turn = 1 - self._turn
+        buffer, event = self._buffers[turn], self._events[turn]
+        if event is None:
+            self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            event = self._events[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        else:
+            event.synchronize()  # the buffer's last content has left it
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[turn] = torch.empty(2 * size, dtype=torch.uint8, pin_memory=True)
+        _fill(buffer, places, arrays)
+        with torch.cuda.stream(self._stream):
+            block = torch.empty(size, dtype=torch.uint8, device=self.device)
+            block.copy_(buffer[:size], non_blocking=True)
+            event.record(self._stream)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(event)
+        block.record_stream(current)
+        return block
+
+
+def _fill(block: Tensor, places: list[slice], arrays: tuple[npt.NDArray[Any], ...]) -> None:
+    memory = block.numpy()
+    for place, array in zip(places, arrays, strict=True):
+        memory[place] = array.reshape(-1).view(np.uint8)
+
+
+_STATE_DTYPES = {torch.float32, torch.bfloat16}
+
+
+@cache
+def is_ready(rule: Rule) -> bool:
+    """Whether a rule can be bound for Triton; False, with a warning, for one that cannot."""
+    from sparsegroup.kernels.gpu import bind
+
+    try:
+        bind.step_kernels(rule, True, PracticalNorm.weigh, Lasso.shrinkage)
+    except (OSError, SyntaxError, ValueError) as error:
+        warnings.warn(
+            f"the rule {rule.name!r} cannot be compiled for the GPU, its steps will be slow: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+class GpuBackend:
+    """The step in Triton: contiguous parameters on a GPU, many of them in one launch, without waiting for the device.
+
+    Args:
+        rule: The base optimizer.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._tables: dict[int, dict[tuple[Any, ...], TensorTable]] = {}
+        self._watches: dict[torch.device, Watch] = {}
+
+    def takes(self, slot: Slot, sparse: bool) -> bool:
+        """Groups that lie one after the other and fit a tile, of a rule that Triton can compile."""
+        return (
+            slot.fits
+            and slot.execution.wants_kernels
+            and slot.dtype in runtime.WEIGHT_DTYPES
+            and len(slot.state_dtypes) <= 1
+            and slot.state_dtypes <= _STATE_DTYPES
+            and runtime.serves(slot.x.device)
+            and (slot.width <= runtime.WIDEST_GROUP if sparse else self._fits_a_tile(slot))
+            and is_ready(self.rule)
+        )
+
+    @staticmethod
+    def _fits_a_tile(slot: Slot) -> bool:
+        return not slot.carries_u or 0 < slot.width <= runtime.WIDEST_GROUP
+
+    def check(self) -> None:
+        """See `Backend.check`."""
+        for watch in self._watches.values():
+            counts = watch.arrived()
+            if counts is not None and counts[1]:
+                watch.clear(1)
+                raise IndexError(
+                    f"a sparse gradient of a step before had {counts[1]} rows that its parameter has not, {counts[2]} "
+                    "for one; they were left out"
+                )
+
+    def step(self, request: StepRequest) -> None:
+        """See `Backend.step`. Rows that the parameter has not are left out, and reported by a later `check`."""
+        from sparsegroup.kernels.gpu.launch import GradientRuns, runs_of, step_rows, step_tensors
+
+        dense: list[TensorStep] = []
+        for tensor in request.tensors:
+            tensor = tensor.contiguous()
+            if tensor.rows is None:
+                dense.append(tensor)
+            elif len(tensor.rows):
+                g, rows, watch = tensor.gradient, tensor.rows.contiguous(), self._watch(tensor.rows.device)
+                gradient = runs_of(g, rows) if tensor.repeats else GradientRuns(g, rows, tensor.hessian)
+                step_rows(self.rule, tensor.slot, gradient, watch.counters, request.settings, tensor.numbers)
+                watch.send()
+        step_tensors(self.rule, dense, request.settings, self._tables.setdefault(request.group, {}))
+
+    def _watch(self, device: torch.device) -> Watch:
+        if device not in self._watches:
+            self._watches[device] = Watch(device)
+        return self._watches[device]

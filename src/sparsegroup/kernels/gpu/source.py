@@ -1,0 +1,372 @@
+"""The source of the GPU kernels: a tile of groups, rows of tables, whole tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import triton.language as tl
+
+SECOND_ORDER: bool = False  # bound
+HAS_START: bool = False  # bound
+CARRIES_U: bool = True  # bound
+HAS_NORM: bool = True  # bound
+STATES: int = 0  # bound
+_unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
+update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = next_residual = base_step = _unbound
+random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_updated = _unbound
+
+
+def nan_maximum(a: Any, b: Any) -> Any:
+    """The larger one, NaN if either is, as torch and NumPy have it: `xp.maximum`."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+def groups_and_lanes(GROUPS: Any, PADDED: Any) -> Any:
+    """The numbers of this program's groups, `[GROUPS, 1]`, and of the elements of each, `[1, PADDED]`."""
+    return tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None], tl.arange(0, PADDED)[None, :]
+
+
+def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) -> Any:
+    """Pointers to the lanes of a part `OFFSET` bytes into rows that begin at `address` `[groups, 1]`."""
+    pointer = address.to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, [16, 16])
+    return pointer + (OFFSET // (TYPE.primitive_bitwidth // 8) + lane)
+
+
+def row_address(pages: Any, row: Any, SHIFT: Any, ROW_BYTES: Any) -> Any:
+    """Where rows begin, in pages of 2**SHIFT rows of ROW_BYTES; for a negative row, where row 0 does."""
+    existing = tl.where(row >= 0, row, 0)
+    return tl.load(pages + (existing >> SHIFT)) + (existing & ((1 << SHIFT) - 1)) * ROW_BYTES
+
+
+def read_hessian(pointer: Any, inside: Any, otherwise: Any) -> Any:
+    """The Hessian's diagonal, where the rule wants one."""
+    if SECOND_ORDER:
+        return tl.load(pointer, mask=inside, other=0.0).to(tl.float32)
+    else:
+        return otherwise
+
+
+def any_in_group(mask: Any) -> Any:
+    """`[groups, 1]`."""
+    return tl.max(mask.to(tl.int32), 1, keep_dims=True) != 0
+
+
+def was_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
+    """Whether a group has ever had a non-zero gradient (`eager_step.ever_touched`), `[groups, 1]`."""
+    touched = (g != 0.0) | tile_was_updated(u)
+    for k in tl.static_range(STATES):
+        touched = touched | (state[k] != initial[k])
+    return any_in_group(touched & inside)
+
+
+def as_stored(value: Any, X: Any) -> Any:
+    """`value`, float32, rounded to what X can hold."""
+    if tl.float32 == X:
+        return value
+    elif tl.bfloat16 == X:
+        return nearest_bits(value.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    else:
+        return value.to(X).to(tl.float32)
+
+
+def regularized(
+    x: Any, u: Any, m: Any, sigma: Any, inside: Any, lambdas: Any, penalty: Any, tau: Any, X: Any
+) -> Any:  # fmt: skip
+    """x⁺ as stored, in float32, and u⁺: the closed form of `sparsegroup.prox` (`eager_step.regularized_step`)."""
+    l1, two_l2, keep, minus_zero = lambdas[0], lambdas[1], lambdas[2], lambdas[3]
+    z = u + m - sigma * x
+    s = soft_threshold(z, l1, 0.0)
+    r = clip(z, l1)
+    c = sigma + two_l2
+    q = 0.0
+    if HAS_NORM:
+        weighed = weigh(s, c, 0.0)
+        squares = tl.sum(tl.where(inside, weighed * weighed, 0.0), 1, keep_dims=True)
+        q = shrinkage(tl.sqrt_rn(squares), tau, 0.0, 1.0, *penalty)
+    y = closed_form(x, s, q, c, keep, 0.0, 1.0)
+    exact = solution(x, u, m, r, s, q, y, two_l2, c, 0.0)
+    stored = as_stored(exact, X)
+    after = next_residual(r, s, q, y, two_l2, sigma * (stored - exact) if tl.float32 != X else 0.0)
+    return stored, mark_updated(after, minus_zero)
+
+
+def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, PART: Any) -> None:
+    """Write a part of the state; bfloat16 is rounded stochastically."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        bits = value.to(tl.int32, bitcast=True)
+        rounded = keep_mark(rounded_bits(bits, random_bits(element.to(tl.int32), seed, PART)), bits)
+        tl.store(pointer, rounded.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=inside)
+    else:
+        tl.store(pointer, value, mask=inside)
+
+
+def step_tile(
+    x_at: Any, u_at: Any, state_at: Any, g: Any, hessian: Any, inside: Any, element: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any, ON_DEVICE: Any,
+) -> Any:  # fmt: skip
+    """One step of the groups in a tile, one per line. Gives x before and after.
+
+    `x_at`, `u_at` (where u is carried) and the tuple `state_at` are pointers; `element` is the number of each element,
+    for stochastic rounding. `start` is σ₀, and 0 where the learning rate is 0, else 1; `initial` are the states before
+    the first gradient; `lambdas` are λ1, 2 λ2, keep, -0; `penalty` are its scalars; `tau` is √d λ21, scaled to the
+    norm. ON_DEVICE: `scalars`, `start` and `seed` lie in the device's memory.
+    """
+    if ON_DEVICE:
+        scalars = [tl.load(value) for value in scalars]
+        start = [tl.load(value) for value in start]
+        seed = tl.load(seed)
+    X = x_at.dtype.element_ty
+    x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+    state = [tl.load(pointer, mask=inside, other=0.0).to(tl.float32) for pointer in state_at]
+    if SECOND_ORDER:
+        out = update(g, hessian, *state, *scalars)
+    else:
+        out = update(g, *state, *scalars)
+    m, sigma = out[0], out[1]
+    moves = tl.full([1, 1], start[1], tl.float32) != 0.0
+    if CARRIES_U:
+        u = tl.load(u_at, mask=inside, other=0.0).to(tl.float32)
+        charged = u
+        if HAS_START:
+            charged = tl.where(any_in_group(tile_was_updated(u)), u, start[0] * x)
+        stored, u_after = regularized(x, charged, m, sigma, inside, lambdas, penalty, tau, X)
+        changes = was_touched(g, u, state, initial, inside) & moves
+        stored = tl.where(changes, stored, x)
+        store_state(u_at, tl.where(changes, u_after, u), inside, element, seed, 0)
+    else:
+        stored = tl.where(moves, as_stored(base_step(x, m, sigma, 0.0), X), x)
+    tl.store(x_at, stored.to(X), mask=inside)
+    for k in tl.static_range(STATES):
+        store_state(state_at[k], out[2 + k], inside, element, seed, 1 + k)
+    return x, stored
+
+
+UNROLL: int = 4  # bound
+
+
+def sum_chunks(
+    g: Any, rows: Any, order: Any, sums: Any, count: Any, WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any
+) -> None:
+    """The sums of those chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these."""
+    chunk, lane = groups_and_lanes(GROUPS, PADDED)
+    here = chunk < count
+    first = tl.load(order + chunk * CHUNK, mask=here, other=0)
+    last = tl.load(order + chunk * CHUNK + (CHUNK - 1), mask=here, other=0)
+    here = here & (tl.load(rows + first, mask=here, other=0) == tl.load(rows + last, mask=here, other=1))
+    if tl.max(here.to(tl.int32)) != 0:
+        inside = here & (lane < WIDTH)
+        total = tl.zeros([GROUPS, PADDED], tl.float32)
+        for j in range(0, CHUNK, UNROLL):
+            for i in tl.static_range(UNROLL):
+                key = tl.load(order + chunk * CHUNK + (j + i), mask=here, other=0).to(tl.int64)
+                total += tl.load(g + key * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
+        tl.store(sums + chunk * WIDTH + lane, total, mask=inside)
+
+
+def sum_of_run(
+    g: Any, order: Any, sums: Any, first: Any, last: Any, lane: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any,
+) -> Any:  # fmt: skip
+    """Σ g over the keys of each run, `[GROUPS, PADDED]`: what precedes whole chunks, those, and what follows."""
+    from_chunk = (first + (CHUNK - 1)) // CHUNK
+    to_chunk = last // CHUNK
+    whole = tl.maximum(to_chunk - from_chunk, 0)
+    head = tl.where(whole > 0, from_chunk * CHUNK, last) - first
+    tail = tl.where(whole > 0, to_chunk * CHUNK, last)
+    steps = head + whole + (last - tail)
+    total = tl.zeros([GROUPS, PADDED], tl.float32)
+    longest = tl.max(steps).to(tl.int32)
+    for j in range(0, longest, UNROLL):
+        for i in tl.static_range(UNROLL):
+            k = j + i
+            chunked = (k >= head) & (k < head + whole)
+            single = (k < steps) & (k < head) | (k >= head + whole) & (k < steps)
+            position = tl.where(k < head, first + k, tail + (k - head - whole))
+            key = tl.load(order + position, mask=single, other=0).to(tl.int64)
+            total += tl.load(g + key * WIDTH + lane, mask=single & (lane < WIDTH), other=0.0).to(tl.float32)
+            chunk = from_chunk + (k - head)
+            total += tl.load(sums + chunk * WIDTH + lane, mask=chunked & (lane < WIDTH), other=0.0)
+    return total
+
+
+def gradient_of(
+    g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, run: Any, lane: Any, count: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any,
+) -> Any:  # fmt: skip
+    """Which runs there are, their rows, their gradient, and the Hessian's diagonal."""
+    here = run < count
+    if SUMMED:
+        row = tl.load(rows + run, mask=here, other=-1)
+        inside = here & (lane < WIDTH)
+        value = tl.load(g + run * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
+        return here, row, value, read_hessian(hessian + run * WIDTH + lane, inside, value)
+    else:
+        first = tl.load(starts + run, mask=here, other=0).to(tl.int64)
+        last = tl.load(starts + run + 1, mask=here, other=0).to(tl.int64)
+        here = first < last
+        key = tl.load(order + first, mask=here, other=0).to(tl.int64)
+        row = tl.load(rows + key, mask=here, other=-1)
+        total = sum_of_run(g, order, sums, first, last, lane, WIDTH, PADDED, GROUPS, CHUNK)
+        return here, row, total, total
+
+
+def report(counters: Any, bad: Any, row: Any) -> None:
+    """Count the `bad` rows, and keep one of them."""
+    many = tl.sum(bad.to(tl.int64))
+    tl.atomic_add(counters + 1, many, mask=many != 0)
+    tl.store(counters + 2 + row * 0, row, mask=bad)
+
+
+def tensor_rows(
+    x: Any, u: Any, state: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
+    count: Any, height: Any, counters: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Rows of a contiguous tensor `[height, WIDTH]`; those beyond it are counted in `counters[1]`, the last one kept.
+
+    There are `count` runs (or rows, where SUMMED: then line i of the gradient is that of `rows[i]`, each once).
+    `counters` `[3]` int64: not used, rows left out, one of them.
+    """
+    run, lane = groups_and_lanes(GROUPS, PADDED)
+    here, row, value, curvature = gradient_of(
+        g, hessian, rows, order, starts, sums, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+    )
+    report(counters, here & ((row < 0) | (row >= height)), row)
+    here = here & (row >= 0) & (row < height)
+    at = tl.where(here, row, 0) * WIDTH + lane
+    step_tile(
+        x + at, u + at, [pointer + at for pointer in state], value, curvature, here & (lane < WIDTH), at,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
+    )  # fmt: skip
+
+
+def table_rows(
+    pages: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
+    count: Any, height: Any, counters: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, ALIGNED: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Rows of a table in pages of 2**SHIFT rows; a row is x, u and the states, side by side.
+
+    Rows outside [0, height) are left out; one whose gradient is infinite or NaN is left as it is, and counted.
+
+    `pages` `[p]` are the addresses of the pages; `counters` `[3]` int64: how many more rows are not zero than before,
+    rows left out, one of them. In a row, u or the first state begins at byte FIRST_PART, the next PART_BYTES later.
+    ALIGNED: these and ROW_BYTES are multiples of 16.
+    """
+    run, lane = groups_and_lanes(GROUPS, PADDED)
+    _, row, value, curvature = gradient_of(
+        g, hessian, rows, order, starts, sums, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+    )
+    here = (row >= 0) & (row < height)
+    not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)
+    bad = here & any_in_group(not_finite & (lane < WIDTH))
+    report(counters, bad, row)
+    here = here & (bad == 0)
+    value = tl.where(here, value, 0.0)
+    curvature = tl.where(here, curvature, 0.0)
+    row = tl.where(here, row, 0)
+    base = row_address(pages, row, SHIFT, ROW_BYTES)
+    state: Any = ()
+    for k in tl.static_range(STATES):
+        state = state + (at_address(base, FIRST_PART + (CARRIES_U + k) * PART_BYTES, lane, STATE, ALIGNED),)
+    inside = here & (lane < WIDTH)
+    before, after = step_tile(
+        at_address(base, 0, lane, X, ALIGNED), at_address(base, FIRST_PART, lane, STATE, ALIGNED), state,
+        value, curvature, inside, row * WIDTH + lane,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
+    )  # fmt: skip
+    live_before = tl.sum(any_in_group((before != 0.0) & inside).to(tl.int64))
+    live_change = tl.sum(any_in_group((after != 0.0) & inside).to(tl.int64)) - live_before
+    tl.atomic_add(counters, live_change, mask=live_change != 0)
+
+
+def gather(
+    pages: Any, rows: Any, values: Any, count: Any,
+    X: Any, SHIFT: Any, ROW_BYTES: Any, OFFSET: Any, ALIGNED: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
+) -> None:  # fmt: skip
+    """values[i] = a part of row rows[i], or zeros where that is negative."""
+    line, lane = groups_and_lanes(GROUPS, PADDED)
+    row = tl.load(rows + line, mask=line < count, other=-1)
+    base = row_address(pages, row, SHIFT, ROW_BYTES)
+    value = tl.load(at_address(base, OFFSET, lane, X, ALIGNED), mask=(row >= 0) & (lane < WIDTH), other=0.0)
+    tl.store(values + line * WIDTH + lane, value, mask=(line < count) & (lane < WIDTH))
+
+
+def scatter(
+    pages: Any, rows: Any, values: Any, count: Any,
+    X: Any, SHIFT: Any, ROW_BYTES: Any, OFFSET: Any, ALIGNED: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
+) -> None:  # fmt: skip
+    """A part of row rows[i] = values[i], for distinct rows."""
+    line, lane = groups_and_lanes(GROUPS, PADDED)
+    inside = (line < count) & (lane < WIDTH)
+    base = row_address(pages, tl.load(rows + line, mask=line < count, other=0), SHIFT, ROW_BYTES)
+    value = tl.load(values + line * WIDTH + lane, mask=inside, other=0.0)
+    tl.store(at_address(base, OFFSET, lane, X, ALIGNED), as_stored(value.to(tl.float32), X).to(X), mask=inside)
+
+
+def step_groups(
+    x: Any, u: Any, state: Any, g: Any, hessian: Any, group: Any, groups: Any, lane: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    WIDTH: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Some of the `groups` groups of `WIDTH` elements of a contiguous tensor."""
+    at = group * WIDTH + lane
+    inside = (group < groups) & (lane < WIDTH)
+    value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+    curvature = read_hessian(hessian + at, inside, value)
+    step_tile(
+        x + at, u + at, [pointer + at for pointer in state], value, curvature, inside, at,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
+    )  # fmt: skip
+
+
+def dense(
+    x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """One contiguous tensor of `groups` groups."""
+    group, lane = groups_and_lanes(GROUPS, PADDED)
+    step_groups(
+        x, u, state, g, hessian, group, groups, lane,
+        scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
+    )  # fmt: skip
+
+
+def at_line(line: Any, TYPE: Any, ALIGNED: Any) -> Any:
+    """The pointer that lies at `line`."""
+    pointer = tl.load(line).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+def dense_many(
+    table: Any, firsts: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    X: Any, STATE: Any, GRADIENT: Any, ALIGNED: Any, TENSORS: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Many contiguous tensors.
+
+    `table` `[tensors, 3 + parts]` int64 has the number of groups, the addresses of g, of the Hessian's diagonal and of
+    the parts: x, u where it is carried, the states. `firsts` `[TENSORS]` int64 is the first program of each tensor;
+    beyond the last tensor, more than there are.
+    """
+    begins = tl.load(firsts + tl.arange(0, TENSORS)) <= tl.program_id(0)
+    tensor = tl.sum(begins.to(tl.int32), 0) - 1
+    line = table + tensor * (4 + CARRIES_U + STATES)
+    group, lane = groups_and_lanes(GROUPS, PADDED)
+    state: Any = ()
+    for k in tl.static_range(STATES):
+        state = state + (at_line(line + (4 + CARRIES_U + k), STATE, ALIGNED),)
+    step_groups(
+        at_line(line + 3, X, ALIGNED), at_line(line + (3 + CARRIES_U), STATE, ALIGNED), state,
+        at_line(line + 1, GRADIENT, ALIGNED), at_line(line + 2, GRADIENT, ALIGNED),
+        group - tl.load(firsts + tensor) * GROUPS, tl.load(line), lane,
+        scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
+    )  # fmt: skip

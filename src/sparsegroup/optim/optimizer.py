@@ -1,0 +1,416 @@
+"""`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from operator import is_
+from typing import Any, ClassVar, TypeAlias, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict
+
+from sparsegroup.groups import is_rows
+from sparsegroup.optim.adapters import adapter_of
+from sparsegroup.optim.arguments import check_given, check_hyperparameters, known_options, plain_threshold
+from sparsegroup.optim.constructor import bound_arguments, shown_signature
+from sparsegroup.optim.executor import StepExecutor
+from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.plans import ParameterPlan
+from sparsegroup.optim.state_loading import adapt_state_dict
+from sparsegroup.optim.stored import store_of
+from sparsegroup.penalties import Norm, Penalty
+from sparsegroup.rules import Rule
+from sparsegroup.tensors import plain
+
+ParamGroup: TypeAlias = dict[str, Any]
+Result = TypeVar("Result")
+
+_FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
+_PLAIN = (*_FIXED, tuple)
+
+_MANY_ROWS = 256
+"""Rows of a weight of which a batch may hold some only."""
+
+
+class GroupOptimizer(Optimizer):
+    """Base of the optimizers with sparse group lasso: Algorithm 1 of Yue et al. (2021) for any base optimizer.
+
+    After each step every group g of d weights solves, in closed form,
+
+        min_x  z·x + Σ σ/2 x² + λ1 ‖x‖₁ + √d λ21 ‖x‖₂ + λ2 ‖x‖₂²
+
+    (for `norm="s"`, with σ equal in the group), so that groups whose gradients do not insist are exactly zero. With
+    l1 = l21 = l2 = 0 the update is the base optimizer's. State and arithmetic are float64 for float64 parameters and
+    float32 for all others. Sparse (COO) gradients update the rows they hold and nothing else.
+
+    Subclasses set `rule`, which declares the hyperparameters; see "How to add an optimizer".
+
+    Args:
+        params: Parameters, `(name, parameter)` pairs or param groups, as for any torch optimizer: float64, float32,
+            bfloat16 or float16, dense, of any shape.
+        *hyperparameters: The rule's, in the order in which it declares them, or by name. These and all that follow can
+            be set per param group.
+        weight_decay: Added to the gradient as `weight_decay * x` (default 0); not with sparse gradients.
+        l1: λ1 ≥ 0 (default 0), the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
+        l21: λ21 ≥ 0 (default 0), the weight of √d ‖x‖₂ of each group.
+        l2: λ2 ≥ 0 (default 0), the weight of ‖x‖₂² (not of half of it).
+        groups: "rows" (default; dimension 0: an embedding vector; the elements of a 1-d parameter), "columns"
+            (dimension 1: the outgoing weights of an input unit of `nn.Linear`), "channels" (dimension 0: a filter;
+            `param_groups` finds dimension 1 for transposed convolutions), "all", an int dimension, or an int64
+            tensor with one group id ≥ 0 per row. Sparse gradients need "rows". A 0-d parameter is one group.
+        norm: "s" (default; the practical algorithm), "s_tilde" (eq. 10 as printed) or "metric" (the exact minimizer of
+            eq. 6).
+        penalty: Shape of the group threshold: "lasso" (default; the paper's), "mcp" or "hard", which leave large groups
+            unshrunk; or an object, such as `MCP(gamma=2.5)` or a penalty of yours ("How to add a penalty").
+        maximize: Maximize the objective (default False).
+        state_dtype: dtype of u and the rule's state: None (default; float64 for float64 parameters, float32 for all
+            others), torch.float32, or torch.bfloat16, which is rounded stochastically and takes half the memory. On the
+            CPU the rows of a `HashEmbedding` are stepped by a kernel with either (with weights of float64 it has state
+            of float64 alone); tensors with other state than the default by PyTorch's own operations.
+        fused: None (default): compiled kernels wherever they can be, Triton's on a GPU, Numba's on the CPU. True: the
+            same, but an error where the GPU's are missing. False: PyTorch's own operations.
+        foreach: True: PyTorch's own operations. There is one way to do that, tensor after tensor.
+        capturable: True: a step on a GPU may be captured in a CUDA graph; the step count, and the learning rate where
+            it is a tensor, stay on the device. Costs some small launches per param group where it is not captured.
+        differentiable: torch's; accepted at its default, otherwise refused.
+
+    Raises:
+        ValueError: A hyperparameter out of range, a group index that does not fit, a complex or sparse parameter.
+        TypeError: An unknown argument, or one of the wrong type.
+    """
+
+    rule: ClassVar[Rule]
+
+    def __init__(self, params: ParamsT, *hyperparameters: Any, **options: Any) -> None:
+        check_given(params, type(self).__name__)
+        super().__init__(params, bound_arguments(self.rule, type(self).__name__, hyperparameters, options))
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if hasattr(cls, "rule"):
+            cls.__signature__ = shown_signature(cls)  # type: ignore[attr-defined]
+
+    @classmethod
+    def checked_arguments(cls, *hyperparameters: Any, **options: Any) -> ParamGroup:
+        """All arguments but `params` by name, those given and the defaults of the others, checked.
+
+        It is what the constructor can check without parameters.
+
+        Raises:
+            ValueError, TypeError: As the constructor.
+
+        Examples:
+            >>> from sparsegroup import GroupAdam
+            >>> GroupAdam.checked_arguments(l21=1e-3)["betas"]
+            (0.9, 0.999)
+        """
+        arguments = bound_arguments(cls.rule, cls.__name__, hyperparameters, options)
+        check_hyperparameters(cls.rule, arguments, cls.__name__)
+        return arguments
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a param group; what it does not set is taken from the defaults.
+
+        Raises:
+            ValueError, TypeError: As the constructor; nothing is added.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
+        group = dict(param_group)
+        where = f"param group {len(self.param_groups)}"
+        check_given(group["params"], type(self).__name__, f" ({where})")
+        if not isinstance(group["params"], Tensor | set):
+            group["params"] = list(group["params"])
+        # Unlike torch, so that a misspelt l21 does not pass; the last two are what others keep there.
+        known = {*self.defaults, "params", "param_names", "initial_lr", "name", "lr_scale"}
+        group = known_options(group, known, type(self).__name__, f" ({where})")
+        self._check_group({**self.defaults, **group}, where)
+        _warn_of_decay({**self.defaults, **group}, where)
+        plain(super().add_param_group)(group)
+
+    def _check_group(self, group: ParamGroup, where: str) -> None:
+        """Raise unless the hyperparameters are in range and fit the parameters."""
+        check_hyperparameters(self.rule, group, where)
+        params = group["params"]
+        for index, item in enumerate([params] if isinstance(params, Tensor) else params):
+            name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)
+            here = f"{where}, {name}"
+            check_given(parameter, type(self).__name__, f" ({here})")
+            if not isinstance(parameter, Tensor):
+                raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
+            adapter_of(parameter).check(parameter, group, here)
+
+    def state_dict(self) -> StateDict:
+        """The state, as any torch optimizer gives it.
+
+        For a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's
+        state, `[n, dim]` each, beside "step".
+        """
+        state_dict = super().state_dict()
+        state_dict["param_groups"] = [plain_threshold(group) for group in state_dict["param_groups"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for index, parameter in enumerate(parameters):
+            if index in state_dict["state"]:
+                state_dict["state"][index] = adapter_of(parameter).exported(parameter, state_dict["state"][index])
+        return state_dict
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
+
+        State keeps the compute dtype whatever the parameter's: float32 for bfloat16 parameters.
+
+        Raises:
+            ValueError: State that the rule has not or that it lacks, or of another shape; nothing is changed.
+        """
+
+        def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
+            return adapt_state_dict(state_dict, self.param_groups, self.rule, type(self).__name__, self._check_group)
+
+        # Registered last, it sees what the user's own hooks have made of the state.
+        handle = self.register_load_state_dict_pre_hook(adapt)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
+        for parameter, entry in self.state.items():
+            if isinstance(parameter, Tensor):  # torch carries along entries that are of no parameter
+                adapter_of(parameter).restore(parameter, entry, self.rule, groups[parameter])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch: forget the gradients, or with `set_to_none=False` make them zero."""
+        if not set_to_none or torch.compiler.is_compiling():  # torch's own is slower, and known to Dynamo
+            super().zero_grad(set_to_none)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One optimization step.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+
+        Raises:
+            ValueError: A hyperparameter that is out of range by now, or a sparse gradient where it cannot be taken
+                (`groups` other than rows, `weight_decay`); nothing is changed.
+        """
+        if torch.compiler.is_compiling():  # as Dynamo sees it
+            return self._step_outside_graphs(closure)
+        return self._take_step(closure)
+
+    def _take_step(self, closure: Callable[[], float] | None) -> float | None:
+        self._check_ready()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        steps, plans = self._on_all_ranks(self._planned, "a step")
+        if self.rule.second_order:
+            plans = self._on_all_ranks(lambda: self._completed(plans), "the second derivatives of a step")
+        for step, planned in zip(steps, plans, strict=True):
+            if planned:
+                self._executor.carry_out(step, planned, self.state)
+        return loss
+
+    def _planned(self) -> tuple[list[GroupStep], list[list[ParameterPlan]]]:
+        """All of a step that can fail; nothing is changed."""
+        self._executor.check()
+        steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
+        return steps, [self._plan(step) for step in steps]
+
+    def _on_all_ranks(self, action: Callable[[], Result], what: str) -> Result:
+        """What an action gives; where tables lie on several ranks, it raises on all of them if it does on one."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return action()
+        stores = (store_of(parameter) for group in self.param_groups for parameter in group["params"])
+        ranks = {store.ranks.group: store.ranks for store in stores if store is not None and store.ranks is not None}
+        for one in ranks.values():
+            action = partial(one.do, action, what)
+        return action()
+
+    _step_outside_graphs = torch._disable_dynamo(_take_step)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def sweep(self, *, zero_untrained: bool = False) -> None:
+        """Apply the closed form to all groups once more, without a gradient, at the hyperparameters of this moment.
+
+        So a λ that has changed reaches rows that no batch has touched since: what no longer insists becomes exactly
+        zero, what does comes back. The base optimizer's state, the step count, param groups without λ, parameters
+        frozen by `requires_grad_(False)`, and groups that never had a non-zero gradient stay as they are. With the
+        lasso, norm "s" and λ2 = 0, a second sweep changes nothing. Where the learning rate is 0 it is taken as 2⁻²⁰.
+
+        Args:
+            zero_untrained: Rows of a `HashEmbedding` that were looked up in training and never had a non-zero gradient,
+                which are as random as they started, become zero too where λ21 > 0. Not while `prefetch` has looked up
+                the next batch: its new rows would lose their start.
+
+        Examples:
+            >>> import torch
+            >>> from sparsegroup import GroupAdam
+            >>> x = torch.nn.Parameter(torch.ones(2, 3))
+            >>> optimizer = GroupAdam([x], penalty="hard")
+            >>> x.grad = torch.tensor([[1.0], [0.01]]).expand(2, 3)
+            >>> optimizer.step()
+            >>> optimizer.param_groups[0]["l21"] = 100.0
+            >>> optimizer.sweep()
+            >>> (x != 0).any(dim=1).tolist()
+            [True, False]
+        """
+        for number, group in enumerate(self.param_groups):
+            self._check_group(group, f"param group {number}")
+        for number, group in enumerate(self.param_groups):
+            step = GroupStep.without_gradient(self.rule, group, number)
+            if step.regularizer.active:
+                for parameter in group["params"]:
+                    if parameter.requires_grad and self.state.get(parameter):
+                        adapter_of(parameter).sweep(
+                            parameter, step, self.state[parameter], zero_untrained=zero_untrained
+                        )
+
+    @torch.no_grad()
+    def census(self, number: int, sample: int = 0, seed: Sequence[int] = (0,)) -> list[GroupCensus]:
+        """Which λ21 the groups of a param group outlive, at the other hyperparameters of this moment.
+
+        Gives the rows of a table a dual residual u, if they carry none yet.
+
+        Args:
+            number: The param group, by its place.
+            sample: How many groups of a parameter to look at, at most; 0 for all.
+            seed: For drawing the sample.
+
+        Returns:
+            One entry for each of its parameters that has been stepped; where some of them are tables, of these alone.
+        """
+        group = self.param_groups[number]
+        stored = [parameter for parameter in group["params"] if store_of(parameter) is not None]
+        step = GroupStep.without_gradient(self.rule, group, number)
+        draw = np.random.default_rng([*seed, number])
+        return [
+            one
+            for parameter in stored or group["params"]
+            if self.state.get(parameter)
+            for one in adapter_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
+        ]
+
+    def _check_ready(self) -> None:
+        """Raise where a step cannot be taken now."""
+        started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if started and torch.cuda.is_current_stream_capturing():
+            for index, group in enumerate(self.param_groups):
+                if not group["capturable"]:
+                    raise RuntimeError(f"only a step with capturable=True can be captured (param group {index})")
+
+    def _plan(self, step: GroupStep) -> list[ParameterPlan]:
+        """All of a param group's step that can fail; nothing is changed."""
+        states = self.state
+        plans = [
+            adapter_of(parameter).plan(parameter, step, states, index)
+            for index, parameter in enumerate(step.group["params"])
+            if parameter.grad is not None
+        ]
+        return [plan.with_mean_square(step.group["groups"]) for plan in plans] if self.rule.mean_square else plans
+
+    def _completed(self, plans: list[list[ParameterPlan]]) -> list[list[ParameterPlan]]:
+        """The plans of the param groups with what the rule wants beside gradients: nothing, but for second order."""
+        return plans
+
+    @cached_property
+    def _executor(self) -> StepExecutor:
+        return StepExecutor(self.rule)
+
+    def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
+        """The step of a param group, whose hyperparameters are checked: the same one as long as they do not change."""
+        known: dict[int, _KnownStep] = self.__dict__.setdefault("_group_steps", {})
+        before, parameters = known.get(number), list(map(id, group["params"]))
+        if before is not None and before.is_of(group, parameters):
+            return before.step
+        self._executor.note_parameters(number, parameters)
+        options = [_unchanging(name, group) for name in group if name != "params"]
+        if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
+            known.pop(number, None)
+            self._check_group(group, f"param group {number}")
+            return GroupStep(self.rule, group, number)
+        if before is None or before.signature != (options, parameters) or before.step.group is not group:
+            self._check_group(group, f"param group {number}")
+            before = known[number] = _KnownStep(group, (options, parameters), GroupStep(self.rule, group, number))
+        return before.step
+
+
+class _KnownStep:
+    """The step of a param group, and what it was made of.
+
+    Args:
+        group: The param group.
+        signature: Its options as they can be compared, and the `id` of each parameter.
+        step: The step.
+    """
+
+    __slots__ = ("_options", "signature", "step")
+
+    def __init__(self, group: ParamGroup, signature: tuple[list[Any], list[int]], step: GroupStep) -> None:
+        self.signature, self.step = signature, step
+        # What cannot change within is the same if it is the same object, which is seen in a fifth of the time.
+        fixed = all(_is_fixed(option) for name, option in group.items() if name not in ("params", "param_names"))
+        self._options = list(group.values()) if fixed else []
+
+    def is_of(self, group: ParamGroup, parameters: list[int]) -> bool:
+        """Whether the group is still the same, as far as that can be seen at once."""
+        return (
+            self.step.group is group
+            and len(self._options) == len(group)
+            and all(map(is_, self._options, group.values()))
+            and self.signature[1] == parameters
+        )
+
+
+def _warn_of_decay(group: ParamGroup, where: str) -> None:
+    """Warn of a weight decay that updates rows of an embedding which no batch holds, and of λ21, which zeroes them."""
+    if not (group.get("weight_decay") and group["l21"] and is_rows(group["groups"])):
+        return
+    params = group["params"]
+    items = [params] if isinstance(params, Tensor) else params
+    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+    if any(x.ndim > 1 and len(x) >= _MANY_ROWS and store_of(x) is None for x in tensors):
+        warnings.warn(
+            f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also those that no batch has "
+            f"held, and with l21={group['l21']:g} these become zero ({where}). Give l2 in place of weight_decay, which "
+            "leaves such rows alone",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _is_fixed(option: Any) -> bool:
+    if isinstance(option, tuple):
+        return all(map(_is_fixed, option))
+    return option is None or isinstance(option, _FIXED)
+
+
+def _unchanging(name: str, group: ParamGroup) -> Any:
+    """An option as it can be compared with what it was; of a tensor that the host need not read, which it is."""
+    option = group[name]
+    if isinstance(option, list):
+        return tuple(option)
+    if isinstance(option, dict):
+        return tuple(option.items())
+    if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
+        return id(option), option.data_ptr(), option._version if name == "groups" else None
+    return option

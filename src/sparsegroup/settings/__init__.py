@@ -1,0 +1,1 @@
+"""Settings: files that declare them."""

@@ -1,0 +1,236 @@
+"""Settings that people write in YAML files: checked, with errors that name the key and the one that was meant."""
+
+import stat
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from sparsegroup.errors import UserError, did_you_mean
+
+MOST_BYTES = 1 << 20
+"""Size of a file of settings."""
+
+MOST_VALUES = 100_000
+"""Values in settings, each counted as often as aliases repeat it."""
+
+
+class StrictSettings(BaseModel):
+    """Keys with types; others are refused, and nothing is changed once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes true for 1, and integers of any length."""
+        kinds = _kinds_in(cls.model_fields[str(info.field_name)].annotation)
+        if any(isinstance(kind, type) and issubclass(kind, StrictSettings) for kind in kinds):
+            return value
+        given = list(_leaves(value))
+        if kinds & {int, float} and not kinds & {bool, Any} and any(isinstance(one, bool) for one in given):
+            raise ValueError("true and false are no numbers" + ("" if isinstance(value, bool) else f", got {value}"))
+        if any(isinstance(one, int) and abs(one) >= 1 << 64 for one in given):
+            raise ValueError("whole numbers must be below 2⁶⁴")
+        return value
+
+
+def _kinds_in(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    return {annotation}.union(*map(_kinds_in, get_args(annotation))) if _is_made(annotation) else {annotation}
+
+
+def _is_made(annotation: Any) -> bool:
+    return bool(get_args(annotation)) and get_origin(annotation) is not Literal
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """A value, or what lists and mappings hold in the end."""
+    if isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def share_of(value: object) -> object:
+    """A text such as "0.1%" or "0.001" as 0.001; anything else as it is.
+
+    Raises:
+        ValueError: The text is no number, with or without a %.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        raise ValueError("must be a share like 5% or .05") from None
+
+
+Share = Annotated[float, BeforeValidator(share_of), Field(ge=0, lt=1)]
+"""A number in [0, 1), or a text such as "0.1%"."""
+
+
+class SettingsError(UserError):
+    """Settings that do not hold. The message names the file, the key, and the nearest one that exists."""
+
+
+AnySettings = TypeVar("AnySettings", bound=StrictSettings)
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    "reading a mapping", node.start_mark, f"the key {key.value!r} is there twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, without what it leaves empty.
+
+    Raises:
+        SettingsError: It is not YAML, no mapping, no plain file, or larger than settings are.
+        OSError: It cannot be read.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):  # it may have no end
+        raise SettingsError(f"{path}: is a pipe or a device; write the settings into a file")
+    if about.st_size > MOST_BYTES:
+        raise SettingsError(f"{path}: {about.st_size:,} bytes; settings have at most {MOST_BYTES:,}")
+    try:
+        content = _parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{path}: not YAML ({error})") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path}: keys and values are expected, got {type(content).__name__}")
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def _parsed(text: str) -> Any:
+    """What YAML says.
+
+    Raises:
+        ValueError: It is not YAML, or its aliases stand for more than `MOST_VALUES` values.
+    """
+    try:
+        loader = _OnceLoader(text)
+        try:
+            node = loader.get_single_node()
+            _count(node, {})  # before anything is made of it: merged mappings are copied
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(" ".join(str(error).split())[:300]) from error
+
+
+def _count(node: Any, counted: dict[int, int]) -> int:
+    """How many values a node of YAML stands for; those of the nodes in it are noted in `counted`, 0 before they are."""
+    if id(node) not in counted:
+        counted[id(node)] = 0
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        nodes = [each for item in inner for each in (item if isinstance(item, tuple) else (item,))]
+        counted[id(node)] = 1 + sum(_count(each, counted) for each in nodes)
+    elif not counted[id(node)]:
+        raise ValueError("an alias stands for what it is in")
+    if counted[id(node)] > MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    return counted[id(node)]
+
+
+def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) -> AnySettings:
+    """`content` as settings of `kind`.
+
+    Args:
+        kind: The class.
+        content: Keys and values, nested as the class is.
+        source: Where they come from, for messages.
+
+    Raises:
+        SettingsError: An unknown or missing key, or a value of another type or out of range.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(kind, one, source) for one in error.errors())) from error
+
+
+def _explain(kind: type[StrictSettings], error: Any, source: str) -> str:
+    key = ".".join(map(str, error["loc"])) or "the whole"
+    if error["type"] == "extra_forbidden":
+        known = list(keys_of(kind))
+        if isinstance(error["input"], Mapping) and error["input"]:  # an unknown section
+            key = f"{key}.{next(iter(error['input']))}"
+        hint = did_you_mean(key, known, likeness=0.5) or f"there are {', '.join(known)}"
+        return f"{source}: no setting {key!r}; {hint}"
+    if error["type"] == "model_type":
+        return f"{source}: {key} has settings of its own, as in {key}.{_first_key(kind, key)}; got {error['input']!r}"
+    if error["type"] == "missing":
+        return f"{source}: {key} is missing"
+    message = error["msg"]
+    ours = message.startswith("Value error, ")
+    message = message.removeprefix("Value error, ") if ours else message[0].lower() + message[1:]
+    given = error["input"]
+    shown = (
+        f", got {given!r}" if not isinstance(given, dict | list | StrictSettings) and repr(given) not in message else ""
+    )
+    return f"{source}: {key}: {message}{shown}"
+
+
+def _first_key(kind: type[StrictSettings], section: str) -> str:
+    return next(key for key in keys_of(kind) if key.startswith(f"{section}.")).removeprefix(f"{section}.")
+
+
+def keys_of(kind: type[StrictSettings], prefix: str = "") -> Mapping[str, type[StrictSettings]]:
+    """All keys, nested ones with dots, and the class that each is in."""
+    found: dict[str, type[StrictSettings]] = {}
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, StrictSettings):
+            found |= keys_of(inner, f"{prefix}{name}.")
+        else:
+            found[prefix + (field.alias or name)] = kind
+    return found
+
+
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested `content` with other values at dotted keys."""
+    result = {name: dict(value) if isinstance(value, Mapping) else value for name, value in content.items()}
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            inner = place.get(section)
+            place[section] = place = dict(inner) if isinstance(inner, Mapping) else {}
+        place[last] = value
+    return result
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`key=value` as key and value, which is read as YAML.
+
+    Raises:
+        SettingsError: No `=`, no key, or a value that is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"`set` wants key=value, as in optimizer.l21=1e-3, got {text!r}", "set")
+    try:
+        return key.strip(), _parsed(value)
+    except ValueError as error:
+        raise SettingsError(f"`set` {text[:80]}: the value is not YAML ({error})", "set") from error

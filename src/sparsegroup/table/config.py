@@ -1,0 +1,212 @@
+"""The settings of a table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from numbers import Real
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+
+from sparsegroup.errors import did_you_mean
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.step import NUMPY_DTYPES
+from sparsegroup.names import bytes_of
+from sparsegroup.table.directory.admission import HIGHEST, AdmissionPolicy, EveryKey
+from sparsegroup.table.directory.buckets import MOST_ROWS
+from sparsegroup.table.directory.eviction import LFU, EvictionPolicy, RankingPolicy, Unit, ZeroRows
+from sparsegroup.table.lookup.kernels import Init
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+_SCRATCH = 256 << 20
+
+_SKETCHED = 16
+"""A table of limited bytes counts occurrences in so small a part of them."""
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """See `HashEmbedding`."""
+
+    dim: int
+    std: float
+    init: Init
+    seed: int
+    max_rows: int
+    field_bits: int
+    skips_nonfinite: bool
+    huge_pages: bool
+    dtype: np.dtype[Any]
+    """Of vectors on the host."""
+    weight_dtype: torch.dtype
+    device: torch.device
+    admission: AdmissionPolicy
+    eviction: EvictionPolicy
+    max_bytes: int | None
+    ranking: RankingPolicy
+    has_fallback: bool
+    on_device: bool
+    """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Working memory that is kept from one lookup to the next, at most: of lookups, and of exchanges of ranks."""
+        return _SCRATCH if self.max_bytes is None else min(_SCRATCH, self.max_bytes // 64)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a second training lookup of the same keys, before a step, finds what the first has found."""
+        return isinstance(self.admission, EveryKey) and not self.drops_rows and not self.has_fallback
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether the table drops rows without being called to."""
+        return self.max_bytes is not None or self.eviction.every is not None
+
+    @property
+    def unit(self) -> Unit | None:
+        """In what uses of rows are counted; None where no policy asks."""
+        return self.eviction.unit or (None if self.max_bytes is None else "steps")
+
+    @property
+    def sketch_bytes(self) -> int | None:
+        """Bytes of the sketch that counts occurrences of keys without a row; None: exactly, as distinct keys are."""
+        if self.max_bytes is None or self.admission.sketch_bytes is not None:
+            return self.admission.sketch_bytes
+        return 0 if isinstance(self.admission, EveryKey) else max(4096, self.max_bytes // _SKETCHED)
+
+
+def checked_config(
+    *,
+    dim: int,
+    std: float,
+    init: Init,
+    seed: int,
+    max_rows: int | None,
+    field_bits: int,
+    nonfinite: Literal["raise", "skip"],
+    huge_pages: bool,
+    admission: AdmissionPolicy | None,
+    eviction: EvictionPolicy | None,
+    max_bytes: int | str | None,
+    ranking: RankingPolicy | None,
+    fallback: bool,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> TableConfig:
+    """The config of a table by the arguments of `HashEmbedding`.
+
+    Raises:
+        ValueError, TypeError: An argument out of range.
+        RuntimeError: A GPU, and no Triton.
+    """
+    check_int("dim", dim, 1, 1 << 20)
+    check_int("seed", seed, 0, (1 << 64) - 1)
+    check_int("field_bits", field_bits, 0, 16)
+    for name, policy, base in (
+        ("admission", admission, AdmissionPolicy),
+        ("eviction", eviction, EvictionPolicy),
+        ("ranking", ranking, RankingPolicy),
+    ):
+        if policy is not None and not isinstance(policy, base):
+            raise TypeError(f"{name} must be of a class derived from sparsegroup.table.{base.__name__}, got {policy!r}")
+    if max_bytes is not None and admission is not None and admission.k > HIGHEST:
+        raise ValueError(f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {admission}")
+    if ranking is not None and max_bytes is None:
+        raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
+    if max_rows is not None:
+        check_int("max_rows", max_rows, 1, MOST_ROWS)
+    if isinstance(std, bool) or not isinstance(std, Real):
+        raise TypeError(f"std must be a number, got {std!r}")
+    if not 0 <= float(std) < float("inf"):
+        raise ValueError(f"std must be finite and >= 0, got {std!r}")
+    if init not in get_args(Init):
+        raise ValueError(f"init must be 'normal' or 'uniform', got {init!r}")
+    if nonfinite not in ("raise", "skip"):
+        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    place = _device(device)
+    on_device = place.type != "cpu" or runtime.serves(place)
+    known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
+    if on_device and dim > runtime.WIDEST_GROUP:
+        raise ValueError(f"dim must be <= {runtime.WIDEST_GROUP:,} on {place}, got {dim:,}")
+    if dtype not in known:
+        raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
+    return TableConfig(
+        dim=dim,
+        std=float(std),
+        init=init,
+        seed=seed,
+        max_rows=MOST_ROWS if max_rows is None else max_rows,
+        field_bits=field_bits,
+        skips_nonfinite=nonfinite == "skip",
+        huge_pages=bool(huge_pages),
+        admission=EveryKey() if admission is None else admission,
+        eviction=ZeroRows() if eviction is None else eviction,
+        max_bytes=None if max_bytes is None else bytes_of(max_bytes),
+        ranking=LFU() if ranking is None else ranking,
+        has_fallback=bool(fallback),
+        dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
+        weight_dtype=dtype,
+        device=place,
+        on_device=on_device,
+    )
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    """As torch has it: the default device for None, and the current one of several."""
+    place = torch.get_default_device() if device is None else torch.device(device)
+    if place.type == "cpu":
+        return torch.device("cpu")
+    if place.type != "cuda":
+        raise ValueError(f"device must be the CPU or a GPU ('cuda'), got {place}")
+    if not runtime.has_triton():
+        raise RuntimeError(f"a HashEmbedding on {place} needs Triton, which is not installed: pip install triton")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch finds no GPU here (torch.cuda.is_available() is False)")
+    if not runtime.serves(place):
+        raise ValueError(f"device={device!r}: a HashEmbedding needs a GPU of compute capability 8.0 or newer")
+    return place if place.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def check_int(name: str, value: object, lowest: int, highest: int) -> None:
+    """Raise unless `value` is an int from `lowest` to `highest`; `name` is the parameter's."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
+
+
+_HINTS: Mapping[str, str] = {
+    "num_embeddings": "a table has no vocabulary and grows by itself (max_rows limits it)",
+    "embedding_dim": "the length of a vector is called dim",
+    "padding_idx": "leave padding out, as by a bag with offsets, or multiply by a mask",
+    "sparse": "gradients are always sparse",
+}
+"""An argument of `nn.Embedding` → what a table has in its place."""
+
+
+def with_argument_hints(init: Constructor) -> Constructor:
+    """A constructor of a table whose TypeError says what to give in place of arguments that it does not take."""
+    takes = signature(init)
+
+    @wraps(init)
+    def checked(self: object, /, *given: Any, **named: Any) -> None:
+        try:
+            takes.bind(self, *given, **named)
+        except TypeError as error:
+            name, known = type(self).__name__, takes.parameters
+            hints = [
+                f"there is no {one!r}: {_HINTS.get(one) or did_you_mean(one, known, most=3) or 'leave it out'}"
+                for one in named
+                if one not in known
+            ]
+            if len(given) > 1:
+                hints.append(f"a table grows by itself: {name}(dim); all but dim is given by name, got {list(given)}")
+            raise TypeError(f"{name}: {'; '.join(hints) or error}") from None
+        init(self, *given, **named)
+
+    return checked  # type: ignore[return-value]

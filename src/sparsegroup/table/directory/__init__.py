@@ -1,0 +1,1 @@
+"""Keys to rows: index, counts, admission, eviction."""

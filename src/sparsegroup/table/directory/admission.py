@@ -1,0 +1,357 @@
+"""Which keys get a row: the policies to choose from, and what one of your own derives from."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.kernels.cpu.jit import kernel
+from sparsegroup.table.directory.buckets import ABSENT, mix
+from sparsegroup.table.directory.index import Index, keep_rows
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def checked_answer(policy: object, method: str, answer: object, count: int, dtype: type) -> npt.NDArray[Any]:
+    """The answer of a policy's `method`; raises ValueError unless it is an array `[count]` of `dtype`."""
+    result = np.asarray(answer)
+    if result.dtype != dtype or result.shape != (count,):
+        raise ValueError(
+            f"{type(policy).__name__}.{method} must give {np.dtype(dtype)} {[count]}, got {result.dtype} "
+            f"{list(result.shape)}"
+        )
+    return result
+
+
+_FEW = 1 << 12
+"""Admitted keys below which it does not pay to take them out of the index."""
+
+
+class ExactOccurrences:
+    """Candidates: keys without a row, each with the number of lookups in which it has come since it last had one."""
+
+    def __init__(self, huge_pages: bool) -> None:
+        self._huge_pages = huge_pages
+        self._clear()
+
+    def _clear(self) -> None:
+        self._index = Index(self._huge_pages, 16)
+        self._counts: Int64s = np.zeros(0, np.int64)
+        self._num_admitted = 0  # whose count is 0, and which are still in the index
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        return self._index.bytes + self._counts.nbytes if len(self._counts) else 0
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether a key is remembered that has to be forgotten when it gets a row."""
+        return self._index.num_keys > self._num_admitted
+
+    def _stored(self, keys: Int64s) -> Int64s:
+        """The count of each key, 0 for one that is no candidate."""
+        places = self._index.find(keys)
+        counts = np.zeros(len(keys), np.int64)
+        found = places != ABSENT
+        counts[found] = self._counts[places[found]]
+        return counts
+
+    def are_candidates(self, keys: Int64s) -> Bools:
+        """`[n]`, which of some keys are remembered."""
+        return self._stored(keys) > 0
+
+    def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
+        """In how many lookups each of some keys has come, this one included."""
+        return np.maximum(self._stored(keys) + (not again), 1)
+
+    def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool) -> None:
+        """Remember the counts of some distinct keys, and forget those that are admitted."""
+        counts = np.where(admitted, 0, counts)
+        places = self._index.find(keys)
+        known = places != ABSENT
+        self._num_admitted += int(np.count_nonzero(self._counts[places[known]]) - np.count_nonzero(counts[known]))
+        self._counts[places[known]] = counts[known]
+        self._add(keys[~known & ~admitted], counts[~known & ~admitted])
+        if self._num_admitted > max(_FEW, self._index.num_keys // 2):
+            self._drop_admitted()
+
+    def _add(self, keys: Int64s, counts: Int64s) -> None:
+        first, end = self._index.num_keys, self._index.num_keys + len(keys)
+        self._index.reserve(end)
+        if end > len(self._counts):
+            grown = np.zeros(max(2 * len(self._counts), end), np.int64)
+            grown[: len(self._counts)] = self._counts
+            self._counts = grown
+        self._index.settle(len(keys))  # before, for it may be as many as there are
+        self._index.insert(keys, np.arange(first, end))
+        self._counts[first:end] = counts
+
+    def _drop_admitted(self) -> None:
+        counts = self._counts[: self._index.num_keys]
+        keep_rows(self._index, counts > 0)
+        self._counts, self._num_admitted = counts[counts > 0], 0
+        self._index = self._index.shrunk()
+
+    def keys(self) -> Int64s:
+        """The candidates, `[n]`, in the order in which they first came."""
+        return self._content()[0]
+
+    def _content(self) -> tuple[Int64s, Int64s]:
+        counts = self._counts[: self._index.num_keys]
+        return self._index.keys_of_rows(0, len(counts))[counts > 0], counts[counts > 0]
+
+    def content(self) -> dict[str, npt.NDArray[Any]]:
+        """The candidates in ascending order and their counts, to be stored; nothing if there is none."""
+        keys, counts = self._content()
+        order = np.argsort(keys)  # places of keys that have waited before differ after a load
+        return {"candidates": keys[order], "candidate_counts": counts[order]} if len(keys) else {}
+
+    def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have the candidates of some content, and no others."""
+        self._clear()
+        if "candidates" in content:
+            self._add(content["candidates"], content["candidate_counts"])
+
+
+DEPTH = 4
+"""Counters of a key; the least of them is its count."""
+
+HIGHEST = 255
+"""A counter goes no further."""
+
+
+class OccurrenceSketch:
+    """Counts occurrences in `nbytes` bytes: never too few between two halvings, too many with a probability.
+
+    A row of w = nbytes / 4 counters is halved, all of it, after w occurrences. With n distinct keys since then a key
+    that has never come is taken for one that has with a probability of (1 - e^(-n/w))⁴: .2 % at n = w/4, 16 % at n = w.
+
+    Args:
+        nbytes: At least 4,096; or 0, and nothing is counted.
+    """
+
+    has_candidates = False  # what is in it need not be forgotten
+
+    def __init__(self, nbytes: int) -> None:
+        self._counters = np.zeros(self.shape(nbytes), np.uint8)
+        self._since_halving = self._lookups = 0
+
+    @staticmethod
+    def shape(nbytes: int) -> tuple[int, int]:
+        """The shape of the counters that fit in so many bytes."""
+        return DEPTH, nbytes // DEPTH
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, whatever it has counted."""
+        return self._counters.nbytes
+
+    def false_positive_rate(self, distinct: int) -> float:
+        """The probability that a new key counts as seen, after `distinct` keys since a halving."""
+        return (1.0 - math.exp(-distinct / self._counters.shape[1])) ** DEPTH
+
+    def stored(self, keys: Int64s) -> Int64s:
+        """How often each of some keys `[n]` has come, int64 `[n]`."""
+        counts = np.empty(len(keys), np.int64)
+        _read_kernel(keys, self._counters, counts)
+        return counts
+
+    def are_candidates(self, keys: Int64s) -> Bools:
+        """`[n]`, which of some keys may have come."""
+        return self.stored(keys) > 0
+
+    def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
+        """In how many lookups each of some keys has come, this one included; where chance `draws`, the lookup's number.
+
+        Counts that stop at 255 and are halved would let chance decide on a key by the same number again and again.
+        """
+        if draws:
+            return np.full(len(keys), self._lookups + (not again))
+        return np.maximum(self.stored(keys) + (not again), 1)
+
+    def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool = False) -> None:
+        """Raise the counters of some distinct keys, but of those that are admitted."""
+        waiting = ~admitted
+        _note_kernel(keys[waiting], np.minimum(counts[waiting], HIGHEST), self._counters)
+        self._lookups += not again
+        self._since_halving += int(np.count_nonzero(waiting))
+        if self._since_halving >= self._counters.shape[1]:
+            np.right_shift(self._counters, 1, out=self._counters)
+            self._since_halving = 0
+
+    def keys(self) -> Int64s:
+        """None: a sketch does not know the keys that it has counted."""
+        return np.zeros(0, np.int64)
+
+    def content(self) -> dict[str, npt.NDArray[Any]]:
+        """Its counters, occurrences since they were halved, and lookups, to be stored."""
+        age = np.array([self._since_halving, self._lookups], np.int64)
+        return {"sketch": self._counters.copy(), "sketch_age": age} if self.nbytes else {}
+
+    def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have the counters of some content, or those of its exact counts, if any."""
+        self._counters[:], self._since_halving, self._lookups = 0, 0, 0
+        if not self.nbytes:
+            return
+        if "sketch" in content:
+            self._counters[:] = content["sketch"]
+            self._since_halving, self._lookups = map(int, content["sketch_age"])
+        elif "candidates" in content:
+            keys = content["candidates"]
+            self.note(keys, content["candidate_counts"], np.zeros(len(keys), np.bool_), again=True)
+
+
+def _read_all(keys: Any, counters: Any, counts: Any) -> None:
+    width = np.uint64(counters.shape[1])
+    for i in range(len(keys)):
+        stream = np.uint64(keys[i])
+        least = np.int64(255)
+        for row in range(4):
+            stream = mix(stream + np.uint64(0x9E3779B97F4A7C15))
+            least = min(least, np.int64(counters[row, np.int64(stream % width)]))
+        counts[i] = least
+
+
+def _note_all(keys: Any, counts: Any, counters: Any) -> None:
+    width = np.uint64(counters.shape[1])
+    for i in range(len(keys)):
+        stream = np.uint64(keys[i])
+        for row in range(4):
+            stream = mix(stream + np.uint64(0x9E3779B97F4A7C15))
+            place = np.int64(stream % width)
+            counters[row, place] = max(counters[row, place], np.uint8(counts[i]))
+
+
+_read_kernel = kernel(_read_all, "the sketch of occurrences (read)")
+_note_kernel = kernel(_note_all, "the sketch of occurrences (write)")
+
+
+class AdmissionPolicy(ABC):
+    """Decides which keys that have no row get one: derive from it, and give it as `HashEmbedding(admission=policy)`.
+
+    It is asked in training mode, once per lookup that brings such keys. A key that is not admitted gives zeros and gets
+    no gradient; it counts as seen all the same. The policy is copied and pickled with its table.
+
+    Attributes:
+        sketch_bytes: Count occurrences in a sketch of so many bytes, ≥ 4,096. None: exactly, or, in a table with
+            `max_bytes`, in a sketch of a sixteenth of these.
+        k: The highest count that it tells from the next; a sketch counts to 255.
+        draws: Whether it admits by chance: instead of counts, which stop at 255 and are halved, a sketch gives it the
+            number of the lookup.
+    """
+
+    sketch_bytes: int | None = None
+    k: int = 1
+    draws: bool = False
+
+    @abstractmethod
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of some keys get a row now.
+
+        Args:
+            keys: `[n]`, distinct; none has a row.
+            counts: `[n]`, in how many lookups of training mode each has come since it last had a row, this one
+                included: ≥ 1.
+
+        Returns:
+            `[n]` bool.
+        """
+
+
+class EveryKey(AdmissionPolicy):
+    """Every key gets a row when training first sees it."""
+
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
+        """All of them. A table knows that, and does not ask."""
+        return np.ones(len(keys), np.bool_)
+
+
+class SetKeys(EveryKey):
+    """Keys whose vectors are set from outside get a row, and room has been found for them."""
+
+
+SET_KEYS = SetKeys()
+
+
+@dataclass(frozen=True)
+class MinCount(AdmissionPolicy):
+    """A key gets a row when it comes for the k-th time.
+
+    Args:
+        k: In so many lookups of training mode, ≥ 1; twice in one lookup counts once.
+        sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early; k is 255 at most.
+            None: exactly, in some 40 bytes for each key that waits (with `max_bytes`: in a sketch of a sixteenth of
+            these).
+
+    Raises:
+        ValueError: A number out of range.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import HashEmbedding, MinCount
+        >>> table = HashEmbedding(4, admission=MinCount(2))
+        >>> bool(table(torch.tensor([7])).any()), table.num_rows, table.num_seen
+        (False, 0, 1)
+        >>> bool(table(torch.tensor([7])).any()), table.num_rows
+        (True, 1)
+    """
+
+    k: int = field()
+    sketch_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be >= 1, got {self.k}")
+        if self.sketch_bytes is not None and self.sketch_bytes < 4096:
+            raise ValueError(f"sketch_bytes must be >= 4,096, got {self.sketch_bytes:,}")
+        if self.sketch_bytes is not None and self.k > 255:
+            raise ValueError(f"a sketch counts to 255: k must be <= 255 with sketch_bytes, got {self.k}")
+
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
+        """See `AdmissionPolicy`."""
+        return counts >= self.k
+
+
+@dataclass(frozen=True)
+class Probabilistic(AdmissionPolicy):
+    """A key gets a row at each occurrence with a probability: after 1 / p of them on average.
+
+    Whether it does is a function of key, count and seed, so that a resumed training decides alike. (In a table of
+    limited bytes, of key, number of the lookup, and seed.)
+
+    Args:
+        p: In (0, 1].
+        seed: In [0, 2⁶³).
+
+    Raises:
+        ValueError: p is out of range.
+    """
+
+    p: float
+    seed: int = 0
+    draws = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"p must be in (0, 1], got {self.p}")
+
+    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
+        """See `AdmissionPolicy`."""
+        drawn = _mixed(keys.view(np.uint64) ^ _mixed(counts.view(np.uint64) ^ _mixed(np.uint64(self.seed))))
+        admitted: npt.NDArray[np.bool_] = (drawn >> np.uint64(11)) * 2.0**-53 < self.p
+        return admitted
+
+
+def _mixed(value: Any) -> Any:
+    """SplitMix64's output function (Steele et al., 2014): uint64 → uint64."""
+    with np.errstate(over="ignore"):
+        value = value + np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return value ^ (value >> np.uint64(31))

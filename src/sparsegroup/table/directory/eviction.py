@@ -1,0 +1,301 @@
+"""Which rows lose their place: by themselves or when `shrink` is called, and for want of room."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.kernels.cpu.jit import kernel
+from sparsegroup.table.rows.rows import Rows
+
+Int64s = npt.NDArray[np.int64]
+
+
+LATEST = (1 << 32) - 1
+"""The last moment that there is."""
+
+BYTES = 8
+"""Of a row."""
+
+_CLOCK = "clock"
+_LAST, _COUNT = "last_used", "times_used"
+
+
+class RowUses:
+    """The last use of each row, in steps or in seconds, and the number of its uses; 8 bytes a row.
+
+    Args:
+        by_steps: Whether time goes by steps; else it is set.
+
+    Attributes:
+        now: Steps that have been taken, or the time that was set last.
+    """
+
+    def __init__(self, by_steps: bool) -> None:
+        self.by_steps = by_steps
+        self.now = 0
+        self._uses = np.zeros((0, 2), np.uint32)
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the rows that there are."""
+        return self._count * BYTES
+
+    @property
+    def _moment(self) -> int:
+        """At which a row is used now: in the step that is under way."""
+        return self.now + 1 if self.by_steps else self.now
+
+    def unused_for(self, first: int, last: int) -> Int64s:
+        """For how many whole steps, or seconds, each of the rows first, …, last - 1 has not been used."""
+        return np.maximum(self.now - self._uses[first:last, 0].astype(np.int64), 0)
+
+    def add(self, count: int) -> None:
+        """So many new rows are there, from now on."""
+        first, last = self._count, self._count + count
+        if last > len(self._uses):
+            self._uses.resize((max(last, len(self._uses) * 5 // 4), 2), refcheck=False)  # in place, where it can
+        self._uses[first:last] = self._moment, 0
+        self._count = last
+
+    def mark(self, rows: Int64s) -> None:
+        """The distinct `rows`, `[n]`, are used now; negative ones are none."""
+        _mark_kernel(rows, np.uint32(self._moment), self._uses)
+
+    def count(self, first: int, last: int) -> Int64s:
+        """How often each of the rows first, …, last - 1 has been used."""
+        return self._uses[first:last, 1].astype(np.int64)
+
+    def retain(self, kept: npt.NDArray[np.bool_]) -> None:
+        """The rows of the mask `[rows]` stay, renumbered in their order."""
+        self._count = int(_keep_kernel(kept, self._uses))
+        self._uses.resize((self._count, 2), refcheck=False)
+
+    def content(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
+        """What is known, to be kept: of some rows, or of all."""
+        uses = self._uses[: self._count] if rows is None else self._uses[rows]
+        return {
+            _LAST: uses[:, 0].astype(np.int64),
+            _COUNT: uses[:, 1].astype(np.int64),
+            _CLOCK: np.array([self.now], np.int64),
+        }
+
+    def load(self, content: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
+        """Know of `rows`, `[n]`, what some content says of as many rows; if it says nothing, they are new."""
+        if _CLOCK in content:
+            self.now = int(content[_CLOCK][0])
+            self._uses[rows, 0], self._uses[rows, 1] = content[_LAST], content[_COUNT]
+
+
+def _mark_all(rows: Any, now: Any, uses: Any) -> None:
+    for i in range(len(rows)):
+        row = rows[i]
+        if row >= 0:
+            uses[row, 0] = now
+            uses[row, 1] = min(np.int64(uses[row, 1]) + 1, np.int64(4294967295))
+
+
+def _keep_all(kept: Any, uses: Any) -> int:
+    target = 0
+    for row in range(len(kept)):
+        if kept[row]:
+            uses[target, 0], uses[target, 1] = uses[row, 0], uses[row, 1]
+            target += 1
+    return target
+
+
+_mark_kernel = kernel(_mark_all, "the rows' uses (mark)")
+_keep_kernel = kernel(_keep_all, "the rows' uses (keep)")
+
+
+ROWS_AT_A_TIME = 1 << 18
+"""So many, where all rows are looked at."""
+
+
+class RowBlock:
+    """Some rows, as a policy looks at them. What it does not ask for is not read.
+
+    Args:
+        memory: Where the rows are.
+        keys_of_all: Gives the keys of all rows.
+        uses: When they were used; None where the table does not keep that.
+        first, last: The rows first, …, last - 1.
+    """
+
+    def __init__(
+        self, memory: Rows, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int
+    ) -> None:
+        self._memory = memory
+        self._keys_of_all = keys_of_all
+        self._uses = uses
+        self._first, self._last = first, last
+
+    def __len__(self) -> int:
+        return self._last - self._first
+
+    @property
+    def keys(self) -> Int64s:
+        """`[n]`."""
+        return self._keys_of_all()[self._first : self._last]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the rows hold: "weight", and "u" and the optimizer's state where there is one."""
+        return self._memory.parts
+
+    def part(self, name: str) -> npt.NDArray[Any]:
+        """`[n, dim]` of a part, a copy."""
+        return self._memory.read(name, np.arange(self._first, self._last))
+
+    def live(self) -> npt.NDArray[np.bool_]:
+        """`[n]`, which rows have a non-zero vector."""
+        return self._memory.live(self._first, self._last)
+
+    def unused_for(self) -> Int64s:
+        """`[n]`, for how many whole steps, or seconds, each row has not been looked up in training.
+
+        Raises:
+            RuntimeError: No policy of the table has a `unit`.
+        """
+        return self._known_uses().unused_for(self._first, self._last)
+
+    def times_used(self) -> Int64s:
+        """`[n]`, in how many lookups of training each row has come since it is there.
+
+        Raises:
+            RuntimeError: As `unused_for`.
+        """
+        return self._known_uses().count(self._first, self._last)
+
+    def _known_uses(self) -> RowUses:
+        if self._uses is None:
+            raise RuntimeError('when rows were used is kept where the policy says in what: unit = "steps" or "seconds"')
+        return self._uses
+
+
+def blocks(
+    memory: Rows, count: int, keys: Callable[[], Int64s], uses: RowUses | None
+) -> Iterator[tuple[int, RowBlock]]:
+    """The rows 0, …, count - 1, some at a time, each time with the number of the first one."""
+    for first in range(0, count, ROWS_AT_A_TIME):
+        yield first, RowBlock(memory, keys, uses, first, min(first + ROWS_AT_A_TIME, count))
+
+
+Unit = Literal["steps", "seconds"]
+"""In what a table counts time: the optimizer's steps, or the seconds of `set_time`."""
+
+
+class EvictionPolicy(ABC):
+    """Decides which rows are dropped: derive from it, and give it as `HashEmbedding(eviction=policy)`.
+
+    It is asked when `shrink` is called, and now and then if it says so. An evicted key loses its vector and the
+    optimizer's state, its dual residual among it. It stays counted as seen; if it returns and is admitted, it is a new
+    row. Deltas and incremental checkpoints name it as gone. The policy is copied and pickled with its table.
+
+    Attributes:
+        every: It is also asked when so many steps, or seconds if that is its `unit`, have passed, at the next lookup in
+            training that no gradient is due to. None: only by `shrink`.
+        unit: "steps" or "seconds": when rows were used is kept, in 8 bytes a row, and can be asked. None: it is not.
+    """
+
+    every: int | None = None
+    unit: Unit | None = None
+
+    @abstractmethod
+    def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
+        """Which of some rows are dropped, `[len(rows)]` bool; all rows of the table come by in several calls."""
+
+
+class ZeroRows(EvictionPolicy):
+    """Rows that are exactly zero are dropped."""
+
+    def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
+        """See `EvictionPolicy`."""
+        return ~rows.live()
+
+
+@dataclass(frozen=True)
+class UnusedFor(EvictionPolicy):
+    """Dead rows that training has not looked up for long are dropped, by themselves, now and then.
+
+    Args:
+        steps: For so many of the optimizer's steps, ≥ 1.
+        seconds: Or for so many seconds, ≥ 1, as `set_time` counts them.
+        live: Drop live rows, too.
+        every: So many steps, or seconds, are between two checks, ≥ 1; None: a quarter of the age.
+
+    Raises:
+        ValueError: Both or neither of `steps` and `seconds`, or a number out of range.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding, UnusedFor
+        >>> table = HashEmbedding(4, eviction=UnusedFor(steps=10, every=1))
+        >>> optimizer = GroupAdam(table.parameters(), l21=1e3)  # so that all rows die
+        >>> for step in range(12):
+        ...     optimizer.zero_grad()
+        ...     table(torch.tensor([7 if step else 1])).sum().backward()
+        ...     optimizer.step()
+        >>> 1 in table, 7 in table, table.num_seen, table.num_evicted
+        (False, True, 2, 1)
+    """
+
+    steps: int | None = None
+    seconds: int | None = None
+    live: bool = False
+    every: int | None = None
+    unit: Unit | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", "seconds" if self.steps is None else "steps")
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError(f"one of steps and seconds is expected, got steps={self.steps}, seconds={self.seconds}")
+        if not 1 <= self._limit <= LATEST:
+            raise ValueError(f"{self.unit} must be in [1, {LATEST:,}], got {self._limit}")
+        if self.every is None:
+            object.__setattr__(self, "every", max(1, self._limit // 4))
+        elif self.every < 1:
+            raise ValueError(f"every must be >= 1, got {self.every}")
+
+    @property
+    def _limit(self) -> int:
+        limit = self.seconds if self.steps is None else self.steps
+        assert limit is not None
+        return limit
+
+    def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
+        """See `EvictionPolicy`."""
+        old: npt.NDArray[np.bool_] = rows.unused_for() >= self._limit
+        return old if self.live or not old.any() else old & ~rows.live()
+
+
+class RankingPolicy(ABC):
+    """Says which rows go first near `max_bytes`: derive from it, and give it as `HashEmbedding(ranking=policy)`.
+
+    What is lost with a row is what an eviction loses, see `EvictionPolicy`. When rows were used is kept for it.
+    """
+
+    @abstractmethod
+    def ranks(self, rows: RowBlock) -> Int64s:
+        """The ranks of some rows, `[len(rows)]` int64: those with the lowest go first, of equal ones the older ones."""
+
+
+class LRU(RankingPolicy):
+    """Dead rows go first, then live ones; among either, those that training has not looked up for the longest time."""
+
+    def ranks(self, rows: RowBlock) -> Int64s:
+        """See `RankingPolicy`."""
+        return np.where(rows.live(), LATEST + 1, 0) + LATEST - rows.unused_for()
+
+
+class LFU(RankingPolicy):
+    """Dead rows go first, then live ones; among either, those looked up least often, and of these the longest ago."""
+
+    def ranks(self, rows: RowBlock) -> Int64s:
+        """See `RankingPolicy`."""
+        times = np.minimum(rows.times_used(), (1 << 30) - 1)
+        return (np.where(rows.live(), 1 << 30, 0) + times) * (LATEST + 1) + LATEST - rows.unused_for()

@@ -1,0 +1,356 @@
+"""Taking keys out of an index where it is: nothing is copied aside, whatever its size."""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.kernels.cpu.jit import jitted, kernel, load, prefetch, store
+from sparsegroup.table.directory.buckets import (
+    ABSENT,
+    AHEAD,
+    BUCKET_BYTES,
+    COUNT,
+    FACTOR,
+    FRONTIER,
+    MASK,
+    NEW,
+    OLD,
+    PAGE_BUCKETS,
+    PHYSICAL,
+    SLACK,
+    STATE_LENGTH,
+    bucket_address,
+    find,
+    hash_of,
+    home,
+    insert,
+    measure,
+    put,
+    secret_of,
+    stretch,
+)
+from sparsegroup.table.rows.pages import MappedPages
+
+Int64s = npt.NDArray[np.int64]
+
+
+KEYS_PER_BUCKET, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.25, 1 << 10
+_SPEED = 4
+"""Buckets that the frontier moves per key inserted: it arrives long before the next stretch is due."""
+
+_LEAST_AHEAD = 1 << 15
+"""Buckets, 2 MiB of them."""
+
+
+def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
+    """The number of keys inserted; -1 - i if key i is there already."""
+    now, secret = measure(state), secret_of(state)
+    for i in range(len(keys)):
+        if i + AHEAD < len(keys):
+            prefetch(bucket_address(home(hash_of(keys[i + AHEAD], secret), now), pages))
+        hashed = hash_of(keys[i], secret)
+        if find(keys[i], hashed, now, pages) != ABSENT:
+            return -1 - i
+        if not insert(keys[i], rows[i], hashed, state, pages):
+            return i
+    return len(keys)
+
+
+def _find_all(keys: Any, state: Any, pages: Any, rows: Any) -> None:
+    now, secret = measure(state), secret_of(state)
+    for i in range(len(keys)):
+        if i + AHEAD < len(keys):
+            prefetch(bucket_address(home(hash_of(keys[i + AHEAD], secret), now), pages))
+        rows[i] = find(keys[i], hash_of(keys[i], secret), now, pages)
+
+
+def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -> int:
+    count = 0
+    for bucket in range(first, last):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            if load(slot + 8) != 0:
+                keys[count], rows[count] = load(slot), load(slot + 8) - 1
+                count += 1
+            slot += 16
+    return count
+
+
+def _keys_of_rows(first: int, last: int, state: Any, pages: Any, keys: Any) -> None:
+    """Write the keys of the rows first, …, last - 1 into `keys`."""
+    for bucket in range(state[PHYSICAL]):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            row = load(slot + 8) - 1
+            if first <= row < last:
+                keys[row - first] = load(slot)
+            slot += 16
+
+
+def _entries_of(wanted: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
+    """Write keys and rows of the rows that the mask `wanted` names."""
+    count = 0
+    for bucket in range(state[PHYSICAL]):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            row = load(slot + 8) - 1
+            if row >= 0 and wanted[row]:
+                keys[count], rows[count] = load(slot), row
+                count += 1
+            slot += 16
+
+
+def _end(state: Any, pages: Any) -> int:
+    """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
+    end = state[NEW]
+    while end < state[PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
+        end += 1
+    return int(end)
+
+
+def _stretch(budget: int, state: Any, pages: Any) -> bool:
+    return bool(stretch(budget, state, pages))
+
+
+_insert_kernel = kernel(_insert_all, "the table's index (insert)")
+_find_kernel = kernel(_find_all, "the table's index (find)")
+_scan_kernel = kernel(_scan, "the table's index (scan)")
+_keys_kernel = kernel(_keys_of_rows, "the table's index (keys)")
+_entries_kernel = kernel(_entries_of, "the table's index (entries)")
+_end_kernel = kernel(_end, "the table's index (end)")
+_stretch_kernel = kernel(_stretch, "the table's index (growth)")
+
+
+class Index:
+    """64-bit keys → rows.
+
+    Args:
+        huge_pages: See `MappedPages`.
+        buckets: To begin with.
+        secret: Mask and odd factor of the hash, uint64; None: drawn.
+
+    Attributes:
+        state: What the kernels above read and write.
+        pages: Where the pages' addresses are, for the kernels.
+    """
+
+    def __init__(self, huge_pages: bool, buckets: int = _FIRST_BUCKETS, secret: tuple[int, int] | None = None) -> None:
+        self._huge_pages = huge_pages
+        self._pages = MappedPages(PAGE_BUCKETS * BUCKET_BYTES, huge_pages)
+        self.state: Int64s = np.zeros(STATE_LENGTH, np.int64)
+        mask, factor = secret or (secrets.randbits(64), secrets.randbits(64) | 1)
+        self.state[[MASK, FACTOR]] = np.array([mask, factor], np.uint64).view(np.int64)
+        self._lay_out(buckets)
+        self.state[OLD] = buckets
+        self.state[FRONTIER] = self.state[PHYSICAL]
+
+    @property
+    def num_keys(self) -> int:
+        """Keys in it."""
+        return int(self.state[COUNT])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots."""
+        return (int(self.state[NEW]) + SLACK) * BUCKET_BYTES
+
+    @property
+    def buckets(self) -> int:
+        """Homes, those of a growth that is under way included."""
+        return int(self.state[NEW])
+
+    @property
+    def growth(self) -> tuple[int, int]:
+        """Homes before and after a growth that is under way; the same where none is."""
+        return int(self.state[OLD]), int(self.state[NEW])
+
+    def _buckets_for(self, count: int) -> int:
+        buckets = int(self.state[NEW])
+        if count <= KEYS_PER_BUCKET * buckets:
+            return buckets
+        return max(int(buckets * (_GROWTH if buckets > 1 << 18 else 2)), int(count / KEYS_PER_BUCKET * 1.1))
+
+    @staticmethod
+    def buckets_for(count: int) -> int:
+        """How many an index of `count` keys takes that has grown no further than it must."""
+        return max(_FIRST_BUCKETS, int(count / KEYS_PER_BUCKET * 1.1))
+
+    def with_buckets(self, buckets: int) -> "Index":
+        """The same keys in an index of so many buckets, which must suffice."""
+        other = Index(self._huge_pages, buckets)
+        for keys, rows in self.scan():
+            other.insert(keys, rows)
+        return other
+
+    def shrunk(self) -> "Index":
+        """The same keys in an index half as large, or smaller, if so much of it is not needed; else itself."""
+        least = Index.buckets_for(self.num_keys)
+        return self.with_buckets(least) if 2 * least <= self.buckets else self
+
+    def reserve(self, count: int) -> None:
+        """Make room for `count` keys in all.
+
+        Raises:
+            MemoryError: The system has no more; nothing has changed.
+        """
+        while (buckets := self._buckets_for(count)) > self.state[NEW]:
+            self._stretch(int(self.state[OLD]) + 1)  # to the end; it has arrived long since, but in a small table
+            self._lay_out(buckets)
+        if count > 2 * self.num_keys:  # more at a time than the frontier keeps pace with
+            self._stretch(int(self.state[OLD]) + 1)
+
+    def settle(self, inserted: int) -> None:
+        """Go on with the growth, in proportion to the keys just inserted."""
+        if inserted and self.state[OLD] != self.state[NEW]:
+            self._stretch(_SPEED * inserted)
+            self._prefault(2 * _SPEED * inserted)
+
+    def _prefault(self, budget: int) -> None:
+        """Prefault the memory that the next `budget` buckets of a growth move to, from the upper end down."""
+        old, new, frontier = (int(self.state[place]) for place in (OLD, NEW, FRONTIER))
+        if frontier <= old:
+            fresh, end = old + SLACK, frontier * new // old
+            self._pages.prefault(max(fresh, end - max(budget, _LEAST_AHEAD)) * BUCKET_BYTES, end * BUCKET_BYTES)
+
+    def _lay_out(self, buckets: int) -> None:
+        self._pages.reserve((buckets + SLACK) * BUCKET_BYTES)
+        self.state[NEW] = buckets
+        self.state[FRONTIER] = self.state[OLD]
+        self._note_pages()
+
+    def _note_pages(self) -> None:
+        self.pages = int(self._pages.addresses.ctypes.data)
+        self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
+
+    def extend(self) -> None:
+        """Add slack: so many keys crowd at the upper end that they don't fit behind their homes.
+
+        Only keys made for it do that; they are found all the same, if slowly.
+        """
+        self._pages.resize(len(self._pages) + 1)
+        settled = self.state[FRONTIER] > self.state[OLD]
+        self._note_pages()
+        if settled:
+            self.state[FRONTIER] = self.state[PHYSICAL]
+
+    def _stretch(self, budget: int) -> None:
+        if self.state[FRONTIER] > self.state[OLD]:  # no growth is under way
+            return
+        while not _stretch_kernel(budget, self.state, self.pages):
+            self.extend()
+
+    def insert(self, keys: Int64s, rows: Int64s) -> None:
+        """Add keys that are not there yet. `reserve` first.
+
+        Raises:
+            ValueError: One is there; those before it are added.
+        """
+        while (done := _insert_kernel(keys, rows, self.state, self.pages)) < len(keys):
+            if done < 0:
+                raise ValueError(f"key {keys[-1 - done]} appears twice")
+            self.extend()
+            keys, rows = keys[done:], rows[done:]
+
+    def find(self, keys: Int64s) -> Int64s:
+        """Rows of keys, `ABSENT` where a key has none."""
+        rows = np.empty(len(keys), np.int64)
+        _find_kernel(keys, self.state, self.pages, rows)
+        return rows
+
+    def keys_of_rows(self, first: int, last: int) -> Int64s:
+        """The keys of rows first, …, last - 1, in the order of the rows."""
+        keys = np.empty(last - first, np.int64)
+        _keys_kernel(first, last, self.state, self.pages, keys)
+        return keys
+
+    def entries_of(self, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
+        """Keys and rows of the rows that a mask over all rows names, in no particular order."""
+        count = int(np.count_nonzero(wanted))
+        keys, rows = np.empty(count, np.int64), np.empty(count, np.int64)
+        _entries_kernel(wanted, self.state, self.pages, keys, rows)
+        return keys, rows
+
+    def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
+        """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. Not to be changed meanwhile."""
+        step = at_most // 4
+        end = _end_kernel(self.state, self.pages)
+        for first in range(0, end, step):
+            last = min(first + step, end)
+            keys, rows = np.empty(4 * (last - first), np.int64), np.empty(4 * (last - first), np.int64)
+            count = _scan_kernel(first, last, self.state, self.pages, keys, rows)
+            yield keys[:count], rows[:count]
+
+
+_WORD = 64
+"""Rows of the mask in a word of bits, before each of which it is noted how many stay."""
+
+
+def keep_rows(index: Index, kept: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
+    """Keep the rows of the mask `[num_keys]`, renumbered in their order; the index stays as large as it is.
+
+    Returns:
+        Keys and former rows of the others, in no particular order.
+    """
+    words = np.zeros(-(-len(kept) // _WORD), np.uint64)
+    bits = np.packbits(kept, bitorder="little")
+    words.view(np.uint8)[: len(bits)] = bits  # little-endian, as the machines are that the kernels are compiled for
+    before = np.zeros(len(words) + 1, np.int64)
+    _count_kernel(words, before)
+    gone = len(kept) - int(before[-1])
+    keys, rows = np.empty(gone, np.int64), np.empty(gone, np.int64)
+    _keep_kernel(words, before, index.state, index.pages, keys, rows)
+    return keys, rows
+
+
+@jitted
+def ones(word: Any) -> Any:
+    """How many bits of a uint64 are set."""
+    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+def _count_all(words: Any, before: Any) -> None:
+    for i in range(len(words)):
+        before[i + 1] = before[i] + ones(words[i])
+
+
+def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, gone_rows: Any) -> None:
+    """Bucket after bucket is emptied, and what stays is put back.
+
+    It goes where it lay or further down, never up: its home is at or below its bucket, which has room again. Buckets
+    that have been passed lose nothing any more, so that what lies behind full ones is found.
+    """
+    secret = secret_of(state)
+    gone = stayed = 0
+    taken = np.empty((4, 2), np.int64)
+    for bucket in range(state[PHYSICAL]):
+        slot = bucket_address(bucket, pages)
+        count = 0
+        for _ in range(4):
+            key, row = load(slot), load(slot + 8) - 1
+            if row >= 0:
+                store(slot, 0)
+                store(slot + 8, 0)
+                if (words[row >> 6] >> np.uint64(row & 63)) & np.uint64(1):
+                    taken[count, 0], taken[count, 1] = key, row
+                    count += 1
+                else:
+                    gone_keys[gone], gone_rows[gone] = key, row
+                    gone += 1
+            slot += 16
+        for i in range(count):
+            key, row = taken[i, 0], taken[i, 1]
+            earlier = words[row >> 6] & ((np.uint64(1) << np.uint64(row & 63)) - np.uint64(1))
+            number = before[row >> 6] + ones(earlier)
+            put(key, number + 1, hash_of(key, secret), state, pages)
+        stayed += count
+    state[COUNT] = stayed
+
+
+_count_kernel = kernel(_count_all, "the table's index (counting)")
+_keep_kernel = kernel(_keep_all, "the table's index (removal)")

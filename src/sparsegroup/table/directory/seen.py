@@ -1,0 +1,203 @@
+"""How many distinct keys training has seen: exactly, or within some per cent in memory that does not grow, HyperLogLog.
+
+Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007), with the estimator of Ertl, "New cardinality estimation
+algorithms for HyperLogLog sketches" (2017), which needs no corrections for few or many keys.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.kernels.cpu.jit import kernel
+from sparsegroup.table.directory.buckets import mix
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class RememberedKeys:
+    """Counts distinct keys exactly: those that lost their row are remembered, in 8 bytes each."""
+
+    is_exact = True
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Have counted nothing."""
+        self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # ascending; some may have a row again
+        self._total = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.dropped.nbytes
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether `add` has to be given the keys, and not their number alone."""
+        return len(self.dropped) > 0
+
+    def add(self, count: int, keys: Int64s | None, are_candidates: Callable[[Int64s], Bools]) -> None:
+        """Count `count` distinct keys that had no row: new ones if no `keys` are given; else some have been counted."""
+        self._total += count
+        if keys is not None:
+            self._total -= int(np.count_nonzero(self._were_dropped(keys) | are_candidates(keys)))
+
+    def drop(self, keys: Int64s) -> None:
+        """Remember keys that have lost their row."""
+        new = np.unique(keys[~self._were_dropped(keys)].view(np.uint64))
+        self.dropped = np.concatenate([self.dropped, new])
+        self.dropped.sort(kind="stable")  # two ascending runs: a merge
+
+    def _were_dropped(self, keys: Int64s) -> Bools:
+        if not len(self.dropped):
+            return np.zeros(len(keys), np.bool_)
+        values = keys.view(np.uint64)
+        at = np.minimum(np.searchsorted(self.dropped, values), len(self.dropped) - 1)
+        found: Bools = self.dropped[at] == values
+        return found
+
+    def recount(self, known: Callable[[], Int64s], total: int | None) -> None:
+        """Have counted `total` keys; None: the `known` ones."""
+        self._total = len(known()) if total is None else total
+
+    def total(self, num_rows: int) -> int:
+        """How many distinct keys have been counted."""
+        return self._total
+
+    def by_field(self, rows: Int64s, without_row: Callable[[], Int64s]) -> Int64s:
+        """`[fields]`, how many distinct keys of each field have been counted, given those with a row and the others."""
+        bits = len(rows).bit_length() - 1
+        fields = (without_row().view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
+        return rows + np.bincount(fields, minlength=len(rows))
+
+    def content(self) -> dict[str, npt.NDArray[Any]]:
+        """Nothing: the dropped keys are stored apart, and the others are known."""
+        return {}
+
+    def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Nothing, likewise."""
+
+
+class HyperLogLog:
+    """Estimates the number of distinct keys, of each field that a key's top bits name, in memory that does not grow.
+
+    A field's count has a standard error of 1.04 / √registers: .8 % without fields, 1.6 % with 256 of them; that of all
+    is their sum.
+    """
+
+    is_exact = False
+    needs_keys = True
+    dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def __init__(self, field_bits: int) -> None:
+        self._field_bits = field_bits
+        self._registers = np.zeros(self.shape(field_bits), np.uint8)
+        self._log2 = self._registers.shape[1].bit_length() - 1
+        self._least = 0  # the estimate may be below a number that was known
+
+    @staticmethod
+    def shape(field_bits: int) -> tuple[int, int]:
+        """Fields, and registers of each."""
+        return 1 << field_bits, 1 << max(8, min(14, 20 - field_bits))
+
+    @staticmethod
+    def highest(field_bits: int) -> int:
+        """The highest number in a register."""
+        return 66 - HyperLogLog.shape(field_bits)[1].bit_length()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, whatever it has counted."""
+        return self._registers.nbytes
+
+    @property
+    def relative_error(self) -> float:
+        """The standard error of a field's count, as a share of it."""
+        return 1.04 / math.sqrt(self._registers.shape[1])
+
+    def clear(self) -> None:
+        """Have counted nothing."""
+        self._registers[:], self._least = 0, 0
+
+    def add(self, count: int, keys: Int64s | None, are_candidates: Callable[[Int64s], Bools]) -> None:
+        """Count keys `[n]`; those that have been counted before change nothing."""
+        assert keys is not None
+        self.add_keys(keys)
+
+    def add_keys(self, keys: Int64s) -> None:
+        """Count keys `[n]`; those that have been counted before change nothing."""
+        _add_kernel(keys, self._field_bits, self._log2, self._registers)
+
+    def drop(self, keys: Int64s) -> None:
+        """Count keys that have lost their row, as far as they have not been counted."""
+        self.add_keys(keys)
+
+    def recount(self, known: Callable[[], Int64s], total: int | None) -> None:
+        """Count the `known` keys, too; there were `total` at least."""
+        self.add_keys(known())
+        self._least = total or 0
+
+    def estimates(self) -> npt.NDArray[np.float64]:
+        """`[2 ** field_bits]`, how many distinct keys of each field have been counted."""
+        result = np.zeros(len(self._registers))
+        for field in np.flatnonzero(self._registers.any(axis=1)):
+            result[field] = _estimate(np.bincount(self._registers[field]))
+        return result
+
+    def total(self, num_rows: int) -> int:
+        """How many distinct keys have been counted, `num_rows` at least."""
+        self._least = max(self._least, num_rows, round(float(self.estimates().sum())))
+        return self._least
+
+    def by_field(self, rows: Int64s, without_row: Callable[[], Int64s]) -> Int64s:
+        """`[fields]`, how many distinct keys of each field have been counted, those with a row at least."""
+        return np.maximum(rows, np.rint(self.estimates()).astype(np.int64))
+
+    def content(self) -> dict[str, npt.NDArray[Any]]:
+        """Its registers, to be stored."""
+        return {"seen_registers": self._registers.copy()}
+
+    def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have the registers of some content, where there are any, and its candidates counted."""
+        if "seen_registers" in content:
+            self._registers = content["seen_registers"].copy()
+        if "candidates" in content:
+            self.add_keys(content["candidates"])
+
+
+def _add_all(keys: Any, field_bits: int, log2: int, registers: Any) -> None:
+    for i in range(len(keys)):
+        key = np.uint64(keys[i])
+        hashed = mix(key)
+        field = np.int64(key >> np.uint64(64 - field_bits)) if field_bits > 0 else np.int64(0)
+        place = np.int64(hashed >> np.uint64(64 - log2))
+        rank = np.uint8(1)
+        bit = np.uint64(1) << np.uint64(63 - log2)
+        while bit != np.uint64(0) and (hashed & bit) == np.uint64(0):
+            rank += np.uint8(1)
+            bit >>= np.uint64(1)
+        registers[field, place] = max(registers[field, place], rank)
+
+
+_add_kernel = kernel(_add_all, "the count of distinct keys")
+
+
+def _estimate(counts: npt.NDArray[np.int64]) -> float:
+    """Ertl's algorithm 6, for a hash so long that no register is full: `counts` of the registers that hold 0, 1, …"""
+    m, powers = float(counts.sum()), 0.5 ** np.arange(len(counts))
+    z = float(counts[1:] @ powers[1:]) + m * _sigma(counts[0] / m)
+    return m * m / (2.0 * math.log(2.0) * z)
+
+
+def _sigma(x: float) -> float:
+    """x + Σ x^(2^k) · 2^(k-1), k = 1, 2, …, for x < 1."""
+    result, weight = x, 1.0
+    while (x := x * x) * weight > 1e-18 * result:
+        result += x * weight
+        weight *= 2.0
+    return result

@@ -1,0 +1,1 @@
+"""Tables as state dicts and files."""

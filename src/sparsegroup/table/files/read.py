@@ -1,0 +1,203 @@
+"""Reading a table from its files: all of it, or the part of one rank, whatever ranks have written it."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+
+from sparsegroup.artifact.tensor_file import NAMES
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.table.config import TableConfig
+from sparsegroup.table.directory.buckets import ABSENT
+from sparsegroup.table.directory.index import Index
+from sparsegroup.table.files.snapshot import DIRECTORY_STATE, OF_ROWS, State, check_state, joined_state, share_of_state
+from sparsegroup.table.files.write import TableFacts, pieces
+from sparsegroup.table.rows.storage import new_directory, new_storage
+from sparsegroup.table.sharded.routing import BUCKETS, are_in, buckets_of
+from sparsegroup.table.table import Table
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+ALL = range(BUCKETS)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table, or of one rank's part of it.
+
+    Attributes:
+        path, facts: The file, and what the manifest says of it.
+        buckets: The logical buckets of its keys.
+    """
+
+    path: Path
+    facts: TableFacts
+    buckets: range
+
+    def share_in(self, wanted: range) -> float:
+        """The share of its buckets that are among others, and about that of its rows."""
+        both = range(max(self.buckets.start, wanted.start), min(self.buckets.stop, wanted.stop))
+        return len(both) / len(self.buckets)
+
+
+def read_table(config: TableConfig, chain: Sequence[Sequence[TableFile]], wanted: range = ALL) -> Table:
+    """The table that has been written, or its rows in the logical buckets `wanted`.
+
+    `chain` has the files of all rows, then those of changes in the order in which they were written: one of each rank,
+    the same ranks each time. Their facts agree with the config.
+
+    Raises:
+        ValueError: A file does not hold what its facts say.
+        MemoryError: The system has no more.
+    """
+    levels = [[file for file in level if file.share_in(wanted)] for level in chain]
+    reader = _Reader(config, wanted, levels)
+    for level in levels:
+        reader.take(level)
+    return reader.table(levels[-1])
+
+
+class _Reader:
+    """Rows that are read from one checkpoint after the other."""
+
+    def __init__(self, config: TableConfig, wanted: range, levels: Sequence[Sequence[TableFile]]) -> None:
+        self._config, self._wanted = config, wanted
+        if self._is_whole(levels[0]):
+            buckets = sum(file.facts.sensible_buckets for file in levels[0])
+        else:  # keys that come in the order of an index crowd in one that is smaller
+            buckets = Index.buckets_for(sum(int(file.facts.rows * file.share_in(wanted)) for file in levels[-1]))
+        self._directory, self._storage = new_directory(config, buckets), new_storage(config)
+        self._rows: dict[int | None, int] = {}  # of each rank that has written
+
+    def table(self, last: Sequence[TableFile]) -> Table:
+        """All that was read, with what the facts of the last files say of it."""
+        directory, storage, facts = self._directory, self._storage, [file.facts for file in last]
+        is_whole = self._is_whole(last)
+        buckets = sum(one.sensible_buckets for one in facts) if is_whole else Index.buckets_for(directory.num_rows)
+        directory.set_buckets(buckets)
+        directory.count_seen(sum(one.seen for one in facts) if is_whole else None)
+        storage.recount(directory.num_rows)
+        storage.count_skipped(sum(file.facts.skipped_rows for file in last if file.buckets.start in self._wanted))
+        return Table(self._config, directory, storage)
+
+    def _is_whole(self, level: Sequence[TableFile]) -> bool:
+        return all(file.share_in(self._wanted) == 1 for file in level)
+
+    def take(self, level: Sequence[TableFile]) -> None:
+        """Take over what one checkpoint's files hold."""
+        with ExitStack() as stack:
+            contents = [stack.enter_context(safe_open(file.path, "numpy")) for file in level]
+            for file, content in zip(level, contents, strict=True):
+                self._check(file, content)
+            states = [self._state(file, content) for file, content in zip(level, contents, strict=True)]
+            joined = joined_state(states)
+            self._directory.load_state(joined)
+            for file, content, own in zip(level, contents, states, strict=True):
+                self._take(file, content, {**own, **joined})
+
+    def _check(self, file: TableFile, content: Any) -> None:
+        """Raise ValueError unless the file holds what could be rows of the table."""
+        path, facts, config = file.path, file.facts, self._config
+        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", config.dtype)):
+            if content.get_slice(name).get_dtype() != NAMES[kind]:
+                raise ValueError(f"{path}: {name} are {content.get_slice(name).get_dtype()}, expected is {NAMES[kind]}")
+        keys, rows = (content.get_slice(name).get_shape() for name in ("keys", "rows"))
+        if keys != [facts.written]:
+            raise ValueError(f"{path}: keys of shape {keys} do not fit the manifest's {facts.written:,} rows")
+        if rows != [facts.written, 1 + len(facts.parts), config.dim]:
+            raise ValueError(f"{path}: rows of shape {rows} do not fit the manifest")
+
+    def _take(self, file: TableFile, content: Any, state: State) -> None:
+        facts, directory = file.facts, self._directory
+        before = directory.num_rows
+        self._drop(content.get_tensor("dropped"), file)
+        self._storage.lay_out(facts.parts, directory.num_rows, facts.state_dtype)
+        is_whole = self._is_whole([file])  # else the number of its rows that are wanted is unknown
+        known = self._rows.get(facts.rank, 0) + directory.num_rows - before
+        if is_whole and facts.rows > known + facts.written:
+            raise ValueError(f"{file.path}: {facts.written:,} rows cannot make {facts.rows:,} of {known:,}")
+        room = facts.rows - known if is_whole else facts.rows
+        if is_whole:
+            self._storage.rows.reserve(directory.num_rows + max(0, room))
+        self._take_rows(file, content, room, state)
+        rows = self._rows[facts.rank] = self._rows.get(facts.rank, 0) + directory.num_rows - before
+        if (rows != facts.rows) if is_whole else (rows > facts.rows):
+            raise ValueError(f"{file.path}: {rows:,} rows; the manifest says {facts.rows:,}")
+
+    def _drop(self, dropped: Int64s, file: TableFile) -> None:
+        if dropped.ndim != 1:
+            raise ValueError(f"{file.path}: dropped has {dropped.ndim} dimensions, expected is 1")
+        dropped = dropped[self._mask(dropped, file)]
+        directory = self._directory
+        kept = directory.masked_without(dropped)
+        if not kept.all():
+            directory.retain(kept)
+            self._storage.rows.compact(kept)
+        directory.seen.drop(dropped)
+
+    def _mask(self, keys: Int64s, file: TableFile) -> Bools:
+        """Which of a file's keys are wanted."""
+        if file.buckets != ALL and len(keys):
+            buckets = buckets_of(keys)
+            if not (file.buckets.start <= buckets.min() and buckets.max() < file.buckets.stop):
+                raise ValueError(f"{file.path}: a key is there that belongs to another rank than {file.facts.rank}")
+        return are_in(keys, self._wanted)
+
+    def _state(self, file: TableFile, content: Any) -> State:
+        """The state of the directory; what it has of rows is of those in the file."""
+        state = {name: content.get_tensor(name) for name in DIRECTORY_STATE if name in content.keys()}  # noqa: SIM118
+        try:
+            check_state(state, self._config, file.facts.written)
+        except ValueError as error:
+            raise ValueError(f"{file.path}: {error}") from error
+        return share_of_state(state, lambda keys: self._mask(keys, file), has_first=file.buckets.start in self._wanted)
+
+    def _take_rows(self, file: TableFile, content: Any, room: int, state: State) -> None:
+        """Take over the rows of a file, at most `room` new ones."""
+        directory, memory, facts = self._directory, self._storage.rows, file.facts
+        keys, rows = content.get_slice("keys"), content.get_slice("rows")
+        was_empty, came_all = not directory.num_rows, 0
+        # Memory that has never been written takes the system longest: another thread writes while this one reads on.
+        helps = not self._config.on_device and threads.get_num_threads() > 1  # a device's work belongs in one stream
+        written: Future[None] | None = None
+        with ThreadPoolExecutor(1, "sparsegroup-read") as helper:
+            for piece in pieces(facts.written, memory):
+                some = keys[piece]
+                mask = self._mask(some, file)
+                some = some[mask]
+                numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
+                new = numbers == ABSENT
+                came = int(new.sum())
+                came_all += came
+                if came_all > room:  # before anything is written where there is no memory
+                    raise ValueError(
+                        f"{file.path}: {came_all:,} rows or more that are new; the manifest says {facts.rows:,}"
+                    )
+                memory.reserve(directory.num_rows + came)
+                numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
+                directory.index.reserve(directory.num_rows + came)
+                try:
+                    directory.index.insert(some[new], numbers[new])
+                except ValueError as error:
+                    raise ValueError(f"{file.path}: {error}") from error
+                directory.rows_added(came)
+                its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in state.items()}
+                directory.set_uses(its, numbers)
+                values = rows[piece]
+                values = values[mask].reshape(len(some), values.shape[1] * values.shape[2])
+                if helps and (written is None or written.done()):
+                    if written is not None:
+                        written.result()
+                    written = helper.submit(memory.write_whole, numbers, values)
+                else:
+                    memory.write_whole(numbers, values)
+        if written is not None:
+            written.result()

@@ -1,0 +1,192 @@
+"""A table's file, written in pieces: all of its rows, or those that have changed since.
+
+A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
+the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `directory_state`.
+Reading it (`table_reading`) drops the rows of `dropped` and sets those of `keys`, so that a file of all rows is one of
+changes to an empty table. Rows keep their order and with it their numbers. Each rank of a sharded table writes one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Strict
+
+from sparsegroup.artifact.manifest import FileFacts
+from sparsegroup.artifact.tensor_file import TensorWriter
+from sparsegroup.artifact.validation import Count, Real
+from sparsegroup.table.config import TableConfig
+from sparsegroup.table.rows.rows import WEIGHT, Rows, pieces_of
+from sparsegroup.table.rows.step import Changes
+from sparsegroup.table.table import Table
+
+Int64s = npt.NDArray[np.int64]
+
+
+_PIECE_BYTES = 8 << 20
+"""Bytes of rows, or of keys, in memory at a time besides the table; more if the table is large."""
+
+_BYTES_TO_SORT = 40
+"""Bytes of a changed row while the keys are brought into the order of the rows."""
+
+_KEYS_PER_BUCKET = 4
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+_SHARE = 0.05
+"""The share of the table's memory that its keys may take for a moment: they are stored in the order of their hashes."""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """A table in a checkpoint's manifest.
+
+    Attributes:
+        dim, dtype, std, init, seed, field_bits: See `HashEmbedding`.
+        parts: Each part of a row after its vector → value in a new row.
+        rows, seen, skipped_rows: Rows, distinct keys ever seen in training, and row updates left out.
+        buckets: The buckets of the index: they decide when it grows.
+        written: Rows in this file.
+        rank: The rank whose part of a sharded table this is, all of the facts with it; None: the whole.
+        state: The dtype of u and the optimizer's state in memory; None for that of the arithmetic, which all parts have
+            in the file.
+    """
+
+    dim: Count
+    dtype: str
+    std: Real
+    init: str
+    seed: Annotated[int, Strict()]
+    field_bits: Count
+    parts: Mapping[str, Real]
+    rows: Count
+    seen: Count
+    skipped_rows: Count
+    buckets: Count
+    written: Count
+    rank: Count | None = None
+    state: Literal["bfloat16"] | None = None
+
+    @classmethod
+    def of(cls, table: Table, written: int) -> "TableFacts":
+        """The facts of a table, of which so many rows are written."""
+        return cls(
+            **_identity(table.config),
+            parts=dict(table.rows.initial),
+            rows=table.num_rows,
+            seen=table.num_seen,
+            skipped_rows=table.skipped_rows,
+            buckets=table.directory.index.buckets,
+            written=written,
+            rank=None if table.ranks is None else table.ranks.rank,
+            state="bfloat16" if table.rows.state_dtype == torch.bfloat16 else None,
+        )
+
+    @property
+    def state_dtype(self) -> torch.dtype | None:
+        """`state` as torch has it."""
+        return None if self.state is None else torch.bfloat16
+
+    def check(self) -> None:
+        """Raise ValueError, whose message begins with the field, unless there can be such a table."""
+        if self.rows > self.seen:
+            raise ValueError(f"seen: {self.seen:,} keys cannot have {self.rows:,} rows")
+        if not self.buckets or self.rows > _KEYS_PER_BUCKET * self.buckets:
+            raise ValueError(f"buckets: {self.buckets:,} cannot hold {self.rows:,} keys")
+        for name, value in self.parts.items():
+            if name == WEIGHT or abs(value) > _LARGEST:
+                raise ValueError(f"parts.{name}: cannot be a part of new rows, with the value {value:g}")
+
+    @property
+    def sensible_buckets(self) -> int:
+        """`buckets`, but not out of proportion, whatever the manifest says: an index grows where it must."""
+        return min(self.buckets, 2 * self.rows + (1 << 12))
+
+    def mismatch(self, config: TableConfig) -> str | None:
+        """The settings in which a table of that config differs, in words, or None."""
+        theirs = _identity(config)
+        differing = [
+            f"{name} {value!r} (the model has {theirs[name]!r})"
+            for name, value in asdict(self).items()
+            if name in theirs and theirs[name] != value
+        ]
+        return ", ".join(differing) or None
+
+
+def _identity(config: TableConfig) -> dict[str, Any]:
+    names = ("dim", "std", "init", "seed", "field_bits")
+    return {**{name: getattr(config, name) for name in names}, "dtype": config.dtype.name}
+
+
+def write_table(table: Table, path: Path, changes: Changes | None = None) -> tuple[FileFacts, TableFacts]:
+    """Write all rows, or only `changes`: rows that have changed and keys that were dropped.
+
+    Nothing may change the table until it has returned.
+
+    Raises:
+        OSError: The disk is full, for example.
+    """
+    rows, directory = table.rows, table.directory
+    at_once = max(_PIECE_BYTES, int(_SHARE * table.memory().total))
+    keys: Iterable[Int64s]
+    if changes is None:
+        count, dropped, state = directory.num_rows, directory.dropped.view(np.int64), directory.state()
+        spans = ((span.start, span.stop) for span in pieces_of(count, 8, 0, at_once))
+        keys = (directory.index.keys_of_rows(first, last) for first, last in spans)
+        blocks = rows.blocks(count)
+    else:
+        mask, dropped = changes.mask(directory.num_rows), changes.removed
+        count, state = int(np.count_nonzero(mask)), directory.state(np.flatnonzero(mask))
+        changed = list(_spans(mask, at_once // _BYTES_TO_SORT))
+        keys = (_keys_within(table, mask, first, last) for first, last in changed)
+        blocks = _blocks_within(rows, mask, changed)
+    key = np.dtype(np.int64)
+    shapes = {
+        "keys": (key, (count,)),
+        "dropped": (key, (len(dropped),)),
+        "rows": (rows.dtype, (count, len(rows.parts), rows.dim)),
+        **{name: (array.dtype, array.shape) for name, array in state.items()},
+    }
+    with TensorWriter(path, shapes, {"parts": ",".join(rows.parts)}) as file:
+        for content in chain(keys, [dropped], blocks, state.values()):
+            file.write(content)
+    return file.facts, TableFacts.of(table, count)
+
+
+def _keys_within(table: Table, mask: npt.NDArray[np.bool_], first: int, last: int) -> Int64s:
+    """The keys of those rows first, …, last - 1 that are in the mask, in the order of the rows."""
+    inside = np.zeros_like(mask)
+    inside[first:last] = mask[first:last]
+    keys, numbers = table.directory.index.entries_of(inside)
+    return keys[np.argsort(numbers)]
+
+
+def _blocks_within(rows: Rows, mask: npt.NDArray[np.bool_], spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """The rows of the mask, `[rows, parts · dim]` at a time."""
+    for first, last in spans:
+        numbers = first + np.flatnonzero(mask[first:last])
+        for piece in pieces(len(numbers), rows):
+            yield rows.read_whole(numbers[piece])
+
+
+def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover the mask, with `at_most` of its rows in each, or few more."""
+    first = found = 0
+    step = max(1, min(at_most, 1 << 16))
+    for begin in range(0, len(mask), step):
+        here = int(np.count_nonzero(mask[begin : begin + step]))
+        if found and found + here > at_most:
+            yield first, begin
+            first, found = begin, 0
+        found += here
+    yield first, len(mask)
+
+
+def pieces(count: int, rows: Rows) -> Iterator[slice]:
+    """Slices of `count` rows, a few mebibytes at a time."""
+    return pieces_of(count, rows.row_bytes, 0, _PIECE_BYTES)

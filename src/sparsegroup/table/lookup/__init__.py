@@ -1,0 +1,1 @@
+"""A batch of keys becomes vectors."""

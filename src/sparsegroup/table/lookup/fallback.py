@@ -1,0 +1,88 @@
+"""A learned vector per field for keys without a live row: zero, evicted, not admitted, unknown in evaluation."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.table.directory.buckets import mixed
+from sparsegroup.table.lookup.autograd import LookupResult
+from sparsegroup.table.lookup.compile import wants_operator
+
+_SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
+"""Makes the draw that a key gets here differ from those of its start and its admission."""
+
+_MOST = 1 - 2.0**-53
+"""The largest share whose bound is below 2⁶⁴."""
+
+
+def mask_new_rows(result: LookupResult, live: int, seen: int) -> None:
+    """Set vectors of new keys to zero, as if their rows were zero: the share of them that is zero among all rows.
+
+    Fallback vectors then replace them, and learn what to expect of new keys. Which keys these are depends on the key
+    only. The rows themselves do not change, and get the gradient.
+
+    Args:
+        result: A lookup in training; its vectors are changed.
+        live: Rows that are not zero.
+        seen: Keys that training has seen.
+    """
+    places = result.search.new_places
+    if not len(places) or not seen or live >= seen:
+        return
+    drawn = mixed(result.search.keys[places] ^ _SALT)
+    result.search.masked = places[drawn < np.uint64(min(1 - live / seen, _MOST) * 2.0**64)]
+    result.mask()
+
+
+def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:
+    """`vectors` with the fallback vector of its field for each key whose vector is zero.
+
+    Its gradient reaches both: the fallback vector learns, and the row still receives its key's gradient. If no
+    vector is zero, the gradient of the fallback vectors is zero, not None: as it is in a graph, and as DDP wants it.
+
+    Args:
+        vectors: `[*keys.shape, dim]`.
+        keys: int64.
+        fallback: `[2**field_bits, dim]`, by the number in a key's top `field_bits` bits.
+        field_bits: 0 to 16.
+    """
+    if wants_operator():  # without a shape that depends on the vectors
+        is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
+        fields = field_numbers(keys, field_bits).to(fallback.device)
+        return torch.where(is_zero, vectors + fallback[fields], vectors)
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    at = (flat.detach() == 0).all(dim=1).nonzero().squeeze(1)
+    fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)
+    return flat.index_add(0, at, fallback.index_select(0, fields)).view_as(vectors)
+
+
+def field_numbers(keys: Tensor, field_bits: int) -> Tensor:
+    """The number in the top `field_bits` bits of int64 keys, from 0."""
+    if not field_bits:
+        return torch.zeros_like(keys)
+    return (keys >> (64 - field_bits)) & ((1 << field_bits) - 1)
+
+
+def check_fallback(
+    fallback: nn.Parameter | None,
+    name: str,
+    state_dict: Mapping[str, Tensor],
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> Tensor | None:
+    """The fallback vectors that a state dict has under `name`, if they fit; see `nn.Module._load_from_state_dict`."""
+    vectors = state_dict.get(name)
+    if fallback is None:
+        unexpected_keys.extend([] if vectors is None else [name])
+    elif vectors is None:
+        missing_keys.append(name)
+    elif vectors.shape != fallback.shape:
+        error_msgs.append(f"{name} must have shape {list(fallback.shape)}, got {list(vectors.shape)}")
+    elif not vectors.isfinite().all():
+        error_msgs.append(f"{name} has NaN or infinite elements")
+    else:
+        return vectors
+    return None

@@ -1,0 +1,393 @@
+"""Where a row starts: a function of (seed, key) and nothing else, so that order, threads and shards don't matter."""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sparsegroup.kernels.cpu.intrinsics import add, on_stack
+from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
+from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
+from sparsegroup.kernels.step import array_of
+from sparsegroup.table.directory.buckets import (
+    ABSENT,
+    AHEAD,
+    BUCKET_BYTES,
+    bucket_address,
+    hash_of,
+    home,
+    insert,
+    measure,
+    mix,
+    row_at_home,
+    row_beyond,
+    secret_of,
+)
+
+Init = Literal["normal", "uniform"]
+INITS: tuple[Init, ...] = ("normal", "uniform")
+NORMAL, UNIFORM = 0, 1
+
+
+@jitted
+def start_row(key: Any, seed: Any, init: int, std: float, dim: int, out: Any) -> None:
+    """Write the start of `key`'s row, `[dim]`, into `out`: N(0, std²), or uniform on ±√3 std.
+
+    Element pairs 2i, 2i + 1 come from counter i of a generator in counter mode: numbers mixed from (seed, key, i).
+
+    Args:
+        key: int64.
+        seed: uint64, already mixed.
+        init: `NORMAL` or `UNIFORM`.
+        std: Standard deviation.
+        dim: Length of the row.
+        out: `[dim]` float.
+    """
+    stream = mix(np.uint64(key) ^ seed)
+    for pair in range((dim + 1) // 2):
+        stream += np.uint64(0x9E3779B97F4A7C15)
+        bits = mix(stream)
+        a: Any = (np.float64(bits >> np.uint64(32)) + 0.5) * 2.0**-32  # in (0, 1)
+        b: Any = (np.float64(bits & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+        if init == NORMAL:  # Box and Muller
+            radius, angle = std * math.sqrt(-2.0 * math.log(a)), 2.0 * math.pi * b
+            a, b = radius * math.cos(angle), radius * math.sin(angle)
+        else:
+            a, b = math.sqrt(3.0) * std * (2.0 * a - 1.0), math.sqrt(3.0) * std * (2.0 * b - 1.0)
+        out[2 * pair] = a
+        if 2 * pair + 1 < dim:
+            out[2 * pair + 1] = b
+
+
+def _start_rows(keys: Any, seed: Any, init: int, std: float, out: Any) -> None:
+    address, dim, zero = np.int64(out.ctypes.data), out.shape[1], out.dtype.type(0)
+    for i in range(len(keys)):
+        start_row(keys[i], seed, init, std, dim, array_at(address + i * dim * out.itemsize, dim, zero))
+
+
+start_rows = kernel(_start_rows, "the table's initializer")
+
+
+class RowStarts:
+    """Where a table's rows start.
+
+    Args:
+        init: "normal" or "uniform".
+        std: Standard deviation.
+        seed: In [0, 2⁶⁴).
+        dim: Length of a row.
+        dtype: That of the vectors.
+
+    Attributes:
+        seed: uint64, mixed so that every bit matters.
+        init: `NORMAL` or `UNIFORM`.
+    """
+
+    def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
+        mix_array = mix.py_func  # by NumPy: not worth a kernel
+        self.seed = mix_array(mix_array(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15)))[0]
+        self.init = INITS.index(init)
+        self.std, self.dim, self.dtype = std, dim, dtype
+
+    def of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """The vectors that rows of `keys` start from, `[n, dim]`."""
+        out = np.empty((len(keys), self.dim), self.dtype)
+        start_rows(keys, self.seed, self.init, self.std, out)
+        return out
+
+
+PIECE = 256
+"""Keys that a thread looks up at a time."""
+
+
+_DISTINCT, _ROWS, _SPREAD = (np.int64(phase) for phase in range(3))
+"""The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` anew."""
+
+_memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEAD) * 8)
+
+
+@jitted
+def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
+    """The distinct keys in order of appearance; `seen` is scratch memory, `slots_for(n)` int32 or more."""
+    for i in range(len(keys)):  # in a loop by itself, for vector instructions
+        hashes[i] = hash_of(keys[i], secret)
+    slots = 16
+    while slots < 2 * len(keys):
+        slots *= 2
+    for slot in range(slots):  # no more than the keys need, because each lookup clears them
+        seen[slot] = 0
+    mask = slots - 1
+    count = 0
+    for i in range(len(keys)):
+        key = keys[i]
+        hashed = hashes[i]
+        slot = hashed & mask
+        # As if it were new: a key that is not differs from what its slot says, and what is written here is overwritten.
+        distinct[count] = key
+        hashes[count] = hashed
+        while True:
+            number = seen[slot]
+            place = count if number == 0 else number - 1
+            if distinct[place] == key:
+                break
+            slot = (slot + 1) & mask
+        seen[slot] = place + 1
+        inverse[i] = place
+        count += int(place == count)
+    return count
+
+
+@jitted
+def _row_address(row: Any, pages: Any, shift: int, row_bytes: int) -> Any:
+    """Where a row is; `pages` is the address of the pages' addresses."""
+    return load(pages + ((row >> shift) << 3)) + (row & ((np.int64(1) << shift) - 1)) * row_bytes
+
+
+@jitted
+def _find(
+    distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: int, state: Any, pages: Any,
+    homes: Any, later: Any,
+) -> None:  # fmt: skip
+    """The rows of some of `count` distinct keys, or `ABSENT`; `homes` and `later` are scratch memory.
+
+    The buckets of the keys that come next are asked for, too: most likely the same thread looks for them.
+    """
+    now, until = measure(state), min(last + AHEAD, count)
+    for i in range(first, until):
+        homes[i - first] = home(hashes[i], now)
+    for i in range(min(AHEAD, until - first)):
+        prefetch(bucket_address(homes[i], pages))
+    left = 0
+    for i in range(first, last):
+        prefetch(bucket_address(homes[min(i + AHEAD, until - 1) - first], pages))
+        address = bucket_address(homes[i - first], pages)
+        row, beyond = row_at_home(address, distinct[i])
+        rows[i] = row
+        later[left] = i
+        left += int(beyond)
+        prefetch(address + BUCKET_BYTES * int(beyond))
+    for k in range(left):
+        i = later[k]
+        rows[i] = row_beyond(distinct[i], hashes[i], now, pages)
+
+
+@jitted
+def _ask_for(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int) -> Any:
+    """Ask for the memory of some rows, of all of each; the number of those that are `ABSENT`."""
+    absent = 0
+    for i in range(first, last):
+        if rows[i] == ABSENT:
+            absent += 1
+        else:
+            address = _row_address(rows[i], pages, shift, row_bytes)
+            for line in range(0, row_bytes, 64):
+                prefetch(address + line)
+    return absent
+
+
+@jitted
+def _copy_rows(
+    rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int, vectors: Any, zero: Any
+) -> None:
+    """The vectors of some rows, 0 for `ABSENT`."""
+    dim = vectors.shape[1]
+    to, width = np.int64(vectors.ctypes.data), dim * vectors.itemsize
+    for i in range(first, last):
+        if rows[i] == ABSENT:
+            target = array_at(to + i * width, dim, zero)
+            for e in range(dim):
+                target[e] = zero
+        else:
+            copy(_row_address(rows[i], pages, shift, row_bytes), to + i * width, width)
+
+
+@jitted
+def _spread(inverse: Any, first: int, last: int, source: Any, target: Any, width: Any) -> None:
+    """Copy, for some of the keys, the `width` bytes of each one's vector."""
+    if width == 32:  # eight float32, without `copy`'s questions
+        for i in range(first, last):
+            copy(source + inverse[i] * 32, target + i * 32, 32)
+    else:
+        for i in range(first, last):
+            copy(source + inverse[i] * width, target + i * width, width)
+
+
+def _look_up(
+    turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, count: Any,
+    rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int, vectors: Any, out: Any, zero: Any,
+) -> None:  # fmt: skip
+    """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
+
+    The first finds the distinct keys; the second their rows, asks for these and fetches the vectors, a piece at a time;
+    the third gives each key its vector.
+
+    Args:
+        turns: See `sparsegroup.kernels.cpu.threads`.
+        finds: Find the rows. Without it `inverse`, `count` and `rows` are given.
+        fetches: Fetch the vectors. Without it `vectors` and `out` stay as they are, and the rows are but asked for, so
+            that they are in a cache when another call fetches.
+        keys: `[n]` int64.
+        seen: Scratch memory, see `distinct_in_order`.
+        distinct: `[n]` int64, out: the distinct keys in order of appearance.
+        hashes: `[n]` int64, out: their hashes.
+        inverse: `[n]` int32, out: the place in `distinct` of each key.
+        count: `[1]` int64, out: how many are distinct.
+        rows: `[n]` int64, out: the rows of the distinct keys, or `ABSENT`.
+        state: What the index says of itself.
+        pages: Address of the addresses of the index's pages.
+        row_pages: Address of the addresses of the rows' pages.
+        shift: log2 of the rows of a page.
+        row_bytes: Bytes of a row.
+        vectors: `[n, dim]`, out: the vectors of the distinct keys, 0 for `ABSENT`.
+        out: `[n, dim]`, out: the vectors of all keys.
+        zero: 0 of the vectors' dtype.
+    """
+    homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
+    later = array_at(_memory_of_piece(), PIECE, np.int64(0))
+    source, target = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data)
+    width = out.shape[1] * out.itemsize
+    thread = enter(turns)
+    if finds:
+        if take(turns, _DISTINCT, thread, np.int64(1)) == 0:
+            count[0] = distinct_in_order(keys, seen, distinct, hashes, inverse, secret_of(state))
+            done(turns, _DISTINCT)
+        wait(turns, _DISTINCT, np.int64(1))
+    n = count[0]
+    pieces = (n + PIECE - 1) // PIECE
+    absent = 0
+    k = take(turns, _ROWS, thread, pieces)
+    while k >= 0:
+        first, last = k * PIECE, min((k + 1) * PIECE, n)
+        if finds:
+            _find(distinct, hashes, rows, first, last, n, state, pages, homes, later)
+        absent += _ask_for(rows, first, last, row_pages, shift, row_bytes)
+        if fetches:
+            _copy_rows(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
+        done(turns, _ROWS)
+        k = take(turns, _ROWS, thread, pieces)
+    if fetches:
+        wait(turns, _ROWS, pieces)
+        pieces = (len(keys) + PIECE - 1) // PIECE
+        k = take(turns, _SPREAD, thread, pieces)
+        while k >= 0:
+            _spread(inverse, k * PIECE, min((k + 1) * PIECE, len(keys)), source, target, width)
+            k = take(turns, _SPREAD, thread, pieces)
+    leave(turns, absent)
+
+
+def _insert(
+    distinct: Any, hashes: Any, rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
+    count: int, seed: Any, init: int, std: float, initial: Any, out: Any,
+) -> int:  # fmt: skip
+    """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero.
+
+    Their vectors are put into `out`, too.
+    """
+    dim = out.shape[1]
+    mask = (np.int64(1) << shift) - 1
+    zero = initial[0]
+    target, width = np.int64(out.ctypes.data), dim * out.itemsize
+    live = 0
+    for i in range(len(distinct)):
+        if rows[i] != ABSENT:
+            continue
+        if not insert(distinct[i], count, hashes[i], state, pages):
+            break
+        rows[i] = count
+        place = row_pages[count >> shift] + (count & mask) * row_bytes
+        parts = array_at(place, len(initial) * dim, zero)
+        start_row(distinct[i], seed, init, std, dim, parts)
+        for k in range(1, len(initial)):
+            for e in range(k * dim, (k + 1) * dim):
+                parts[e] = initial[k]
+        copy(place, target + i * width, width)
+        for e in range(dim):
+            if parts[e] != zero:
+                live += 1
+                break
+        count += 1
+    return live
+
+
+def _expand(inverse: Any, vectors: Any, out: Any) -> None:
+    """out[i] = vectors[inverse[i]]."""
+    source, target = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data)
+    _spread(inverse, 0, len(inverse), source, target, out.shape[1] * out.itemsize)
+
+
+def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
+    """out[k] = Σ gradient[i] over inverse[i] = k, in the order of i."""
+    dim, zero, size = out.shape[1], gradient.dtype.type(0), out.itemsize
+    source, target = np.int64(gradient.ctypes.data), np.int64(out.ctypes.data)
+    sums = array_at(target, len(out) * dim, zero)
+    for e in range(len(sums)):
+        sums[e] = zero
+    if dim == 8:  # known to the compiler
+        for i in range(len(inverse)):
+            add(source + i * 8 * size, target + inverse[i] * 8 * size, 8, size, zero)
+    else:
+        for i in range(len(inverse)):
+            add(source + i * dim * size, target + inverse[i] * dim * size, dim, size, zero)
+
+
+def _sort_runs(inverse: Any, order: Any, starts: Any) -> None:
+    """The keys sorted by `inverse`, equal ones in their order, and where each run of equal ones begins and ends."""
+    for k in range(len(starts)):
+        starts[k] = 0
+    for i in range(len(inverse)):
+        starts[inverse[i] + 1] += 1
+    for k in range(1, len(starts)):
+        starts[k] += starts[k - 1]
+    for i in range(len(inverse)):
+        order[starts[inverse[i]]] = i
+        starts[inverse[i]] += 1
+    for k in range(len(starts) - 1, 0, -1):
+        starts[k] = starts[k - 1]
+    starts[0] = 0
+
+
+look_up = kernel(_look_up, "the table's lookup")
+insert_rows = kernel(_insert, "the table's lookup (insert)")
+expand = kernel(_expand, "the table's lookup (vectors)")
+add_up = kernel(_add_up, "the table's gradient")
+sort_runs = kernel(_sort_runs, "the table's gradient (order)")
+
+
+class Scratch:
+    """Working memory of `look_up` for `n` keys with vectors `[dim]`, reused by the next lookup."""
+
+    def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
+        self.seen = np.empty(slots_for(n), np.int32)
+        self.distinct, self.hashes = np.empty((2, n), np.int64)
+        self.vectors = np.empty((n, dim), dtype)
+        self.nbytes = int(self.seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.vectors.nbytes)
+
+
+def slots_for(n: int) -> int:
+    """Slots of the scratch table for `n` keys: a power of 2, at least 2 n."""
+    return 1 << max(4, (2 * n - 1).bit_length())
+
+
+def distinct_of_many(keys: Any) -> tuple[Any, Any]:
+    """The distinct of any number of keys in order of appearance, and the place of each key among them, int32."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)  # which sorts them
+    order = np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return keys[first[order]], place[inverse].astype(np.int32)
+
+
+def expanded(inverse: Any, vectors: Tensor) -> Tensor:
+    """vectors[inverse[i]] for each i, `[len(inverse), dim]`."""
+    out = vectors.new_empty(len(inverse), vectors.shape[1])
+    expand(inverse, array_of(vectors.contiguous()), array_of(out))
+    return out
+
+
+def added_up(inverse: Any, values: Tensor, count: int) -> Tensor:
+    """The sums of values[i] over inverse[i] = k for each k, `[count, dim]`."""
+    out = values.new_empty(count, values.shape[1])
+    add_up(inverse, array_of(values.contiguous()), array_of(out))
+    return out

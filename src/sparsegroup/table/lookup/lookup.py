@@ -1,0 +1,459 @@
+"""The lookup: from keys to rows and vectors, now or ahead of time; new keys get a row on the way."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.step import TORCH_DTYPES, array_of
+from sparsegroup.table.config import check_int
+from sparsegroup.table.directory.admission import AdmissionPolicy, SetKeys
+from sparsegroup.table.directory.buckets import ABSENT
+from sparsegroup.table.directory.directory import Directory, RowLimit
+from sparsegroup.table.lookup import kernels
+from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
+from sparsegroup.table.lookup.kernels import RowStarts
+from sparsegroup.table.rows.rows import RowStorage
+
+Int64s = npt.NDArray[np.int64]
+
+
+def check_world(per_rank: bool) -> None:
+    """Raise RuntimeError where a table would be trained on several ranks without `per_rank`, which says it is meant so.
+
+    A rank's table knows the rows of its own keys by its own numbers: neither DistributedDataParallel nor `all_reduce`
+    can keep the tables of several ranks equal.
+    """
+    if per_rank or not dist.is_available() or not dist.is_initialized():
+        return
+    world = dist.get_world_size()
+    if world > 1:
+        raise RuntimeError(
+            f"a HashEmbedding is trained on rank {dist.get_rank()} of {world}: each rank would train a table of its "
+            "own, and these would diverge without a word, because DistributedDataParallel leaves tables alone and row "
+            "numbers of different ranks mean different keys. One table on all ranks: HashEmbedding(..., "
+            "process_group=torch.distributed.group.WORLD). If each rank shall have a table of its own (it trains a "
+            "model of its own, or has keys of its own), say so: HashEmbedding(..., per_rank=True), or "
+            "table.per_rank = True"
+        )
+
+
+def as_int64(ids: Tensor) -> Tensor:
+    """int32 as int64, as `nn.Embedding` takes both; other dtypes unchanged."""
+    return ids.to(torch.int64) if ids.dtype == torch.int32 else ids
+
+
+def checked_keys(keys: Tensor) -> Tensor:
+    """`keys` as int64. Raises TypeError unless they are a tensor of int64 or int32."""
+    if not isinstance(keys, Tensor):
+        hint = ": give its values(), or pool it in a HashEmbeddingBag" if hasattr(keys, "lengths") else ""
+        raise TypeError(f"keys must be an int64 or int32 tensor, got {type(keys).__name__}{hint}")
+    keys = as_int64(keys)
+    if keys.dtype != torch.int64:
+        raise TypeError(f"keys must be int64 or int32, got {keys.dtype}")
+    return keys
+
+
+def key_array(keys: Tensor, *, may_be_on_device: bool) -> Int64s:
+    """Checked keys of any shape as a contiguous array `[n]` on the host. Raises ValueError on another device."""
+    keys = checked_keys(keys)
+    if keys.device.type != "cpu":
+        if not may_be_on_device or keys.device.type != "cuda":
+            raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
+        keys = keys.cpu()
+    flat: Int64s = keys.numpy().reshape(-1)
+    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+
+
+def field_keys(ids: Tensor, field: int | None = None, *, field_bits: int = 8) -> Tensor:
+    """Keys that hold a field's number in their top bits and an id in the others: one table then serves all fields.
+
+    The same id gets another row in each field, and `fallback`, `field_counts` and `FieldTables` know the fields. The
+    keys of click logs have this form, with 8 `field_bits`.
+
+    Args:
+        ids: int64 or int32, of any shape. Only the low 64 - `field_bits` bits count.
+        field: The number of the field that all ids belong to, in [0, 2**`field_bits`). None: the ids are
+            `[..., fields]`, and the last dimension's index is the number.
+        field_bits: How many high bits of a key hold the field, 1 to 16: those of the table.
+
+    Returns:
+        int64, shaped as `ids`.
+
+    Raises:
+        TypeError: `ids` of another dtype.
+        ValueError: A field, or more fields, than `field_bits` can hold, or ids without a dimension and no `field`.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import HashEmbedding, field_keys
+        >>> table = HashEmbedding(4, field_bits=8)
+        >>> ids = torch.tensor([[7, 7, 9], [7, 8, 9]])  # [batch, fields]
+        >>> table(field_keys(ids)).shape, {field: count.rows for field, count in table.field_counts().items()}
+        (torch.Size([2, 3, 4]), {0: 1, 1: 2, 2: 1})
+        >>> torch.equal(field_keys(ids[:, 2], 2), field_keys(ids)[:, 2])
+        True
+    """
+    check_int("field_bits", field_bits, 1, 16)
+    ids, shift, most = checked_keys(ids), 64 - field_bits, 1 << field_bits
+    if field is not None:
+        check_int(f"field (field_bits={field_bits})", field, 0, most - 1)
+        top: Tensor | int = (field if 2 * field < most else field - most) << shift  # in two's complement
+    else:
+        if not ids.ndim or ids.shape[-1] > most:
+            raise ValueError(
+                f"ids must be [..., fields] with at most {most:,} fields for field_bits={field_bits}, got shape "
+                f"{list(ids.shape)}; or give the field of all of them"
+            )
+        top = torch.arange(ids.shape[-1], device=ids.device) << shift
+    return ids & (1 << shift) - 1 | top
+
+
+class TableLock(nullcontext[None]):
+    """To be taken by `with lock.held, lock:`, the first of which is a plain lock, which no signal can interrupt.
+
+    No process is forked while another thread holds the lock, or with a job waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = threading.RLock()
+        self._job: Callable[[], None] | None = None
+        self._process = os.getpid()
+        with _forking:
+            _all.add(self)
+
+    def __enter__(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job()
+
+    def schedule(self, job: Callable[[], None]) -> None:
+        """Have `job`, which must not raise, run by the thread that takes the lock next; an earlier one runs now."""
+        with self.held, self:
+            self._job = job
+
+    def run_scheduled(self) -> None:
+        """Run the job if no thread has run it yet, else wait for it."""
+        with self.held, self:
+            pass
+
+    def check_process(self, what: str) -> None:
+        """Raise RuntimeError in a process other than the table's."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"a forked process cannot {what}: its copy of the table would part from the parent's unnoticed. "
+                "Look keys up in the main process, or in its threads"
+            )
+
+    def check_inserts(self) -> None:
+        """Raise RuntimeError in a process whose insertions would be lost: a forked one, or a DataLoader's worker."""
+        if (worker := get_worker_info()) is not None:
+            raise RuntimeError(
+                f"worker {worker.id} of a DataLoader cannot insert keys: its table is a copy, and what it inserts "
+                "never reaches the main process. Have the workers give the keys, and look them up in the main process; "
+                "or look up in evaluation mode, table.eval(), which inserts nothing"
+            )
+        self.check_process("insert keys")
+
+
+_all: "WeakSet[TableLock]" = WeakSet()
+_taken: list[TableLock] = []
+_forking = threading.RLock()
+"""Held by the thread that forks, and by one that makes a table: the fork would not know of that."""
+
+
+def _take_all() -> None:
+    _forking.acquire()
+    for lock in list(_all):
+        lock.held.acquire()
+        _taken.append(lock)
+        with lock:
+            pass
+
+
+def _release_all() -> None:
+    while _taken:
+        _taken.pop().held.release()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)
+
+
+GRAIN = 1 << 12
+"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
+
+CHUNK = 1 << 21
+"""Keys that are looked up at a time; of more, the distinct ones are found by sorting, which takes times as long. Each
+takes some 30 bytes and a vector."""
+
+
+def is_recomputation() -> bool:
+    """Whether this is inside a backward pass, where activation checkpointing computes a forward again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def pays_ahead(count: int) -> bool:
+    """Whether it pays to let another thread find so many keys ahead of their lookup."""
+    return GRAIN <= count <= CHUNK and threads.get_num_threads() > 1
+
+
+class RowLookup:
+    """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
+
+    Args:
+        directory: Key → row.
+        storage: The rows.
+        starts: Where new rows start.
+        on_used: Called with rows when it is noted that they were used.
+        budget: The limit of bytes, if there is one.
+        scratch_bytes: Working memory that is kept for the next lookup, at most.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        storage: RowStorage,
+        starts: RowStarts,
+        on_used: Callable[[Int64s], None],
+        budget: RowLimit | None = None,
+        *,
+        scratch_bytes: int,
+    ) -> None:
+        self._directory, self._storage, self._starts = directory, storage, starts
+        self._on_used, self._budget = on_used, budget
+        self._scratch_bytes = scratch_bytes
+        self._scratch = kernels.Scratch(0, starts.dim, starts.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Working memory that is kept for the next lookup."""
+        return self._scratch.nbytes
+
+    def look_up(
+        self,
+        keys: Int64s,
+        admission: AdmissionPolicy | None,
+        ahead: KeySearch | None = None,
+        *,
+        is_counted: bool = False,
+    ) -> LookupResult:
+        """Look `keys` up; those that `admission` admits get a row if they have none. None: nothing is inserted.
+
+        Args:
+            keys: `[n]`.
+            admission: Decides about new keys.
+            ahead: The same search, made ahead of time. If it is stale, the keys are looked up again.
+            is_counted: The same lookup has been counted already.
+
+        Raises:
+            RuntimeError: `max_rows` would be exceeded; nothing has changed.
+            MemoryError: The system has no more; nothing has changed.
+        """
+        out = None
+        try:
+            if ahead is not None and self._is_current(ahead, admission):
+                search = ahead
+            elif len(keys) <= CHUNK:
+                out = self._new_vectors(len(keys))
+                search = self._find(keys, admission, out, is_counted=is_counted or ahead is not None)
+                search.stale = ahead
+            else:
+                search = self._find_many(keys, admission, is_counted=is_counted)
+            return self.fetch(search) if out is None else search.result(out)
+        finally:
+            if self._scratch.nbytes > self._scratch_bytes:
+                self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
+
+    def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
+        """The first half of `look_up`, ahead of time, in this thread only; of at most `CHUNK` keys."""
+        if len(keys) > CHUNK:
+            raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")
+        search = self._find(keys, admission, None, alone=True)
+        search.num_rows = self._directory.num_rows
+        return search
+
+    def _is_current(self, ahead: KeySearch, admission: AdmissionPolicy | None) -> bool:
+        directory = self._directory
+        may_be_there = ahead.absent and admission is None and ahead.num_rows != directory.num_rows
+        return ahead.numbering is directory.numbering and not may_be_there
+
+    def fetch(self, search: KeySearch) -> LookupResult:
+        """The vectors of a search whose rows still have their numbers."""
+        out = self._new_vectors(len(search.keys))
+        if out is None:
+            return self._storage.fetch(search)
+        distinct, vectors = len(search.rows), self._scratch.vectors
+        if distinct > len(vectors):
+            vectors = np.empty((distinct, self._starts.dim), vectors.dtype)
+        count = np.array([distinct])
+        self._run(search.keys, search.inverse, count, search.rows, vectors, out, finds=False)
+        return search.result(out)
+
+    def _new_vectors(self, n: int) -> Tensor | None:
+        """Memory for the vectors of `n` keys; None for rows that are not on the host."""
+        if self._storage.is_on_device:
+            return None
+        try:
+            return torch.empty(n, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype])
+        except RuntimeError as error:  # as torch says that there is no memory
+            raise MemoryError(str(error)) from error
+
+    def _run(
+        self,
+        keys: Int64s,
+        inverse: Any,
+        count: Any,
+        rows: Tensor,
+        vectors: Any,
+        out: Tensor | None,
+        *,
+        finds: bool,
+        alone: bool = False,
+    ) -> tuple[int, Int64s]:
+        """Run the lookup's kernel, which fetches into `out` unless that is None.
+
+        Returns:
+            The number of absent keys, and the memory of `rows`.
+        """
+        row_array, target = array_of(rows), vectors if out is None else array_of(out)
+        scratch, index, storage = self._scratch, self._directory.index, self._storage
+        absent = threads.share(
+            kernels.look_up,
+            finds,
+            out is not None,
+            keys,
+            scratch.seen,
+            scratch.distinct,
+            scratch.hashes,
+            inverse,
+            count,
+            row_array,
+            index.state,
+            index.pages,
+            *storage.addresses,
+            vectors,
+            target,
+            vectors.dtype.type(0),
+            alone=alone or len(keys) < GRAIN,
+        )
+        return absent, row_array
+
+    def _find(
+        self,
+        keys: Int64s,
+        admission: AdmissionPolicy | None,
+        out: Tensor | None,
+        *,
+        alone: bool = False,
+        is_counted: bool = False,
+    ) -> KeySearch:
+        """Find the rows of keys, insert those that are admitted, and fetch the vectors into `out`."""
+        n, directory = len(keys), self._directory
+        if len(self._scratch.distinct) < n:
+            self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
+        inverse, count, rows = np.empty(n, np.int32), np.zeros(1, np.int64), torch.empty(n, dtype=torch.int64)
+        vectors = self._scratch.vectors
+        absent, row_array = self._run(keys, inverse, count, rows, vectors, out, finds=True, alone=alone)
+        distinct = int(count[0])
+        search = KeySearch(keys, inverse, rows[:distinct], row_array[:distinct], absent, directory.numbering)
+        if absent and admission is not None:
+            self._insert(search, admission, is_counted=is_counted)
+            if out is not None and search.absent < absent:
+                kernels.expand(inverse, vectors, array_of(out))
+        if directory.uses is not None:
+            self._note_use(search.row_array, admission, is_counted=is_counted)
+        return search
+
+    def _find_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> KeySearch:
+        directory = self._directory
+        distinct, inverse = kernels.distinct_of_many(keys)
+        rows, before = directory.find(distinct), directory.num_rows
+        new = distinct[rows == ABSENT]
+        if admission is not None and len(new):
+            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=is_counted)
+            admitted = new if decision.admitted is None else new[decision.admitted]
+            for first in range(0, len(admitted), CHUNK):
+                search = self._find(admitted[first : first + CHUNK], None, None)
+                self._give_rows(search, slice(0, search.absent))
+            directory.note(decision)
+            rows = directory.find(distinct)
+        if directory.uses is not None:
+            self._note_use(rows, admission, is_counted=is_counted)
+        absent = int(np.count_nonzero(rows == ABSENT))
+        search = KeySearch(keys, inverse, torch.from_numpy(rows), rows, absent, directory.numbering)
+        search.first_new = before
+        return search
+
+    def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:
+        uses = self._directory.uses
+        if uses is not None and not (admission is None or is_counted or isinstance(admission, SetKeys)):
+            uses.mark(rows)
+            self._on_used(rows[rows != ABSENT])
+
+    def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
+        """How many of some new rows there is room for, unless there is room for all."""
+        budget = self._budget
+        if budget is None or isinstance(admission, SetKeys):
+            return None
+        return lambda wanted: budget.room(wanted, self._directory, self._storage.rows)
+
+    def _insert(self, search: KeySearch, admission: AdmissionPolicy, *, is_counted: bool) -> None:
+        """Give rows to those of the search's keys that have none and are admitted."""
+        rows, directory = search.row_array, self._directory
+        distinct = self._scratch.distinct[: len(rows)]
+        decision = directory.decide(
+            search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission), again=is_counted
+        )
+        if decision.admitted is None or decision.count == search.absent:
+            self._give_rows(search, slice(0, len(rows)))
+        elif decision.count:
+            self._give_rows(search, np.flatnonzero(rows == ABSENT)[decision.admitted])
+        directory.note(decision)
+
+    def _give_rows(self, search: KeySearch, places: slice | npt.NDArray[np.intp]) -> None:
+        """Give rows to the absent ones of the distinct keys at `places`, and put their vectors with the others."""
+        rows, scratch, starts = search.row_array, self._scratch, self._starts
+        some, vectors = rows[places], scratch.vectors[places]  # views of a slice, copies of single places
+        count = search.absent if isinstance(places, slice) else len(places)
+        index, before = self._directory.index, self._directory.num_rows
+        index.reserve(before + count)
+        space = self._storage.new_rows(before, count)
+        while (inserted := index.num_keys - before) < count:
+            live = kernels.insert_rows(
+                scratch.distinct[places],
+                scratch.hashes[places],
+                some,
+                index.state,
+                index.pages,
+                space.addresses,
+                space.shift,
+                space.row_bytes,
+                before + inserted,
+                starts.seed,
+                starts.init,
+                starts.std,
+                np.array([0.0, *space.initial], starts.dtype),
+                vectors,
+            )
+            self._storage.count_new(live)
+            if index.num_keys < before + count:
+                index.extend()
+        index.settle(count)
+        self._directory.rows_added(count)
+        if not isinstance(places, slice):
+            rows[places], scratch.vectors[places] = some, vectors
+        search.absent -= count
+        search.first_new = before

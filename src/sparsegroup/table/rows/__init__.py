@@ -1,0 +1,1 @@
+"""Rows in host or device memory, and their steps."""

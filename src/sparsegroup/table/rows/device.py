@@ -1,0 +1,221 @@
+"""Rows of a table in a GPU's memory, read and written by Triton's kernels.
+
+New pages are filled with new rows: each row that has not been written yet is zero in its weights and holds the initial
+values in its other parts, so that inserting a key writes weights only.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.kernels.gpu import launch
+from sparsegroup.table.rows.rows import WEIGHT, Rows, pieces_of
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+
+PAGE_BYTES = 32 << 20
+"""The most that a page of several rows has; it has more than half of that. torch rounds sizes from 10 MiB on up to
+multiples of 2 MiB, and would leave more of it unused with smaller ones."""
+
+_PIECE_BYTES = 64 << 20
+"""Of rows that are on their way to or from the host, or to another place, at a time."""
+
+
+class DeviceRows(Rows):
+    """Rows on a device: a GPU, or the CPU for Triton's interpreter.
+
+    `dtype` is that of the weights in memory: float32, bfloat16 or float16; `state_dtype` is float32 or bfloat16. Both
+    are read and written as float32. A page of several rows has at most `page_bytes`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        initial: Mapping[str, float],
+        state_dtype: torch.dtype = torch.float32,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
+        super().__init__(dim, np.dtype(np.float32), initial)
+        self.weight_dtype, self.state_dtype = dtype, state_dtype
+        self.device = device
+        self.page_bytes = page_bytes
+        weights, state = dim * dtype.itemsize, dim * state_dtype.itemsize
+        unit = 16 if max(weights, state if initial else 0) >= 16 else 4
+        self._first_part = _rounded_up(weights, unit)
+        self._part_bytes = _rounded_up(state, 16 if state >= 16 else 4)
+        self._unit = unit
+        self.row_bytes = self.bytes_of_row(1 + len(initial))
+        self.shift = max(0, (page_bytes // self.row_bytes).bit_length() - 1)
+        self._set_pages([])
+
+    def reserve(self, count: int) -> None:
+        missing = -(-count >> self.shift) - len(self._pages)
+        if missing <= 0:
+            return
+        try:
+            self._set_pages(self._pages + [self._new_page() for _ in range(missing)])
+        except torch.OutOfMemoryError as error:
+            size = self.row_bytes << self.shift
+            raise MemoryError(
+                f"no memory on {self.device} for {missing:,} more pages of {size:,} bytes of a table: {error}"
+            ) from error
+
+    def bytes(self, count: int) -> int:
+        return -(-count >> self.shift) * (self.row_bytes << self.shift)
+
+    def bytes_of_row(self, parts: int) -> int:
+        return _rounded_up(self._first_part + (parts - 1) * self._part_bytes, self._unit)
+
+    def layout(self) -> launch.Layout:
+        """Where the rows lie, for the kernels; it holds until rows are reserved, compacted or laid out anew."""
+        return launch.Layout(
+            self._addresses,
+            self.shift,
+            self.row_bytes,
+            self._first_part,
+            self._part_bytes,
+            self.weight_dtype,
+            self.state_dtype,
+            self.dim,
+        )
+
+    def gather(self, rows: Tensor, part: str = WEIGHT) -> Tensor:
+        """A part of some rows, `[n, dim]` as it is stored; zeros where one of `rows`, `[n]`, is negative."""
+        return launch.gather(self.layout(), rows.contiguous(), *self._place(part))
+
+    def scatter(self, rows: Tensor, values: Tensor, part: str = WEIGHT) -> None:
+        """Set a part of distinct `rows`, `[n]`, to `values`, `[n, dim]` of any of the weights' dtypes."""
+        launch.scatter(self.layout(), rows.contiguous(), values.contiguous(), *self._place(part))
+
+    def read(self, part: str, rows: Int64s) -> Float32s:
+        out = np.empty((len(rows), self.dim), np.float32)
+        for piece in pieces_of(len(rows), 4 * self.dim, 0, _PIECE_BYTES):
+            out[piece] = self.gather(self._on_device(rows[piece]), part).float().cpu().numpy()
+        return out
+
+    def write(self, part: str, rows: Int64s, values: npt.NDArray[Any]) -> None:
+        for piece in pieces_of(len(rows), 4 * self.dim, 0, _PIECE_BYTES):
+            self.scatter(self._on_device(rows[piece]), self._on_device(np.asarray(values[piece], np.float32)), part)
+
+    def part_dtype(self, part: str) -> torch.dtype:
+        return self._place(part)[0]
+
+    def part_bytes(self, part: str) -> int:
+        return self.dim * self._place(part)[0].itemsize
+
+    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        spans = self._spans(first, last)
+        found = [(self._view(self._pages[page], WEIGHT)[span] != 0).any(1) for page, span in spans]
+        return torch.cat(found).cpu().numpy() if found else np.empty(0, np.bool_)
+
+    def fill(self, part: str, first: int, last: int, value: float) -> None:
+        for page, span in self._spans(first, last):
+            self._view(self._pages[page], part)[span] = value
+
+    def set_initial(self, initial: Mapping[str, float], count: int) -> None:
+        for part, value in initial.items():
+            if value != self.initial[part]:
+                self.fill(part, count, len(self._pages) << self.shift, value)
+        self.initial = {part: initial[part] for part in self.initial}
+
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None = None) -> "DeviceRows":
+        state_dtype = state_dtype or self.state_dtype
+        other = DeviceRows(self.dim, self.weight_dtype, self.device, initial, state_dtype, self.page_bytes)
+        self._reserve_growth(other, count)
+        kept = [part for part in other.parts if part in self.parts]
+        pages = self._pages[: -(-count >> self.shift)][::-1]
+        self._set_pages([])
+        for first in range(0, count, 1 << self.shift):
+            source = pages.pop()  # and with it, what was there before is given back
+            last = min(first + (1 << self.shift), count)
+            try:
+                other.reserve(last)
+            except MemoryError as error:
+                raise MemoryError(
+                    f"{error}. The table's rows are lost: other work took the memory they had left while they were "
+                    "being moved. Load a checkpoint"
+                ) from error
+            begin = 0
+            for page, span in other._spans(first, last):
+                end = begin + span.stop - span.start
+                for part in kept:
+                    other._view(other._pages[page], part)[span] = self._view(source, part)[begin:end]
+                begin = end
+        return other
+
+    def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
+        kept = np.flatnonzero(surviving)
+        words = self.row_bytes // 4
+        layout = launch.Layout(self._addresses, self.shift, self.row_bytes, 0, 0, torch.float32, torch.float32, words)
+        first = int(np.searchsorted(kept - np.arange(len(kept)), 0, side="right"))  # those before stay where they are
+        for piece in pieces_of(len(kept), self.row_bytes, first, _PIECE_BYTES):
+            # A row comes from its own place or one behind it, so that no piece reads what one before has written.
+            rows = launch.gather(layout, self._on_device(kept[piece]), torch.float32, 0)
+            target = torch.arange(piece.start, piece.stop, device=self.device)
+            launch.scatter(layout, target, rows, torch.float32, 0)
+        pages = -(-len(kept) >> self.shift)
+        self._set_pages(self._pages[:pages])
+        for page, span in self._spans(len(kept), pages << self.shift):
+            self._make_new(self._pages[page], span)
+
+    def _reserve_growth(self, other: "DeviceRows", count: int) -> None:
+        """Reserve what `other` needs beyond what `self` will give back, and a page more on either side."""
+        size = other.row_bytes << other.shift
+        released = self.bytes(count) - (self.row_bytes << self.shift)
+        pages = 1 - (released - other.bytes(count)) // size
+        other.reserve(min(max(pages, 1) << other.shift, count))
+
+    def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.tensor(np.ascontiguousarray(array), device=self.device)
+
+    def _place(self, part: str) -> tuple[torch.dtype, int]:
+        """Dtype, and bytes from where a row begins."""
+        if part == WEIGHT:
+            return self.weight_dtype, 0
+        return self.state_dtype, self._first_part + (self.parts.index(part) - 1) * self._part_bytes
+
+    def _view(self, page: Tensor, part: str) -> Tensor:
+        """A part of all rows of a page, `[2**shift, dim]`."""
+        dtype, offset = self._place(part)
+        end = offset + self.dim * dtype.itemsize
+        return page.view(1 << self.shift, self.row_bytes)[:, offset:end].view(dtype)
+
+    def _spans(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
+        """Where the rows first, …, last - 1 lie: page by page, and in a page."""
+        step = 1 << self.shift
+        while first < last:
+            page, begin = first >> self.shift, first & (step - 1)
+            end = min(step, begin + last - first)
+            yield page, slice(begin, end)
+            first += end - begin
+
+    def _new_page(self) -> Tensor:
+        page = torch.empty(self.row_bytes << self.shift, dtype=torch.uint8, device=self.device)
+        self._make_new(page, slice(0, 1 << self.shift))
+        return page
+
+    def _make_new(self, page: Tensor, span: slice) -> None:
+        page.view(1 << self.shift, self.row_bytes)[span] = 0
+        for part, value in self.initial.items():
+            if value != 0:
+                self._view(page, part)[span] = value
+
+    def _set_pages(self, pages: list[Tensor]) -> None:
+        # An address that is never followed stands in for none: kernels load it for negative rows.
+        addresses = torch.tensor([page.data_ptr() for page in pages] or [0])
+        if self.device.type == "cuda":
+            addresses = addresses.pin_memory().to(self.device, non_blocking=True)
+        self._addresses = addresses
+        self._pages = pages
+
+
+def _rounded_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

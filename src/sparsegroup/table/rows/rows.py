@@ -1,0 +1,350 @@
+"""The rows of a table and what is done with them, whether they are in the host's memory or on a device."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.groups import grouping
+from sparsegroup.kernels import eager
+from sparsegroup.kernels.eager import Block
+from sparsegroup.kernels.step import TORCH_DTYPES, array_of, as_stored, check_rows
+from sparsegroup.optim.stored import RowStep
+from sparsegroup.rules import Rule
+from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupResult
+
+Floats = npt.NDArray[Any]
+
+
+WEIGHT = "weight"
+"""The part of a row that a lookup gives."""
+
+_NO_PAGES = np.zeros(1, np.int64)
+_SWEPT_AT_A_TIME, _COUNTED_AT_A_TIME = 1 << 16, 1 << 18
+
+
+class Rows(ABC):
+    """Rows of `dim` numbers per part, the parts of a row next to each other, found by number.
+
+    Attributes:
+        dim: Length of a part.
+        dtype: float32 or float64: what is read and written.
+        initial: The parts after the weights: name → value of a new row's elements.
+        state_dtype: The dtype in which these parts are stored.
+        row_bytes: From row to row.
+        shift: A page has 2**shift rows.
+    """
+
+    state_dtype: torch.dtype
+    row_bytes: int
+    shift: int
+
+    def __init__(self, dim: int, dtype: np.dtype[Any], initial: Mapping[str, float]) -> None:
+        self.dim, self.dtype, self.initial = dim, dtype, dict(initial)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names, in the order of a row."""
+        return (WEIGHT, *self.initial)
+
+    @abstractmethod
+    def reserve(self, count: int) -> None:
+        """Have memory for `count` rows, or raise MemoryError; then nothing has changed."""
+
+    @abstractmethod
+    def bytes(self, count: int) -> int:
+        """Bytes that the first `count` rows take, in whole pages."""
+
+    @abstractmethod
+    def bytes_of_row(self, parts: int) -> int:
+        """Bytes of a row with so many parts, the weights included."""
+
+    @abstractmethod
+    def part_dtype(self, part: str) -> torch.dtype:
+        """The dtype in which a part is stored."""
+
+    @abstractmethod
+    def part_bytes(self, part: str) -> int:
+        """Bytes of a part of one row."""
+
+    @abstractmethod
+    def read(self, part: str, rows: Int64s) -> Floats:
+        """`[n, dim]` of a part; zeros where a row is negative."""
+
+    @abstractmethod
+    def write(self, part: str, rows: Int64s, values: Floats) -> None:
+        """Set a part of distinct rows to `values`, `[n, dim]`, rounded to the nearest."""
+
+    def read_whole(self, rows: Int64s) -> Floats:
+        """`[n, parts · dim]`, all parts of some rows."""
+        return np.concatenate([self.read(part, rows) for part in self.parts], axis=1)
+
+    def write_whole(self, rows: Int64s, values: Floats) -> None:
+        """Set all parts of distinct rows to `values`, `[n, parts · dim]`, rounded to the nearest."""
+        for part, numbers in zip(self.parts, np.split(values, len(self.parts), axis=1), strict=True):
+            self.write(part, rows, numbers)
+
+    @abstractmethod
+    def fill(self, part: str, first: int, last: int, value: float) -> None:
+        """Set a part of the rows first, …, last - 1 to one value."""
+
+    @abstractmethod
+    def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Which of the rows first, …, last - 1 have a non-zero vector."""
+
+    @abstractmethod
+    def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
+        """Move the rows of the mask to 0, 1, … in their order, and give the memory of the others back."""
+
+    @abstractmethod
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "Rows":
+        """The first `count` rows with other parts after the weights; parts of the same name keep their values.
+
+        Empties `self`.
+
+        Raises:
+            MemoryError: There is no more; nothing has changed, unless the message says otherwise.
+        """
+
+    def set_initial(self, initial: Mapping[str, float], count: int) -> None:
+        """Have other values of the same parts in new rows, those after the first `count`."""
+        self.initial = dict(initial)
+
+    def blocks(self, count: int) -> Iterator[Any]:
+        """The first `count` rows in order, `[rows, parts, dim]` at a time, as memory that can be written to a file."""
+        for piece in pieces_of(count, self.row_bytes):
+            yield self.read_whole(np.arange(piece.start, piece.stop))
+
+
+def pieces_of(count: int, bytes_of_each: int, first: int = 0, piece_bytes: int = 8 << 20) -> Iterator[slice]:
+    """Slices of the rows first, …, count - 1, a few mebibytes at a time."""
+    at_a_time = max(1, piece_bytes // bytes_of_each)
+    for begin in range(first, count, at_a_time):
+        yield slice(begin, min(begin + at_a_time, count))
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """A gradient as a storage will step with it.
+
+    Attributes:
+        rows: `[n]` int64, the row of each line.
+        values: `[n, dim]`.
+        hessian: `[n, dim]`, the Hessian's diagonal, for a second-order rule.
+        finite: `[n]` bool, the lines to be stepped with; None for all.
+        lines: How the lines belong to rows, if it is known.
+    """
+
+    rows: Tensor
+    values: Tensor
+    hessian: Tensor | None
+    finite: Tensor | None
+    lines: GradientLines | None
+
+    def with_hessian(self, diagonal: Tensor, finite: Tensor | None) -> "RowGradient":
+        """The same with a Hessian, of which the lines `finite` are to be stepped with."""
+        both = finite if self.finite is None else self.finite if finite is None else self.finite & finite
+        return replace(self, hessian=diagonal, finite=both)
+
+    def negated(self) -> "RowGradient":
+        """The same with the opposite sign, to maximize."""
+        return replace(self, values=-self.values)
+
+    def finite_lines(self) -> "RowGradient":
+        """The lines that are to be stepped with."""
+        if self.finite is None:
+            return self
+        hessian = None if self.hessian is None else self.hessian[self.finite]
+        return RowGradient(self.rows[self.finite], self.values[self.finite], hessian, None, None)
+
+    def rows_on_host(self) -> Int64s:
+        """The rows, each at least once."""
+        if self.lines is not None and self.lines.on_host is not None:
+            return self.lines.on_host
+        return array_of(self.rows.cpu().contiguous())
+
+
+class NewRowBuffer(NamedTuple):
+    """Memory on the host in which new rows begin: the rows, or what will be sent to a device.
+
+    Attributes:
+        addresses: `[p]` int64, of pages.
+        shift: A page has 2**shift rows.
+        row_bytes: From row to row.
+        initial: What the parts after the weights begin with.
+    """
+
+    addresses: Int64s
+    shift: int
+    row_bytes: int
+    initial: tuple[float, ...]
+
+
+class RowStorage(ABC):
+    """A table's rows and what is done with them where they are. Called by one thread at a time.
+
+    Attributes:
+        keeps_rounding: Whether weights are rounded when they are stored, so that u is needed without a regularizer too.
+        is_on_device: Whether the rows are not in the host's memory.
+        sums_gradients: Whether a step needs each row once; else its kernel sums.
+    """
+
+    keeps_rounding = False
+    is_on_device = False
+    sums_gradients = True
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._live = self._skipped = 0
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, including new ones not yet copied to a device."""
+        return self._rows
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The parts of a row after its weights."""
+        return tuple(self._rows.initial)
+
+    @property
+    def num_live(self) -> int:
+        """Rows that are not zero; waits for a device."""
+        return self._live
+
+    @property
+    def skipped_rows(self) -> int:
+        """Row updates omitted because of a non-finite gradient; waits for a device."""
+        return self._skipped
+
+    def count_new(self, live: int) -> None:
+        """Count new rows that are not zero."""
+        self._live += live
+
+    def recount(self, num_rows: int) -> None:
+        """Count again how many of the `num_rows` rows are not zero."""
+        edges = [*range(0, num_rows, _COUNTED_AT_A_TIME), num_rows]
+        self._live = sum(int(self.rows.live(first, last).sum()) for first, last in pairwise(edges))
+
+    def count_skipped(self, total: int) -> None:
+        """Set the number of row updates omitted in all."""
+        self._skipped = total
+
+    # Lookup
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`.
+
+        Without rows on the host, the kernel, which prefetches them, prefetches nothing.
+        """
+        return _NO_PAGES.ctypes.data, 62, 0
+
+    def fetch(self, search: KeySearch) -> LookupResult:
+        """The vectors of a search, zeros for absent keys, if the rows are on a device."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def new_rows(self, first: int, count: int) -> NewRowBuffer:
+        """Memory for `count` new rows from `first` on, or MemoryError; then nothing has changed."""
+
+    # Step
+
+    @abstractmethod
+    def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
+        """Raise RuntimeError if `rule` cannot be compiled, ValueError if state cannot be kept in `state_dtype`."""
+
+    @abstractmethod
+    def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
+        """The dtype of state where `requested`, or none, was asked for. Raises ValueError if it cannot be that."""
+
+    def check_reports(self, describe: Callable[[Int64s], str]) -> None:
+        """Raise FloatingPointError if a device has reported that an earlier step met a non-finite gradient."""
+        return  # a step on the host has raised before it changed anything
+
+    def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
+        """Give the `count` rows the parts `initial` after the weights; gives whether rows were changed or moved."""
+        rows, dtype = self.rows, self.dtype_of_state(state_dtype)
+        moves = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
+        if moves:
+            rows = self._rows = rows.relaid(initial, count, dtype)
+        rows.set_initial(initial, count)
+        return moves
+
+    def read_gradient(
+        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
+    ) -> RowGradient:
+        """A sparse COO gradient as `step` takes it; with `sums`, each row once. IndexError for a row that there is not.
+
+        Where the gradient has a graph, a Hessian follows, in the order of coalesced rows.
+        """
+        distinct = lines is not None and lines.are_distinct
+        if gradient.requires_grad or ((sums or self.sums_gradients) and not distinct):
+            check_rows(gradient._indices()[0], num_rows(), where)
+            gradient, lines = gradient.coalesce(), None
+        values = gradient._values().detach()
+        return RowGradient(gradient._indices()[0], values, None, self.finite(values), lines)
+
+    def finite(self, values: Tensor) -> Tensor | None:
+        """Which lines of `values` to step with, `[n]` bool; None for all, or if the step itself omits lines."""
+        return None
+
+    @abstractmethod
+    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+        """The optimizer's step over rows whose parts have been laid out for it; `num_rows` counts the rows."""
+
+    # Sweep: by PyTorch on the host, some rows at a time
+
+    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+        """The largest λ21 at which each of `rows` is zero, float64; infinite if it never had a non-zero gradient.
+
+        The `count` rows carry u, and `rows` None means all of them. The step has no gradient.
+        """
+        norms = [
+            eager.survival_l21(request.rule, block, *self._constants(request, block))
+            for _, block in self._blocks(np.arange(count) if rows is None else rows, request)
+        ]
+        return torch.cat([torch.empty(0, 1), *norms]).flatten().double().numpy()
+
+    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+        """Apply the closed form to the `count` rows without a gradient; gives the rows that have changed.
+
+        With `drops`, rows that never had a non-zero gradient become zero where λ21 > 0.
+        """
+        memory = self.rows
+        changed = [np.empty(0, np.int64)]
+        for rows, block in self._blocks(np.arange(count), request):
+            x, u, touched = eager.swept(
+                request.rule, block, *self._constants(request, block), memory.part_dtype(WEIGHT)
+            )
+            if drops:
+                x = torch.where(touched, x, torch.zeros_like(x))
+            after = x.to(block.x.dtype)
+            memory.write(WEIGHT, rows, after.numpy())
+            memory.write("u", rows, u.numpy())
+            assert block.u is not None
+            changed.append(rows[((after != block.x) | (u != block.u)).any(1).numpy()])
+        self.recount(count)
+        return np.concatenate(changed)
+
+    def _constants(self, request: RowStep, block: Block) -> tuple[Any, Any, Any, Any]:
+        states = zip(request.rule.state, request.settings.initial, strict=True)
+        initial = [as_stored(value, self.rows.part_dtype(name)) for name, value in states]
+        groups = grouping("rows", block.x.shape, block.x.device)
+        return request.numbers.scalars, initial, request.settings.regularizer, groups
+
+    def _blocks(self, rows: Int64s, request: RowStep) -> Iterator[tuple[Int64s, Block]]:
+        memory = self.rows
+        for first in range(0, len(rows), _SWEPT_AT_A_TIME):
+            some = np.ascontiguousarray(rows[first : first + _SWEPT_AT_A_TIME])
+            x, u, *state = (
+                torch.from_numpy(memory.read(part, some)).to(TORCH_DTYPES[memory.dtype])
+                for part in (WEIGHT, "u", *request.rule.state)
+            )
+            yield some, Block(x, u, state)

@@ -1,0 +1,172 @@
+"""A disk that is full: what there is stays, the error says which file, and nothing of what was begun counts."""
+
+import errno
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
+from sparsegroup.artifact import folder, tensor_file
+from sparsegroup.checkpoint import Checkpoints
+from sparsegroup.cli import main
+from sparsegroup.kernels.cpu import threads
+
+
+class FullDisk:
+    """Lets `left` operations succeed, and no other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: float = float("inf")
+        self.done = 0
+        for name in ("write", "sync", "rename"):
+            self._wrap(monkeypatch, folder, name)
+        self._wrap(monkeypatch, tensor_file, "save_file")
+
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def wrapped(*arguments: Any) -> Any:
+            if self.left <= 0:
+                paths = [argument for argument in arguments if isinstance(argument, Path)]
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths[0] if paths else arguments[0].name))
+            self.left -= 1
+            self.done += 1
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, wrapped)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(monkeypatch)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_full_at_every_operation(tmp_path: Path, disk: FullDisk, whole: bool) -> None:
+    training = clicks()
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    training.step()
+    first = checkpoints.save(1, training.model, training.optimizers)
+    expected = bits(training.facts())
+    training.step()
+    now = bits(training.facts())
+    for allowed in range(100):
+        disk.left = allowed
+        error = None
+        try:
+            with unchanged(training):
+                saved = checkpoints.save(2, training.model, training.optimizers, whole=whole)
+        except OSError as raised:
+            error = raised
+        disk.left = float("inf")
+        if error is None:
+            break
+        assert error.errno == errno.ENOSPC
+        assert str(error.filename).startswith(str(checkpoints.folder))
+        if checkpoints.paths() != [first]:  # full when all was written
+            assert fresh_facts(checkpoints.folder / "step-000000000002") == now
+            saved = checkpoints.save(3, training.model, training.optimizers)
+            break
+        assert checkpoints.latest() == first
+        assert not checkpoints.skipped
+        assert list(checkpoints.folder.iterdir()) == [first]
+        assert fresh_facts(first) == expected
+    assert allowed > 10
+    assert fresh_facts(saved) == now
+    assert checkpoints.latest() == saved
+
+
+@pytest.fixture
+def small_files() -> Iterator[Any]:
+    """No file may become larger than so many bytes: the system itself refuses, as it does when a disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_systems_own_refusal_names_the_file(tmp_path: Path, small_files: Any) -> None:
+    training = clicks()
+    training.step()
+    checkpoints = Checkpoints(tmp_path)
+    first = checkpoints.save(1, training.model, training.optimizers)
+    training.step()
+    sizes = {path.name: path.stat().st_size for path in first.iterdir()}
+    assert len(set(sizes.values())) == len(sizes)
+    named = set()
+    for size in sorted({1, *(size - 1 for size in sizes.values())}):
+        small_files(size)
+        with pytest.raises(OSError, match="step-000000000002") as refused:
+            checkpoints.save(2, training.model, training.optimizers, whole=True)
+        small_files(1 << 40)
+        named |= {name for name in sizes if name in str(refused.value)}
+        assert list(tmp_path.iterdir()) == [first]
+    assert len(named) > 1
+    checkpoints.save(2, training.model, training.optimizers)
+
+
+def test_the_command_says_which_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], disk: FullDisk
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(threads, "_number", None)
+    lines = ["label,a,b", *(f"{i % 3 // 2},x{i % 7},y{i % 11}" for i in range(100))]
+    Path("log.csv").write_text("\n".join(lines) + "\n")
+    small = ["--dim", "2", "--set", "model.hidden=[2]", "--batch-size", "30", "--checkpoint-steps", "1"]
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sparsegroup", "train", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    assert run("log.csv", "--out", "whole", *small)[0] == 0
+    folder = disk.done
+    for allowed in (0, 3, 9, 13, 17, 20, folder // 2, folder - 4):
+        disk.left = allowed
+        code, error = run("log.csv", "--out", f"run-{allowed}", *small)
+        assert code == 1
+        *told, why = error.splitlines()
+        assert why.startswith(f"error: run-{allowed}")
+        assert why.endswith(": No space left on device")
+        assert not any("error" in line for line in told)
+        disk.left = float("inf")
+        if (Path(f"run-{allowed}") / "config.yaml").exists():
+            assert run("--resume", f"run-{allowed}")[0] == 0
+        else:
+            assert run("log.csv", "--out", f"run-{allowed}", *small)[0] == 0
+
+
+def test_a_save_that_failed_is_made_up_for_by_the_next_one(tmp_path: Path, disk: FullDisk) -> None:
+    training = clicks()
+    checkpoints = Checkpoints(tmp_path)
+    training.step()
+    for step in range(1, 20):
+        disk.left = step % 7 if step % 2 else float("inf")
+        try:
+            checkpoints.save(step, training.model, training.optimizers)
+        except OSError:
+            assert step % 2
+        disk.left = float("inf")
+        if not step % 2:
+            assert checkpoints.latest() == tmp_path / f"step-{step:012d}"
+            assert fresh_facts(tmp_path / f"step-{step:012d}") == bits(training.facts())
+        training.step()
+
+
+def test_a_training_goes_on_when_a_save_has_failed(tmp_path: Path, disk: FullDisk) -> None:
+    def trained(saved: bool) -> Training:
+        training = clicks()
+        for step in range(1, 6):
+            training.step()
+            if saved:
+                disk.left = 5
+                with pytest.raises(OSError, match="No space"):
+                    training.save(tmp_path / str(step))
+        return training
+
+    assert bits(trained(False).facts()) == bits(trained(True).facts())

@@ -1,0 +1,422 @@
+"""What a checkpoint brings back: everything, and training goes on with the same bits."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+from torch.optim import lr_scheduler as schedules
+
+from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
+from checkpoint_damage import forge
+from sparsegroup import (
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupSGD,
+    HashEmbedding,
+)
+from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
+from sparsegroup.checkpoint.manifest import CHECKPOINT
+from sparsegroup.table.files import write
+from sparsegroup.table.rows import host
+
+GROUP = [GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL]
+
+
+@pytest.fixture(params=["whole pages", "tiny pages"])
+def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "tiny pages":
+        make_pages_tiny(monkeypatch)
+
+
+def make_pages_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_PAGE_BYTES", 1 << 12)
+    monkeypatch.setattr(write, "_PIECE_BYTES", 600)
+
+
+def goes_on_alike(one: Training, other: Training, steps: int = 3) -> None:
+    """Both hold the same, and train on to the same."""
+    rng = torch.get_rng_state()
+    ends = []
+    for training in (one, other):
+        torch.set_rng_state(rng)
+        training.draw.manual_seed(7)
+        before = bits(training.facts())
+        for _ in range(steps):
+            training.step()
+        ends.append((before, bits(training.facts())))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize("make", GROUP)
+@pytest.mark.parametrize(("dim", "dtype"), [(1, torch.float32), (3, torch.float64), (5, torch.float32)])
+def test_every_optimizer_goes_on(tmp_path: Path, make: Any, dim: int, dtype: torch.dtype) -> None:
+    training = clicks(make, dim=dim, dtype=dtype)
+    for _ in range(30):
+        training.step()
+    training.tables[0].shrink()
+    training.step()
+    training.save(tmp_path / "one", step=31)
+    other = clicks(make, dim=dim, dtype=dtype)
+    loaded = other.load(tmp_path / "one")
+    assert (loaded.step, loaded.notes) == (31, [])
+    goes_on_alike(training, other)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_adahessian_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:
+    def make() -> Training:
+        training = clicks()
+        generator = torch.Generator().manual_seed(3)
+        training.optimizers = [GroupAdaHessian(training.model.parameters(), lr=0.05, generator=generator, **LAMBDAS)]
+        return training
+
+    def step(training: Training) -> None:
+        keys = training.keys()
+        training.optimizers[0].zero_grad()
+        training.model(keys).square().sum().backward(create_graph=True)
+        training.optimizers[0].step()
+
+    training, other = make(), make()
+    step(training)
+    training.save(tmp_path / "one")
+    other.load(tmp_path / "one")
+    other.draw.set_state(training.draw.get_state())
+    rng = torch.get_rng_state()
+    step(training)
+    torch.set_rng_state(rng)
+    step(other)
+    assert bits(training.facts()) == bits(other.facts())
+
+
+def dense(make: Callable[[nn.Module], Any], dtype: torch.dtype = torch.float32) -> Training:
+    """A model without tables, with tied weights and a buffer that is trained along."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Flatten(0)).to(dtype)
+    model[2].weight = model[0].weight  # type: ignore[union-attr]
+    return Training(model, make(model))
+
+
+def step_dense(training: Training) -> None:
+    generator = training.draw
+    for optimizer in training.optimizers:
+        optimizer.zero_grad()
+    inputs = torch.randn(8, 4, generator=generator).to(next(training.model.parameters()).dtype)
+    training.model(inputs).square().mean().backward()
+    for optimizer in training.optimizers:
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: [],
+        lambda model: [Adam(model.parameters(), amsgrad=True)],
+        lambda model: [AdamW([model[0].weight], lr=0.1), SGD([model[0].bias], lr=0.1, momentum=0.9)],
+        lambda model: [GroupAdam(model.parameters(), l21=1e-3)],
+        lambda model: [GroupAdam(model.parameters(), l21=1e-3, state_dtype=torch.bfloat16)],
+        lambda model: [GroupAdam([{"params": [model[0].weight], "groups": torch.tensor([0, 1, 0, 2]), "l21": 0.1}])],
+    ],
+)
+def test_a_model_without_tables(tmp_path: Path, make: Any, dtype: torch.dtype) -> None:
+    training, other = dense(make, dtype), dense(make, dtype)
+    step_dense(training)
+    step_dense(training)
+    extra = {"nan": math.nan, "inf": [-math.inf, np.float32(0.1)], "t": (1, (2,)), 3: None, "__x": torch.arange(2)}
+    training.save(tmp_path / "one", extra=extra)
+    loaded = other.load(tmp_path / "one")
+    assert repr(loaded.extra) == repr({**extra, "inf": [-math.inf, float(np.float32(0.1))]})
+    other.draw.set_state(training.draw.get_state())
+    for one in (training, other):
+        step_dense(one)
+    assert bits(training.facts()) == bits(other.facts())
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "MultiStepLR": lambda optimizer: schedules.MultiStepLR(optimizer, [2, 4, 4, 6], 0.5),
+    "CosineAnnealingLR": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 7),
+    "OneCycleLR": lambda optimizer: schedules.OneCycleLR(optimizer, 0.1, 20),
+    "LambdaLR": lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "SequentialLR": lambda optimizer: schedules.SequentialLR(
+        optimizer,
+        [schedules.ConstantLR(optimizer, 0.1, 2), schedules.MultiStepLR(optimizer, [1, 3], 0.5)],
+        milestones=[3],
+    ),
+    "ChainedScheduler": lambda optimizer: schedules.ChainedScheduler(
+        [schedules.ConstantLR(optimizer, 0.1, 4), schedules.ExponentialLR(optimizer, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_go_on(tmp_path: Path, name: str) -> None:
+    def make() -> Training:
+        training = clicks()
+        training.scheduler = SCHEDULES[name](training.optimizers[0])
+        return training
+
+    training, other = make(), make()
+    for _ in range(3):
+        training.step()
+    training.save(tmp_path / "one")
+    assert other.load(tmp_path / "one").notes == []
+    goes_on_alike(training, other, 6)
+    plain = clicks()
+    plain.save(tmp_path / "without")
+    plain.scheduler = schedules.StepLR(plain.optimizers[0], 1)
+    with unchanged(plain), pytest.raises(CheckpointError, match="holds no learning-rate scheduler, and a StepLR is to"):
+        plain.load(tmp_path / "without")
+    with unchanged(plain), pytest.raises(CheckpointError, match=f"the state of a {name}, and a StepLR is to be loaded"):
+        plain.load(tmp_path / "one")
+
+
+def test_a_counter_is_a_counter_again(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "one", nn.Linear(1, 1), extra=Counter({2: 3}))
+    extra = load_checkpoint(tmp_path / "one", nn.Linear(1, 1)).extra
+    assert (type(extra), extra) == (Counter, Counter({2: 3}))
+
+
+def test_the_schedule_of_a_plateau(tmp_path: Path) -> None:
+    def make() -> tuple[Training, schedules.ReduceLROnPlateau]:
+        training = clicks()
+        return training, schedules.ReduceLROnPlateau(training.optimizers[0], patience=1)
+
+    (training, plateau), (other, again) = make(), make()
+    plateau.step(math.inf)
+    save_checkpoint(tmp_path / "one", training.model, training.optimizers, plateau)
+    load_checkpoint(tmp_path / "one", other.model, other.optimizers, again)
+    for _ in range(4):
+        plateau.step(1.0)
+        again.step(1.0)
+    assert again.state_dict() == plateau.state_dict()
+    assert other.optimizers[0].param_groups[0]["lr"] == training.optimizers[0].param_groups[0]["lr"] < 0.05
+
+
+def test_an_empty_table_and_one_that_no_optimizer_knows(tmp_path: Path) -> None:
+    training = clicks()
+    training.save(tmp_path / "empty")
+    other = clicks()
+    other.step()
+    other.load(tmp_path / "empty")
+    goes_on_alike(training, other)
+    table = HashEmbedding(2)
+    table(torch.arange(5))
+    save_checkpoint(tmp_path / "alone", table)
+    again = HashEmbedding(2)
+    load_checkpoint(tmp_path / "alone", again)
+    assert torch.equal(again.lookup(torch.arange(5)), table.lookup(torch.arange(5)))
+
+
+def test_a_table_that_is_in_two_places_is_written_once(tmp_path: Path) -> None:
+    table = HashEmbedding(2)
+    model = nn.ModuleDict({"a": table, "b": nn.ModuleList([table])})
+    table(torch.arange(5))
+    assert len(save_checkpoint(tmp_path / "one", model).tables) == 1
+    again = nn.ModuleDict({"a": (one := HashEmbedding(2)), "b": nn.ModuleList([one])})
+    load_checkpoint(tmp_path / "one", again)
+    assert bits(one.state_dict()) == bits(table.state_dict())
+
+
+def test_the_files_are_open(tmp_path: Path) -> None:
+    training = clicks()
+    training.step(torch.arange(9))
+    training.save(tmp_path / "one")
+    tensors = load_file(tmp_path / "one" / "table-users.safetensors")
+    assert tensors["keys"].tolist() == list(range(9))
+    exported = training.tables[0].table.snapshot().arrays()
+    assert (tensors["rows"] == np.stack([exported[part] for part in training.tables[0].table.rows.parts], 1)).all()
+
+
+OPERATIONS = (
+    "step",
+    "step",
+    "step",
+    "look up",
+    "shrink",
+    "assign",
+    "zero",
+    "load",
+    "optimizer",
+    "save",
+    "save",
+    "whole",
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    operations=st.lists(st.tuples(st.sampled_from((*OPERATIONS, "resume")), st.integers(0, 1 << 20)), max_size=24),
+    keep=st.integers(1, 3),
+    tiny=st.booleans(),
+)
+def test_any_course_of_events(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], keep: int, tiny: bool
+) -> None:
+    any_course_of_events(tmp_path_factory.mktemp("course"), operations, keep, tiny)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    operations=st.lists(st.tuples(st.sampled_from((*OPERATIONS, "resume")), st.integers(0, 1 << 20)), max_size=60),
+    keep=st.integers(1, 3),
+    tiny=st.booleans(),
+)
+def test_any_long_course_of_events(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], keep: int, tiny: bool
+) -> None:
+    any_course_of_events(tmp_path_factory.mktemp("course"), operations, keep, tiny)
+
+
+def any_course_of_events(folder: Path, operations: list[tuple[str, int]], keep: int, tiny: bool) -> None:
+    """Each checkpoint holds what the training held, to the last bit, and no more rows than have changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tiny:
+            make_pages_tiny(patch)
+        torch.manual_seed(0)
+        training, checkpoints = clicks(), Checkpoints(folder, keep=keep)
+        touched: dict[int, set[int]] = {0: set(), 1: set()}
+        for step, (operation, seed) in enumerate([*operations, ("save", 0)], 1):
+            training.draw.manual_seed(seed)
+            keys = training.keys()
+            users = training.tables[0]
+            if operation == "step":
+                training.step(keys)
+            elif operation == "look up":
+                before = [set(table.table.directory.keys().tolist()) for table in training.tables]
+                training.model(keys)
+                for number, table in enumerate(training.tables):
+                    touched[number] |= set(table.table.directory.keys().tolist()) - before[number]
+            elif operation in ("assign", "zero"):
+                some = keys.unique()
+                users.assign(some, torch.full((len(some), 3), 0.0 if operation == "zero" else seed / 3))
+                touched[0] |= set(some.tolist())
+            elif operation == "shrink":
+                users.shrink()
+            elif operation == "load":
+                training.model.load_state_dict(training.model.state_dict())
+            elif operation == "optimizer":
+                make = GROUP[seed % len(GROUP)]
+                training.optimizers = [make(training.model.parameters(), lr=0.05, **LAMBDAS)]
+            elif operation == "resume" and (latest := checkpoints.latest()) is not None:
+                saved = CHECKPOINT.read(latest).state["optimizers"][0]["kind"]
+                make = next(one for one in GROUP if one.__name__.removeprefix("Group").lower() == saved)
+                training = clicks(make)
+                checkpoints = Checkpoints(folder, keep=keep)
+                checkpoints.load(latest, training.model, training.optimizers)
+                touched = {0: set(), 1: set()}
+            if operation == "step":
+                touched[0] |= set(keys.tolist())
+                touched[1] |= set((keys * 7 + 1).tolist())
+            if operation in ("save", "whole"):
+                path = checkpoints.save(step, training.model, training.optimizers, whole=operation == "whole")
+                manifest = CHECKPOINT.read(path)
+                for number, (_, facts) in enumerate(manifest.tables.values()):
+                    table = training.tables[number].table
+                    changed = touched[number] & set(table.directory.keys().tolist())
+                    assert facts.written == (table.num_rows if manifest.parent is None else len(changed))
+                touched = {0: set(), 1: set()}
+                kept = checkpoints.paths()
+                ancestors = {CHECKPOINT.read(one).parent for one in kept}
+                needed = {Path(parent.path).name for parent in ancestors if parent is not None}
+                assert all(one.name in needed for one in kept[:-keep])
+                fresh = clicks(type(training.optimizers[0]))
+                rng = torch.get_rng_state()
+                load_checkpoint(path, fresh.model, fresh.optimizers)
+                torch.set_rng_state(rng)
+                assert bits(fresh.facts()) == bits(training.facts())
+
+
+def test_changes_follow_until_they_outweigh_what_they_change(tmp_path: Path) -> None:
+    training, checkpoints = clicks(), Checkpoints(tmp_path, keep=2)
+    training.step(torch.arange(4_000))
+    wholes = []
+    for step in range(1, 12):
+        path = checkpoints.save(step, training.model, training.optimizers)
+        manifest = CHECKPOINT.read(path)
+        if manifest.parent is None:
+            wholes.append(step)
+        else:
+            assert [facts.written for _, facts in manifest.tables.values()] == [700, 700]
+            assert manifest.bytes < 0.25 * CHECKPOINT.read(checkpoints.paths()[0]).bytes
+        assert checkpoints.latest() == path
+        training.step(torch.arange(700 * step, 700 * (step + 1)) % 4_000)
+    assert wholes == [1, 8]
+    assert [path.name[-2:] for path in checkpoints.paths()] == ["08", "09", "10", "11"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_without_tables_each_is_whole_and_as_many_are_kept(tmp_path: Path) -> None:
+    training, checkpoints = dense(lambda model: [SGD(model.parameters(), lr=0.1)]), Checkpoints(tmp_path, keep=3)
+    for step in range(9):
+        assert CHECKPOINT.read(checkpoints.save(step, training.model, training.optimizers)).parent is None
+    assert len(checkpoints.paths()) == 3
+
+
+def test_folders_that_are_no_checkpoints_stay(tmp_path: Path) -> None:
+    (tmp_path / "step-by-step").mkdir()
+    (tmp_path / "step-1").mkdir()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        checkpoints.save(step, nn.Linear(1, 1))
+    assert {path.name for path in tmp_path.iterdir()} == {"step-by-step", "step-1", "step-000000000002"}
+
+
+def test_a_step_that_does_not_come_after_the_last_good_one_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (3, 5):
+        checkpoints.save(step, nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match="step 4 does not come after it"):
+        checkpoints.save(4, nn.Linear(1, 1))
+    (tmp_path / "step-000000000005" / "state.safetensors").write_bytes(b"")
+    checkpoints.save(4, nn.Linear(1, 1))
+    assert [path.name[-1] for path in checkpoints.paths()] == ["3", "4"]
+
+
+def test_what_cannot_be_read_does_not_take_the_place_of_what_can(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    first = checkpoints.save(1, nn.Linear(1, 1))
+    for step in (2, 3):
+        later = checkpoints.save(step, nn.Linear(1, 1))
+        (later / "state.safetensors").write_bytes(b"")
+    assert checkpoints.latest() == first
+
+
+def test_rows_that_a_chain_cannot_make_are_not_vouched_for(tmp_path: Path) -> None:
+    training, checkpoints = clicks(), Checkpoints(tmp_path)
+    training.step()
+    first = checkpoints.save(1, training.model, training.optimizers)
+    training.step()
+    second = checkpoints.save(2, training.model, training.optimizers)
+    assert CHECKPOINT.read(second).parent is not None
+
+    def claim_more_rows(content: dict[str, Any]) -> None:
+        for _, facts in content["tables"].values():
+            facts["rows"] = facts["seen"] = facts["rows"] + facts["written"] + 500
+            facts["buckets"] = 1_000
+
+    forge(second, claim_more_rows)
+    assert checkpoints.latest() == first
+    assert "rows cannot make" in str(checkpoints.skipped[0])
+
+
+@pytest.mark.parametrize("extra", [{"a": object()}, [print], {"b": {1, 2}}, {"c": torch.int64}])
+def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path, extra: Any) -> None:
+    with pytest.raises(CheckpointError, match="which a checkpoint cannot hold"):
+        save_checkpoint(tmp_path / "one", nn.Linear(1, 1), extra=extra)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,259 @@
+"""The optimizers on a GPU, or in Triton's interpreter: what a step does, by what means, and what it waits for."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gpu_cases import DEVICE
+from gpu_optimizer_cases import NoWaiting, assert_same, groups_of, loss_of, net, trained
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, make
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD
+from sparsegroup.kernels.gpu import runtime
+from sparsegroup.rules import Rule, learning_rate
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device() -> Iterator[None]:
+    with runtime.rehearsal() if DEVICE.type == "cpu" else nullcontext(), np.errstate(all="ignore"):
+        yield
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_the_kernels_do_what_pytorch_does(cls):
+    """Rows, columns, channels, all, an index, wide groups, sparse gradients with repeated rows."""
+    assert_same(trained(cls), trained(cls, fused=False), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_parameters_with_float32_state(dtype):
+    params, optimizer = trained(GroupAdam, dtype=dtype)
+    assert optimizer.state[params["table"]]["u"].dtype == torch.float32
+    assert_same((params, optimizer), trained(GroupAdam, dtype=dtype, fused=False), rtol=2e-2, atol=2e-2)
+
+
+def test_float64_is_left_to_pytorch():
+    assert_same(trained(GroupAdam, dtype=torch.float64), trained(GroupAdam, dtype=torch.float64, fused=False))
+
+
+def test_strided_parameters_and_gradients_are_left_to_pytorch():
+    values = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    results = []
+    for x in (values.clone(), values.t().contiguous().t()):
+        x = nn.Parameter(x)
+        optimizer = GroupAdam([x], l21=0.1)
+        x.grad = torch.ones(4, 5, device=DEVICE).cumsum(1).t()
+        optimizer.step()
+        results.append(x.detach())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_waits_for_nothing():
+    params = net()
+    optimizer = GroupAdam(groups_of(params))
+    for t in range(3):
+        optimizer.zero_grad()
+        loss_of(params, t).backward()
+        if t == 0:  # looks at an index of groups, and compiles
+            optimizer.step()
+            continue
+        if DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            with NoWaiting(entry["step"] for entry in optimizer.state.values()):
+                optimizer.step()
+        finally:
+            if DEVICE.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"fused": True, "foreach": True}, "exclude each other"),
+        ({"state_dtype": torch.float16}, "torch.bfloat16, got torch.float16"),
+        ({"differentiable": True}, "without autograd"),
+    ],
+)
+def test_execution_arguments_out_of_range(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        GroupAdam([nn.Parameter(torch.zeros(2, device=DEVICE))], **arguments)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_foreach_takes_pytorchs_operations(foreach, monkeypatch):
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a kernel was launched")
+
+    monkeypatch.setattr("sparsegroup.kernels.gpu.backend.GpuBackend.step", refuse)
+    if foreach:
+        trained(GroupAdam, foreach=True)
+        trained(GroupAdam, fused=False)
+    else:
+        with pytest.raises(AssertionError, match="launched"):
+            trained(GroupAdam, fused=True)
+
+
+def test_without_triton_pytorch_does_it_and_says_so_once(monkeypatch):
+    monkeypatch.setattr(runtime, "has_triton", lambda: False)
+    runtime._told_that_triton_is_missing.cache_clear()
+    cuda = torch.device("cuda")
+    with pytest.warns(RuntimeWarning, match="pip install triton"):
+        assert not runtime.serves(cuda)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not runtime.serves(cuda)
+
+
+def test_an_old_gpu_is_left_to_pytorch(monkeypatch):
+    for name, value in {"is_available": True, "get_device_capability": (7, 5), "get_device_name": "Old"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    runtime._is_recent.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"Old has compute capability 7\.5"):
+        assert not runtime.serves(torch.device("cuda", 0))
+    runtime._is_recent.cache_clear()
+
+
+def test_a_rehearsal_wants_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET"), runtime.rehearsal():
+        pass
+
+
+@pytest.mark.parametrize("cls", [GroupAdam, GroupFTRL, GroupSGD])
+def test_state_in_bfloat16(cls):
+    """Close to that in float32; u and moments are bfloat16, after loading, too; a second run gives the same bits."""
+    params, optimizer = trained(cls, steps=3, state_dtype=torch.bfloat16)
+    again, _ = trained(cls, steps=3, state_dtype=torch.bfloat16)
+    exact, _ = trained(cls, steps=3)
+    by_pytorch, _ = trained(cls, steps=3, state_dtype=torch.bfloat16, fused=False)
+    for name, x in params.items():
+        assert torch.equal(x, again[name])
+        torch.testing.assert_close(x, exact[name], rtol=0.1, atol=0.1)
+        torch.testing.assert_close(x, by_pytorch[name], rtol=0.1, atol=0.1)
+        for part in ("u", *cls.rule.state):
+            if name != "bias" or part != "u" or cls is GroupFTRL:
+                assert optimizer.state[x][part].dtype == torch.bfloat16
+    loaded = make(cls, groups_of(again), state_dtype=torch.bfloat16)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for x, y in zip(params.values(), again.values(), strict=True):
+        for part, value in optimizer.state[x].items():
+            assert torch.equal(value, loaded.state[y][part])
+            assert value.dtype == loaded.state[y][part].dtype
+
+
+def test_the_untouched_stay_untouched_in_bfloat16():
+    """a₀ = 0.1 is another number in bfloat16; a group without a gradient is known by what it is as stored."""
+    x = nn.Parameter(torch.randn(3, 4, device=DEVICE))
+    start = x.detach().clone()
+    optimizer = GroupAdagrad([x], lr=0.1, initial_accumulator_value=0.1, l21=20.0, state_dtype=torch.bfloat16)
+    for _ in range(2):
+        x.grad = torch.zeros_like(x)
+        x.grad[1] = 1
+        optimizer.step()
+    assert torch.equal(x[[0, 2]], start[[0, 2]])
+    assert not x[1].any()
+
+
+def test_rows_that_are_not_there_are_left_out_and_told_later():
+    x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
+    optimizer = GroupAdam([x], lr=0.1)
+    x.grad = torch.sparse_coo_tensor(
+        torch.tensor([[1, 9, 1]], device=DEVICE), torch.ones(3, 2, device=DEVICE), (4, 2), check_invariants=False
+    )
+    optimizer.step()
+    assert (x != 1).any(1).tolist() == [False, True, False, False]
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    x.grad = torch.zeros_like(x)
+    with pytest.raises(IndexError, match="1 rows that its parameter has not, 9"):
+        optimizer.step()
+    optimizer.step()
+
+
+def test_rows_that_are_not_there_raise_where_pytorch_steps():
+    x = nn.Parameter(torch.ones(2, 4, device=DEVICE).t())
+    optimizer = GroupAdam([x], l21=0.1)
+    rows, values = torch.tensor([[1, 9]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
+    x.grad = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=False)
+    with pytest.raises(IndexError, match="rows 1 to 9, the parameter has 4"):
+        optimizer.step()
+
+
+def test_state_of_several_dtypes_is_left_to_pytorch():
+    """u comes later than the moments, and in another dtype."""
+    params = [nn.Parameter(torch.ones(4, 2, device=DEVICE)) for _ in range(2)]
+    optimizer = GroupAdam(params, lr=0.1)
+    for _ in range(2):
+        for x in params:
+            x.grad = torch.ones_like(x)
+        optimizer.step()
+        optimizer.param_groups[0].update(state_dtype=torch.bfloat16, l1=0.1)
+    assert optimizer.state[params[0]]["u"].dtype == torch.bfloat16
+    assert optimizer.state[params[0]]["exp_avg"].dtype == torch.float32
+    assert torch.equal(params[0], params[1])
+
+
+def test_numbers_of_any_kind():
+    results = []
+    for kind in (float, np.float32):
+        x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
+        optimizer = GroupAdam([x], lr=kind(0.5), betas=(kind(0.5), kind(0.75)), l1=kind(0), l21=kind(0.125), l2=kind(1))
+        x.grad = torch.ones_like(x)
+        optimizer.step()
+        results.append(x.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.filterwarnings("ignore:the rule .* cannot be compiled for the GPU:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["lambda", "closure"])
+def test_a_rule_that_triton_cannot_take_is_left_to_pytorch(kind):
+    zero = 0
+
+    def update(g: Any, inverse_lr: Any) -> tuple[Any, ...]:
+        return g, g - g + inverse_lr + zero
+
+    class Odd(GroupOptimizer):
+        rule = Rule(
+            "odd",
+            lambda lr: (1 / lr,),
+            (lambda g, i: (g, g - g + i)) if kind == "lambda" else update,
+            state={},
+            hyperparameters=(learning_rate(),),
+        )
+
+    x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
+    optimizer = Odd([x], lr=0.5)
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    assert (x == 0.5).all()
+
+
+def test_empty_tensors_and_gradients():
+    empty, sparse = nn.Parameter(torch.zeros(0, 3, device=DEVICE)), nn.Parameter(torch.ones(4, 2, device=DEVICE))
+    optimizer = GroupAdam([empty, sparse], l21=0.1)
+    empty.grad = torch.zeros_like(empty)
+    rows, values = torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 2)
+    sparse.grad = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=False).to(DEVICE)
+    optimizer.step()
+    assert (sparse == 1).all()
+    assert optimizer.state[sparse]["step"] == 1
+
+
+def test_an_optimizer_can_be_copied_between_steps():
+    params, optimizer = trained(GroupAdam, steps=1)
+    copied_params, copied = copy.deepcopy((params, optimizer))
+    for p, o in ((params, optimizer), (copied_params, copied)):
+        o.zero_grad()
+        loss_of(p, 1).backward()
+        o.step()
+    for x, y in zip(params.values(), copied_params.values(), strict=True):
+        assert torch.equal(x, y)

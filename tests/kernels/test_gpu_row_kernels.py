@@ -1,0 +1,249 @@
+"""The Triton kernels over rows, of a tensor or a table: repeated rows, missing ones, and very large tensors."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_cases import (
+    DEVICE,
+    SEED,
+    SHIFT,
+    Parts,
+    Table,
+    assert_same_bits,
+    assert_step,
+    by_table,
+    case,
+    lines_of,
+    mapped,
+    no_counts,
+    received,
+    sent,
+    shuffled,
+    vast,
+    with_float32_state,
+)
+from sparsegroup.groups import Along
+from sparsegroup.kernels import rounding
+from sparsegroup.kernels.gpu import launch
+from sparsegroup.kernels.step import Regularizer, StepConstants, StepScalars
+from sparsegroup.rules import ADAHESSIAN, ADAM, FTRL, SGD
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _numpy_is_quiet() -> Iterator[None]:
+    """Triton's interpreter computes with NumPy, which warns where a GPU gives infinity or NaN."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+PLAIN = StepConstants(Regularizer(), (), None, False)
+UNIT = StepScalars((1.0,), (0.0, 1.0), SEED)
+"""SGD of weights 0 with σ = 1: weights become minus the gradient."""
+
+
+def summed(gradient: launch.GradientRuns, height: int) -> tuple[Tensor, list[int]]:
+    """What a step of SGD makes of zeros, `[height, width]`, and the counters."""
+    x, counts = torch.zeros(height, gradient.values.shape[1], device=DEVICE), no_counts()
+    slot = Parts(x, None, (), x, None).slot
+    launch.step_rows(SGD, slot, gradient, counts, PLAIN, UNIT)
+    return -x.cpu(), counts.tolist()
+
+
+def test_repeated_rows_that_begin_and_end_anywhere() -> None:
+    """Runs from every place in a chunk to every place in a chunk, with no, one or two whole ones between."""
+    size = launch.CHUNK
+    places = [place for a in range(size) for place in (a, *(n for b in range(a + 1, size) for n in (a, b)))]
+    lengths = [
+        (after - before) % size + size * whole
+        for whole in range(3)
+        for before, after in zip(places, [*places[1:], places[0]], strict=True)
+    ]
+    starts = torch.tensor([0, *itertools.accumulate(lengths)])
+    covered = {(int(a) % size, int(b) % size, int(b - a) // size) for a, b in itertools.pairwise(starts)}
+    assert len(covered) == 3 * size**2
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    lines = shuffled(len(rows)).cpu()
+    g = torch.randint(-50, 50, (len(rows), 1), generator=torch.Generator().manual_seed(0)).float()
+    rows = rows[lines.argsort()]
+    runs = launch.GradientRuns(*(tensor.to(DEVICE) for tensor in (g, rows)), None, lines.to(DEVICE), starts.to(DEVICE))
+    x, _ = summed(runs, len(lengths))
+    assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 100])
+def test_rows_that_come_any_number_of_times(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    for lines, height in ((1, 1), (31, 1), (32, 1), (33, 2), (65, 1), (120, 3), (60, 1000)):
+        rows = (torch.rand(lines, generator=generator) ** 3 * height).long()
+        g = torch.randint(-50, 50, (lines, width), generator=generator).float()
+        values = g.to(DEVICE, torch.float32 if lines % 2 else torch.bfloat16)
+        x, counts = summed(launch.runs_of(values, rows.to(DEVICE)), height)
+        assert torch.equal(x, torch.zeros(height, width).index_add_(0, rows, g))
+        assert counts == [0, 0, 0]
+
+
+def test_rows_that_come_many_times_take_one_step() -> None:
+    rows = torch.cat([torch.full((150,), 2), torch.arange(9).repeat(3), torch.full((70,), 7)])[shuffled(247).cpu()]
+    for rule in (ADAM, FTRL):
+        one = case(rule, (9, 5))
+        parts, counts = sent(one.parts), no_counts()
+        g = torch.randn(247, 5, generator=torch.Generator().manual_seed(0))
+        runs = launch.runs_of(g.to(DEVICE), rows.to(DEVICE))
+        launch.step_rows(rule, parts.slot, runs, counts, one.settings, one.numbers)
+        total = torch.zeros(9, 5, dtype=torch.float64).index_add_(0, rows, g.double()).float()
+        assert_step(replace(one, parts=replace(one.parts, g=total)), received(parts))
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_rows_that_are_not_there_are_left_out_and_counted(once: bool) -> None:
+    rows = torch.tensor([4, -1, 0, 9, 1 << 40, 8, -(1 << 40)], device=DEVICE).repeat(1 if once else 2)
+    g = torch.ones(len(rows), 3, device=DEVICE)
+    runs = launch.GradientRuns(g, rows) if once else launch.runs_of(g, rows)
+    x, (unused, out, one) = summed(runs, 9)
+    assert (unused, out) == (0, 4)
+    assert one in (-1, 9, 1 << 40, -(1 << 40))
+    assert x.sum(1).nonzero().flatten().tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
+    one = case(ADAHESSIAN if once else ADAM, (13, 5))
+    table, counts = Table(one.parts), no_counts()
+    memory = table.bytes()
+    rows = torch.tensor([12, -1, 3, 0, 5, 6, 2])
+    rows = (rows if once else rows.repeat(2)).to(DEVICE)
+    lines = lines_of(sent(one.parts), rows, 1.0 if once else 0.5)
+    lines.g[3, 1], lines.g[5, 4], lines.g[1, 0] = math.nan, math.inf, math.nan
+    bad = [0, 6]
+    if once:
+        lines.hessian[0, 2] = math.inf
+        bad.append(12)
+    runs = lines.runs(rows, repeats=not once)
+    launch.step_table(one.rule, True, table.layout, 13, runs, counts, one.settings, one.numbers)
+    stays = torch.tensor(sorted({*range(16)} - {12, 3, 0, 5, 6, 2} | {*bad}))
+    assert torch.equal(table.bytes()[stays], memory[stays])
+    stepped = [row for row in (2, 3, 5, 12) if row not in bad]
+    some = replace(
+        one, parts=mapped(one.parts, lambda tensor: tensor[stepped]), groups=Along(torch.Size((len(stepped), 5)), 0)
+    )
+    after = table.updated(one.parts)
+    assert_step(some, mapped(after, lambda tensor: tensor[stepped]))
+    born = int(after.x.any(1).sum() - one.parts.x.any(1).sum())
+    assert counts[:2].tolist() == [born, len(bad)]
+    assert int(counts[2]) in bad
+
+
+def test_rows_of_a_table_that_become_zero_and_not_zero_are_counted() -> None:
+    one = case(SGD, (200, 5), Regularizer(l1=0.5))
+    rows = torch.arange(200)
+    one.parts.x[rows % 3 == 0] = 0
+    one.parts.u[rows % 3 == 0] = 0
+    one.parts.g[rows % 3 == 0] *= (rows % 2 == 0)[rows % 3 == 0, None]
+    before, after = one.parts.x.any(1), one.expected().x.any(1)
+    assert (before & ~after).any()
+    assert (after & ~before).any()
+    assert_step(one, by_table(one))
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 1000])
+@every_dtype
+def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
+    height = launch.TILE // launch.padded(width) + 5
+    parts = case(ADAM, (height, width), dtype=dtype).parts
+    for alignment in (4, 16):
+        table = Table(parts, alignment)
+        between = table.between()
+        for k, (type_, offset) in enumerate(table.parts):
+            rows = torch.cat([shuffled(height), torch.tensor([-1], device=DEVICE)])
+            known = rows[:-1].cpu()
+            out = launch.gather(table.layout, rows, type_, offset).cpu()
+            assert_same_bits(out[:-1], table.part(k)[known])
+            assert_same_bits(out[-1], torch.zeros(width, dtype=type_))
+
+            values = torch.randn(height, width, generator=torch.Generator().manual_seed(k))
+            values[0, 0], values[1, 0], values[2, 0] = math.nan, math.inf, -0.0
+            some = height - 2
+            others = [table.part(j) for j in range(len(table.parts))]
+            launch.scatter(table.layout, rows[:some], values[:some].to(DEVICE), type_, offset)
+            others[k][known[:some]] = values[:some].to(type_)
+            for j, other in enumerate(others):
+                assert_same_bits(table.part(j), other)
+        assert torch.equal(table.between(), between)
+    nothing = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    assert launch.gather(table.layout, nothing, dtype, 0).shape == (0, width)
+    launch.scatter(table.layout, nothing, torch.empty(0, width, device=DEVICE), dtype, 0)
+
+
+FAR = 2**31
+COUNTING = StepConstants(Regularizer(l1=1.0), (), None, False)
+"""With it, SGD of zeros with σ = 1 makes weights 1 - g and u = 1 of gradients g > 1."""
+
+
+def test_rows_beyond_2_to_the_31_elements() -> None:
+    width = 16
+    height = FAR // width + 5
+    x, u = vast(height, width), vast(height, width)
+    rows = torch.tensor([height - 1, 0, FAR // width, FAR // width - 1, height, height - 3], device=DEVICE)
+    g = torch.arange(2.0, 98.0, device=DEVICE).view(6, width)
+    slot = Parts(x, u, (), x, None).slot
+    repeated = launch.runs_of((g * 0.5).repeat(2, 1), rows.repeat(2))
+    for runs in (launch.GradientRuns(g, rows), repeated):
+        counts = no_counts()
+        x[rows[rows < height]], u[rows[rows < height]] = 0, 0
+        launch.step_rows(SGD, slot, runs, counts, COUNTING, UNIT)
+        assert counts.tolist() == [0, 1, height]
+        for row, gradient in zip(rows.tolist(), g, strict=True):
+            if row < height:
+                assert torch.equal(x[row].float(), 1 - gradient)
+                assert (u[row] == 1).all()
+        between = torch.tensor([1, FAR // width - 2, FAR // width + 1, height - 2])
+        assert not x[between].any()
+        assert not u[between].any()
+
+
+def test_rows_of_a_table_beyond_2_to_the_31() -> None:
+    """Of the table only the pages with these rows exist."""
+    one = case(ADAM, (8, 5), state_dtype=torch.bfloat16)
+    table = Table(one.parts)
+    first = 3 * FAR
+    pages = torch.zeros((first >> 20) + 1, dtype=torch.int64, device=DEVICE)
+    memory = torch.cat(table.pages)
+    pages[first >> 20] = memory.data_ptr()
+    layout = replace(table.layout, pages=pages, shift=20)
+    rows, lines, counts = shuffled(8), sent(one.parts), no_counts()
+    runs = launch.runs_of(lines.g[rows], rows + first)
+    launch.step_table(one.rule, True, layout, first + 8, runs, counts, one.settings, one.numbers)
+    assert counts[1:].tolist() == [0, 0]
+    table.pages = list(memory.split(2**SHIFT))
+    after, exact = table.updated(one.parts), by_table(with_float32_state(one))
+    assert_same_bits(after.x, exact.x)
+    elements = (torch.arange(8 * 5) + first * 5).to(torch.int32).view(8, 5)
+    for part, (value, precise) in enumerate(zip((after.u, *after.state), (exact.u, *exact.state), strict=True)):
+        assert_same_bits(value, rounding.to_bfloat16(precise, elements, SEED, part))
+
+    out = launch.gather(layout, rows + first, torch.float32, 0)
+    assert_same_bits(out, after.x[rows.cpu()])
+    launch.scatter(layout, rows + first, 2 * out, torch.float32, 0)
+    assert_same_bits(table.part(0), 2 * after.x)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="2**31 elements take Triton's interpreter a day")
+def test_tensors_of_more_than_2_to_the_31_elements() -> None:
+    width = 16
+    height = FAR // width + 5
+    x, u, g = vast(height, width), vast(height, width), vast(height, width)
+    g[-3:] = torch.arange(2.0, 50.0, device=DEVICE).view(3, width)
+    parts = Parts(x, u, (), g, None)
+    launch.step_tensor(SGD, parts.with_numbers(UNIT), width, COUNTING)
+    assert torch.equal(x[-3:], 1 - g[-3:])
+    assert not x[:-3].any()

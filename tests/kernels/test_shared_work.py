@@ -1,0 +1,142 @@
+"""Pieces of work are done once each, whoever takes them, and a phase begins when the one before has ended."""
+
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from sparsegroup.kernels.cpu import jit, threads
+from sparsegroup.kernels.cpu.threads import Habit
+
+PIECES = 500
+
+
+def _count(state, pieces, marks, early):
+    thread = threads.enter(state)
+    result = 0
+    k = threads.take(state, 0, thread, pieces)
+    while k >= 0:
+        marks[0, k] += 1
+        result += 1
+        threads.done(state, 0)
+        k = threads.take(state, 0, thread, pieces)
+    threads.wait(state, 0, pieces)
+    k = threads.take(state, 1, thread, pieces)
+    while k >= 0:
+        marks[1, k] += 1
+        early[k] = marks[0].min() == 0
+        k = threads.take(state, 1, thread, pieces)
+    threads.leave(state, result)
+
+
+count = jit.kernel(_count, "a test")
+
+
+@pytest.fixture
+def several_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def share(pieces: int, alone: bool = False) -> tuple[int, np.ndarray, np.ndarray]:
+    marks, early = np.zeros((2, max(pieces, 1)), np.int64), np.zeros(pieces, np.bool_)
+    return threads.share(count, pieces, marks, early, alone=alone), marks[:, :pieces], early
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_each_piece_is_done_once_and_no_phase_begins_early(several_threads, alone):
+    for _ in range(50):
+        result, marks, early = share(PIECES, alone)
+        assert result == PIECES
+        assert (marks == 1).all()
+        assert not early.any()
+
+
+def test_there_may_be_nothing_to_do(several_threads):
+    assert share(0)[0] == 0
+
+
+def test_several_threads_may_share_at_once(several_threads):
+    results = []
+
+    def work() -> None:
+        results.extend(share(PIECES)[0] for _ in range(50))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == [PIECES] * 150
+
+
+def test_one_who_comes_when_all_is_done_does_nothing():
+    state, marks, early = threads.new(), np.zeros((2, 8), np.int64), np.zeros(8, np.bool_)
+    late = partial(count, state, 8, marks, early)
+    late()
+    late()
+    assert threads.is_settled(state)
+    assert threads.result(state) == 8
+    assert (marks == 1).all()
+
+
+def test_one_who_is_still_at_work_is_waited_for():
+    state = threads.new()
+    assert threads.is_settled(state)
+    count(state, 0, np.zeros((2, 1), np.int64), np.zeros(0, np.bool_))
+    state[0] += 1  # as if another had entered
+    assert not threads.is_settled(state)
+
+
+@pytest.mark.parametrize(("rung", "paid"), [(0, False), (1, True), (2, False)])
+def test_staying_pays_where_the_next_job_has_begun_and_none_after_it(rung, paid):
+    bell = np.array([7])
+    state, helping = threads.new_with_helpers(bell)
+    count(state, 8, np.zeros((2, 8), np.int64), np.zeros(8, np.bool_))
+    assert bell[0] == 8, "its caller rings"
+    bell[0] += rung
+    count(helping, 8, np.zeros((2, 8), np.int64), np.zeros(8, np.bool_))
+    assert bell[0] == 8 + rung, "a helper does not"
+    assert threads.has_paid(helping, bell) == paid
+    assert threads.is_settled(state)
+
+
+def test_work_is_shared_where_a_second_one_has_taken_some_of_it():
+    state, marks, early = threads.new(), np.zeros((2, 8), np.int64), np.zeros(8, np.bool_)
+    count(state, 8, marks, early)
+    count(state, 8, marks, early)
+    assert not threads.was_shared(state), "the second found nothing left"
+    state = threads.new()
+    state[0] += 1  # as if another had entered and taken nothing so far
+    count(state, 8, marks, early)
+    assert threads.was_shared(state)
+
+
+def test_what_does_not_pay_is_done_ever_more_seldom_until_it_pays():
+    habit, done = Habit(), []
+    for time in range(400):
+        if habit.is_worth_it():
+            done.append(time)
+            habit.note(paid=False)
+    assert np.diff(done).tolist() == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
+    while not habit.is_worth_it():
+        pass
+    habit.note(paid=True)
+    assert all(habit.is_worth_it() for _ in range(9))
+
+
+def test_the_number_of_threads_is_torchs_unless_it_is_set():
+    assert threads.get_num_threads() == torch.get_num_threads()
+    threads.set_num_threads(3)
+    try:
+        assert threads.get_num_threads() == 3
+        assert share(PIECES)[0] == PIECES
+    finally:
+        threads.set_num_threads(None)
+    assert threads.get_num_threads() == torch.get_num_threads()
+    with pytest.raises(ValueError, match="must be >= 1 or None, got 0"):
+        threads.set_num_threads(0)

@@ -1,0 +1,306 @@
+"""Tables in the host's memory that keep u and the optimizer's state in bfloat16, `state_dtype=torch.bfloat16`."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from checkpoint_cases import LAMBDAS, Training, bits, clicks
+from family import FAMILY, Member
+from sparsegroup import (
+    GroupAdagrad,
+    GroupAdam,
+    GroupFTRL,
+    GroupOptimizer,
+    GroupRowWiseAdagrad,
+    GroupSGD,
+    HashEmbedding,
+    TargetRate,
+)
+from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.rounding import step_seed, to_bfloat16
+from sparsegroup.table.rows import host
+from table_cases import Lookup, random_keys
+
+BF16 = torch.bfloat16
+NO_LAMBDAS = {"l1": 0.0, "l21": 0.0}
+KEYS = random_keys(120)
+
+
+def lookup(step: int, dim: int, count: int = 60) -> Lookup:
+    rng = np.random.default_rng(step)
+    keys = KEYS[torch.from_numpy(rng.permutation(min(len(KEYS), 40 + 20 * step))[:count])]
+    gradient, hessian = torch.from_numpy(rng.normal(size=(2, len(keys), dim))).float()
+    gradient[rng.random(len(keys)) < 0.1] = 0.0
+    return Lookup(keys, gradient, hessian)
+
+
+def build(member: Member, dim: int = 5, state_dtype: torch.dtype | None = BF16, **options: Any) -> Any:
+    table = HashEmbedding(dim, std=0.1, seed=1)
+    if "initial_accumulator_value" in member.hyperparameters:
+        options = {"initial_accumulator_value": 0.125, **options}  # which is a bfloat16
+    return table, member.build(table.weight, **{"l1": 0.01, "l21": 0.05, "state_dtype": state_dtype, **options})
+
+
+def step(table: HashEmbedding, optimizer: GroupOptimizer, one: Lookup) -> None:
+    optimizer.zero_grad()
+    one.loss(table(one.keys)).backward(create_graph=optimizer.rule.second_order)
+    optimizer.step()
+
+
+def state_of(table: HashEmbedding, keys: Tensor) -> dict[str, Tensor]:
+    """The parts of the keys' rows."""
+    rows = table.table.directory.find(keys.numpy())
+    return {part: torch.from_numpy(table.table.rows.read(part, rows)) for part in table.table.rows.parts}
+
+
+def twin_of(member: Member, table: HashEmbedding, optimizer: GroupOptimizer, **options: Any) -> Any:
+    """A table and an optimizer that hold the same in float32."""
+    twin, its = build(member, table.dim, None, **options)
+    twin.load_state_dict(table.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["state_dtype"] = None
+    its.load_state_dict(state)
+    return twin, its
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize(("rule", "lambdas"), [*((rule, {}) for rule in FAMILY), ("adam", NO_LAMBDAS)])
+def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dict[str, float]) -> None:
+    """To the bit: the weights of a float32 table with the same state, and its state as eager PyTorch rounds it."""
+    member = FAMILY[rule]
+    for dim in (1, 5, 8) if member.rule != "adam" else (1, 3, 8, 10, 256, 300):
+        table, optimizer = build(member, dim, **lambdas)
+        for t in range(1, 5):
+            twin, its = twin_of(member, table, optimizer, **lambdas) if t > 1 else (None, None)
+            one = lookup(t, dim)
+            step(table, optimizer, one)
+            if twin is None:
+                continue
+            step(twin, its, one)
+            ours, theirs = state_of(table, one.keys), state_of(twin, one.keys)
+            assert torch.equal(ours.pop("weight"), theirs.pop("weight"))
+            rows = torch.from_numpy(table.table.directory.find(one.keys.numpy()))
+            elements = (rows[:, None] * dim + torch.arange(dim)).to(torch.int32)
+            for number, (part, found) in enumerate(ours.items(), 0 if "u" in ours else 1):
+                expected = theirs[part]
+                if part != "group_sum":  # which stays float32
+                    expected = to_bfloat16(expected, elements, step_seed(t), number)
+                assert torch.equal(found.view(torch.int32), expected.float().view(torch.int32)), part
+            assert table.num_live == twin.num_live == int(table.lookup(KEYS).any(1).sum())
+
+
+@pytest.mark.parametrize("make", [GroupAdam, GroupAdagrad, GroupFTRL, GroupSGD, GroupRowWiseAdagrad])
+def test_neither_threads_nor_the_order_of_a_batch_matter(make: type[GroupOptimizer]) -> None:
+    keys = torch.arange(12_000)
+    gradients = torch.randn(3, len(keys), 8, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(1))
+    found = []
+    before = threads.get_num_threads()
+    try:
+        for count, permutes in ((1, False), (2, False), (2, True)):
+            torch.set_num_threads(count)
+            table = HashEmbedding(8, std=0.1)
+            optimizer = make(table.parameters(), lr=0.1, l21=0.3, state_dtype=BF16)
+            table(keys)
+            for gradient in gradients:
+                optimizer.zero_grad()
+                some = order if permutes else torch.arange(len(keys))
+                table(keys[some]).backward(gradient[some])
+                optimizer.step()
+            found.append(bits(list(state_of(table, keys).values())))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+def test_bytes_are_what_is_promised() -> None:
+    table, optimizer = build(FAMILY["adam"], 8)
+    step(table, optimizer, lookup(1, 8))
+    assert table.table.rows.row_bytes == 80
+    parts = table.memory().parts
+    assert [parts[name] * 2 for name in ("u", "exp_avg", "exp_avg_sq")] == [parts["weight"]] * 3
+
+
+def test_what_a_group_begins_with_is_known_again() -> None:
+    """0.1 is no bfloat16: a row of which no element had a gradient stays where it is, and a sweep may drop it."""
+    for make in (GroupAdagrad, GroupFTRL, GroupRowWiseAdagrad):
+        table = HashEmbedding(4, std=0.1)
+        optimizer = make(table.parameters(), lr=0.1, l21=3.0, state_dtype=BF16, initial_accumulator_value=0.1)
+        before = table(KEYS).detach().clone()
+        for _ in range(2):
+            optimizer.zero_grad()
+            gradient = torch.ones(len(KEYS), 4)
+            gradient[::2] = 0.0
+            table(KEYS).backward(gradient)
+            optimizer.step()
+        assert torch.equal(table.lookup(KEYS)[::2], before[::2])
+        assert not torch.equal(table.lookup(KEYS)[1::2], before[1::2])
+        (census,) = optimizer.census(0, 0, (1,))
+        assert (census.critical == 0).sum() == len(KEYS) / 2, "such a row insists on nothing"
+
+
+def test_small_updates_are_not_swallowed() -> None:
+    """Σ g² of a thousand gradients of 0.04 is 1.6 on average, far more than bfloat16 adds up to the nearest."""
+    table = HashEmbedding(8, std=0.1)
+    optimizer = GroupAdagrad(table.parameters(), l21=1e-9, initial_accumulator_value=1.0, state_dtype=BF16)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        table(KEYS).backward(torch.full((len(KEYS), 8), 0.04))
+        optimizer.step()
+    total = state_of(table, KEYS)["sum"]
+    assert abs(total.mean() - 2.6) < 0.02
+
+
+# Copies, files and limits
+
+
+def adam_in_bfloat16(params: Any, **options: Any) -> GroupAdam:
+    return GroupAdam(params, state_dtype=BF16, **options)
+
+
+def rowwise_in_bfloat16(params: Any, **options: Any) -> GroupRowWiseAdagrad:
+    return GroupRowWiseAdagrad(params, state_dtype=BF16, **options)
+
+
+def goes_on_alike(one: Training, other: Training) -> None:
+    ends = []
+    rng = torch.get_rng_state()
+    for training in (one, other):
+        torch.set_rng_state(rng)
+        training.draw.manual_seed(7)
+        before = bits(training.facts())
+        for _ in range(4):
+            training.step()
+        ends.append((before, bits(training.facts())))
+    assert ends[0] == ends[1]
+
+
+MADE = {"adam": adam_in_bfloat16, "row-wise": GroupRowWiseAdagrad, "row-wise in bfloat16": rowwise_in_bfloat16}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@pytest.mark.parametrize(("dim", "page_bytes"), [(1, 1 << 9), (3, 1 << 9), (8, 1 << 24)])
+def test_a_checkpoint_and_its_increments_go_on_with_the_same_bits(
+    tmp_path: Path, make: Any, dim: int, page_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_PAGE_BYTES", page_bytes)
+    training = clicks(make, dim=dim)
+    for _ in range(20):
+        training.step()
+    training.tables[0].shrink()
+    training.step()
+    checkpoints = Checkpoints(tmp_path)
+    for number in range(3):
+        checkpoints.save(number, training.model, training.optimizers)
+        training.step()
+    other = clicks(make, dim=dim)
+    other.load(checkpoints.save(3, training.model, training.optimizers))
+    assert all(not table.table.rows.is_plain for table in other.tables)
+    goes_on_alike(training, other)
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, BF16), (BF16, None), (BF16, torch.float32)])
+def test_a_checkpoint_can_be_resumed_in_another_dtype(
+    tmp_path: Path, first: torch.dtype | None, second: torch.dtype | None
+) -> None:
+    """What was read is converted: exactly to float32, to the nearest to bfloat16."""
+
+    def trained(state_dtype: torch.dtype | None) -> tuple[HashEmbedding, GroupOptimizer]:
+        table = HashEmbedding(3, std=0.1)
+        return table, GroupAdam(table.parameters(), lr=0.05, state_dtype=state_dtype, **LAMBDAS)
+
+    table, optimizer = trained(first)
+    for t in range(3):
+        step(table, optimizer, lookup(t, 3))
+    save_checkpoint(tmp_path / "one", table, [optimizer])
+    other, its = trained(second)
+    load_checkpoint(tmp_path / "one", other, [its])
+    its.param_groups[0]["state_dtype"] = second
+    its.param_groups[0]["lr"] = 0.0
+    step(other, its, Lookup(KEYS[:1], torch.zeros(1, 3), torch.zeros(1, 3)))
+    before, after = state_of(table, KEYS[1:]), state_of(other, KEYS[1:])
+    for part in before:
+        expected = before[part].to(BF16).float() if second == BF16 and part != "weight" else before[part]
+        assert torch.equal(after[part], expected)
+    assert (other.table.rows.state_dtype == BF16) == (second == BF16)
+
+
+def test_copies_and_state_dicts_hold_the_same() -> None:
+    table, optimizer = build(FAMILY["adam"])
+    for t in range(3):
+        step(table, optimizer, lookup(t, 5))
+    loaded, its = build(FAMILY["adam"])
+    loaded.load_state_dict(copy.deepcopy(table.state_dict()))
+    its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    copies = [copy.deepcopy((table, optimizer)), pickle.loads(pickle.dumps((table, optimizer))), (loaded, its)]
+    assert all(other.table.rows.state_dtype == BF16 for other, _ in copies)
+    step(table, optimizer, lookup(4, 5))
+    for other, other_optimizer in copies:
+        step(other, other_optimizer, lookup(4, 5))
+        assert bits(state_of(other, KEYS)) == bits(state_of(table, KEYS))
+
+
+def test_a_limit_counts_the_narrow_rows_and_a_checkpoint_within_it_stays_whole(tmp_path: Path) -> None:
+    def limited(state_dtype: torch.dtype | None) -> Any:
+        table = HashEmbedding(16, std=0.1, max_bytes=4_000_000)
+        optimizer = GroupAdam(table.parameters(), state_dtype=state_dtype, l21=1e-6)
+        for first in range(0, 40_000, 2_000):
+            optimizer.zero_grad()
+            table(torch.arange(first, first + 2_000)).sum().backward()
+            optimizer.step()
+            assert table.memory().total <= 4_000_000
+        return table, optimizer
+
+    (wide, _), (narrow, optimizer) = limited(None), limited(BF16)
+    assert narrow.num_rows > 1.3 * wide.num_rows
+    save_checkpoint(tmp_path / "one", narrow, [optimizer])
+    table = HashEmbedding(16, std=0.1, max_bytes=4_000_000)
+    load_checkpoint(tmp_path / "one", table, [GroupAdam(table.parameters(), state_dtype=BF16, l21=1e-6)])
+    assert torch.equal(table.keys, narrow.keys)
+
+
+@pytest.mark.parametrize("dim", [3, 300])
+def test_a_sweep_leaves_what_the_closed_form_says(dim: int) -> None:
+    """As of the float32 table of the same state, u to the nearest."""
+    member = FAMILY["adam"]
+    table, optimizer = build(member, dim)
+    for t in range(3):
+        step(table, optimizer, lookup(t, dim))
+    twin, its = twin_of(member, table, optimizer)
+    median = float(np.median(optimizer.census(0, 0, (1,))[0].critical))
+    for one in (optimizer, its):
+        one.param_groups[0]["l21"] = 1.0001 * median
+        one.sweep()
+    assert 0 < table.num_live == twin.num_live < table.num_rows
+    ours, theirs = state_of(table, KEYS), state_of(twin, KEYS)
+    torch.testing.assert_close(ours["weight"], theirs["weight"])
+    torch.testing.assert_close(ours["u"], theirs["u"], rtol=2**-8, atol=1e-6)
+    assert torch.equal(ours["exp_avg"], theirs["exp_avg"])
+
+
+def test_a_target_rate_is_reached() -> None:
+    table = HashEmbedding(4, std=0.1)
+    optimizer = GroupAdagrad(table.parameters(), lr=0.1, penalty="hard", state_dtype=BF16)
+    target = TargetRate(optimizer, 0.3, steps=40)
+    for t in range(40):
+        step(table, optimizer, lookup(t, 4))
+        target.step()
+    assert abs(table.feature_rate - 0.3) < 0.02
+
+
+def test_rows_of_float64_have_no_such_state() -> None:
+    table = HashEmbedding(4, dtype=torch.float64)
+    for state_dtype in (BF16, torch.float32):
+        optimizer = GroupAdam(table.parameters(), state_dtype=state_dtype)
+        with pytest.raises(
+            ValueError, match=f"state_dtype={state_dtype} cannot be for a HashEmbedding of torch.float64"
+        ):
+            step(table, optimizer, lookup(1, 4))
+        assert table.table.rows.parts == ("weight",)

@@ -1,0 +1,393 @@
+"""`HashEmbedding` with its rows on a GPU, or in Triton's interpreter, against the same table on the CPU."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpu_cases import DEVICE
+from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, make
+from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
+from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
+from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.kernels.gpu import launch, runtime
+from sparsegroup.models import DCN
+from sparsegroup.table.rows.device import DeviceRows
+from sparsegroup.table.rows.storage import DeviceStorage
+from sparsegroup.training import Trainer
+from table_cases import random_keys
+
+pytestmark = ALLOW_CREATE_GRAPH
+REGULARIZED = {"l1": 0.002, "l21": 0.5, "l2": 0.01}
+KEYS = random_keys(24)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with np.errstate(all="ignore"):
+        yield
+
+
+def on_device() -> Any:
+    return runtime.rehearsal() if DEVICE.type == "cpu" else nullcontext()
+
+
+def new_table(dim: int = 5, **arguments: Any) -> HashEmbedding:
+    with on_device():
+        table = HashEmbedding(dim, device=DEVICE, std=0.1, **arguments)
+    assert isinstance(table.table.storage, DeviceStorage)
+    return table
+
+
+def batch(t: int) -> Tensor:
+    """20 keys, some many times, some for the first time."""
+    return KEYS[torch.randint(0, min(8 + 6 * t, 24), (20,), generator=torch.Generator().manual_seed(t))]
+
+
+def step(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor, t: int = 0) -> None:
+    optimizer.zero_grad()
+    vectors = table(keys).float()
+    weight = torch.linspace(-1, 1, keys.numel(), device=vectors.device).view(*keys.shape, 1)
+    loss = (weight * vectors + (0.5 + t) * vectors.square()).sum()
+    loss.backward(create_graph=optimizer.rule.second_order)
+    optimizer.step()
+
+
+def trained(
+    table: HashEmbedding, cls: type[GroupOptimizer], steps: int = 3, **arguments: Any
+) -> tuple[HashEmbedding, GroupOptimizer]:
+    if cls.rule.second_order:
+        arguments["generator"] = torch.Generator(table.weight.device).manual_seed(1)
+    with on_device() if table.table.config.on_device else nullcontext():
+        optimizer = make(cls, table.parameters(), **{**REGULARIZED, **arguments})
+        for t in range(steps):
+            step(table, optimizer, batch(t), t)
+    return table, optimizer
+
+
+def assert_same(ours: HashEmbedding, theirs: HashEmbedding, **tolerance: float) -> None:
+    x, y = ours.lookup(KEYS).float().cpu(), theirs.lookup(KEYS).float()
+    torch.testing.assert_close(x, y, **{"rtol": 2e-5, "atol": 2e-6, **tolerance})
+    assert (ours.num_rows, ours.num_live, ours.num_seen) == (theirs.num_rows, theirs.num_live, theirs.num_seen)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_it_is_the_table_of_the_cpu(cls):
+    """Growing, with repeated keys, rows that end at zero, and the state beside them; and after `shrink`."""
+    l21 = 5.0 if cls.rule.second_order else 0.5
+    ours, our_optimizer = trained(new_table(), cls, l21=l21)
+    theirs, their_optimizer = trained(HashEmbedding(5, std=0.1), cls, l21=l21)
+    assert 0 < ours.num_live < ours.num_rows
+    assert_same(ours, theirs)
+    one, other = (o.state_dict()["state"][0] for o in (our_optimizer, their_optimizer))
+    assert one.keys() == other.keys()
+    order = one["keys"].argsort(), other["keys"].argsort()
+    for name in ("keys", "u", *cls.rule.state):
+        torch.testing.assert_close(one[name][order[0]], other[name][order[1]], rtol=2e-5, atol=2e-6)
+    for table, optimizer in ((ours, our_optimizer), (theirs, their_optimizer)):
+        optimizer.zero_grad()
+        assert table.shrink() > 0
+        with on_device() if table is ours else nullcontext():
+            step(table, optimizer, batch(5), 5)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_rows(dtype):
+    """They keep u without a regularizer too; what is lost of x is fed back, as in plain parameters."""
+    ours, optimizer = trained(new_table(dtype=dtype), GroupAdam, l1=0, l21=0, l2=0)
+    theirs, _ = trained(HashEmbedding(5, std=0.1), GroupAdam, l1=0, l21=0, l2=0)
+    assert ours(KEYS[:2]).dtype == dtype
+    assert "u" in optimizer.state_dict()["state"][0]
+    assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_state_in_bfloat16():
+    options = {"initial_accumulator_value": 0.1}
+    ours, _ = trained(new_table(), GroupAdagrad, state_dtype=torch.bfloat16, **options)
+    theirs, _ = trained(HashEmbedding(5, std=0.1), GroupAdagrad, **options)
+    assert ours.table.rows.state_dtype == torch.bfloat16
+    assert ours.memory().parts["u"] * 2 == ours.memory().parts["weight"]
+    torch.testing.assert_close(ours.lookup(KEYS).cpu(), theirs.lookup(KEYS), rtol=0.1, atol=0.05)
+    again, _ = trained(new_table(), GroupAdagrad, state_dtype=torch.bfloat16, **options)
+    assert torch.equal(ours.lookup(KEYS), again.lookup(KEYS))
+    on_host, _ = trained(HashEmbedding(5, std=0.1), GroupAdagrad, state_dtype=torch.bfloat16, **options)
+    torch.testing.assert_close(ours.lookup(KEYS).cpu(), on_host.lookup(KEYS), rtol=0.01, atol=0.005)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("mode", ["skip", "raise"])
+def test_a_row_whose_gradient_is_not_finite_is_left(mode, value):
+    table, optimizer = trained(new_table(nonfinite=mode), GroupAdam)
+    keys, before = batch(2).unique(), table.lookup(KEYS).clone()
+    with on_device():
+        optimizer.zero_grad()
+        table(keys).sum().backward()
+        gradient = table.weight.grad
+        gradient._values()[1, 2] = value
+        optimizer.step()
+        bad = keys[1] == KEYS
+        assert torch.equal(table.lookup(KEYS)[bad], before[bad])
+        assert not torch.equal(table.lookup(KEYS), before)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        if mode == "raise":
+            with pytest.raises(FloatingPointError, match=rf"1 rows .* key {int(keys[1])} for one"):
+                optimizer.step()
+        step(table, optimizer, keys)
+    assert table.skipped_rows == (mode == "skip")
+    assert table.num_live == int((table.lookup(KEYS) != 0).any(1).sum())
+
+
+def test_gradients_add_up_over_lookups_and_passes():
+    for table in (new_table(), HashEmbedding(5, std=0.1)):
+        with on_device() if table.table.config.on_device else nullcontext():
+            optimizer = GroupAdam(table.parameters(), lr=0.1, **REGULARIZED)
+            for t in range(2):
+                optimizer.zero_grad()
+                (table(batch(t)).sum() + table(batch(t + 1)).square().sum()).backward()
+                table(batch(t)).sum().backward()
+                optimizer.step()
+            result = table.lookup(KEYS).cpu()
+        if table.table.config.on_device:
+            ours = result
+    torch.testing.assert_close(ours, result, rtol=2e-5, atol=2e-6)
+
+
+def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
+    """Nothing is sorted on the device, unless gradients of several lookups come together."""
+
+    def refuse(*arguments: Tensor) -> launch.GradientRuns:
+        raise AssertionError("sorted on the device")
+
+    monkeypatch.setattr(launch, "runs_of", refuse)
+    table, optimizer = trained(new_table(), GroupAdam, steps=1)
+    with on_device():
+        optimizer.zero_grad()
+        table(batch(1)).sum().backward()  # an expanded gradient
+        optimizer.step()
+        optimizer.zero_grad()
+        (table(batch(1)).sum() + table(batch(2)).sum()).backward()
+        with pytest.raises(AssertionError, match="sorted"):
+            optimizer.step()
+
+
+def test_prefetch_gives_the_same(monkeypatch):
+    monkeypatch.setattr("sparsegroup.table.lookup.lookup.GRAIN", 1)
+    monkeypatch.setattr("sparsegroup.kernels.cpu.threads._number", 2)
+    plain, _ = trained(new_table(), GroupAdam)
+    table = new_table()
+    with on_device():
+        optimizer = GroupAdam(table.parameters(), lr=0.1, **REGULARIZED)
+        for t in range(3):
+            step(table, optimizer, batch(t), t)
+            if t < 2:
+                table.prefetch(batch(t + 1))
+    assert torch.equal(plain.lookup(KEYS), table.lookup(KEYS))
+
+
+def test_evaluation_inserts_nothing_and_gives_zeros():
+    table, optimizer = trained(new_table(), GroupAdam)
+    rows = table.num_rows
+    optimizer.zero_grad()
+    table.eval()
+    unknown = torch.tensor([[12345, int(KEYS[0])]])
+    vectors = table(unknown)
+    assert vectors.device.type == DEVICE.type
+    assert not vectors[0, 0].any()
+    assert torch.equal(vectors[0, 1], table.lookup(KEYS[:1])[0])
+    assert table.num_rows == rows
+    vectors.sum().backward()
+    assert table.weight.grad._indices().shape[1] == 1
+    assert table(torch.zeros(0, dtype=torch.int64)).shape == (0, 5)
+
+
+def test_keys_may_be_on_the_device():
+    table = new_table()
+    assert torch.equal(table(KEYS.to(DEVICE)), table(KEYS))
+
+
+def test_many_keys_at_once(monkeypatch):
+    """More than are looked up at a time."""
+    monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", 7)
+    ours, _ = trained(new_table(), GroupAdam)
+    monkeypatch.undo()
+    theirs, _ = trained(new_table(), GroupAdam)
+    assert torch.equal(ours.lookup(KEYS), theirs.lookup(KEYS))
+
+
+def test_max_rows_leaves_all_as_it_was():
+    table = new_table(max_rows=5)
+    table(KEYS[:4])
+    with pytest.raises(RuntimeError, match="max_rows=5"):
+        table(KEYS[:8])
+    assert table.num_rows == 4
+    assert table(KEYS[4:5]).shape == (1, 5)
+
+
+def test_assigned_vectors_and_items():
+    table = new_table()
+    vectors = torch.randn(24, 5)
+    vectors[3] = 0
+    table.assign(KEYS, vectors)
+    assert torch.equal(table.lookup(KEYS).cpu(), vectors)
+    assert table.num_live == 23
+    keys, rows = (torch.cat(parts) for parts in zip(*table.items(7), strict=True))
+    assert torch.equal(rows[keys.argsort()], vectors[[k for k in KEYS.argsort().tolist() if k != 3]])
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "state_dict"])
+def test_copies_train_on_alike(way):
+    table, optimizer = trained(new_table(), GroupAdam)
+    with on_device():
+        if way == "deepcopy":
+            other, others = copy.deepcopy((table, optimizer))
+        elif way == "pickle":
+            other, others = pickle.loads(pickle.dumps((table, optimizer)))
+        else:
+            other = new_table()
+            others = GroupAdam(other.parameters(), lr=0.1, **REGULARIZED)
+            other.load_state_dict(table.state_dict())
+            others.load_state_dict(optimizer.state_dict())
+        for t, o in ((table, optimizer), (other, others)):
+            step(t, o, batch(4), 4)
+    assert torch.equal(table.lookup(KEYS), other.lookup(KEYS))
+    assert (table.num_live, table.num_seen) == (other.num_live, other.num_seen)
+
+
+@pytest.mark.parametrize("to_cpu", [True, False])
+def test_checkpoints_go_between_cpu_and_device(to_cpu, tmp_path: Path):
+    """With changes since the last one, too."""
+    tables = [new_table(), HashEmbedding(5, std=0.1)]
+    source, target = tables if to_cpu else tables[::-1]
+    source, optimizer = trained(source, GroupAdam)
+    with on_device():
+        others = GroupAdam(target.parameters(), lr=0.1, **REGULARIZED)
+        save_checkpoint(tmp_path / "one", model=source, optimizer=optimizer)
+        load_checkpoint(tmp_path / "one", model=target, optimizer=others)
+    for t, o in ((source, optimizer), (target, others)):
+        with on_device() if t.table.config.on_device else nullcontext():
+            step(t, o, batch(4), 4)
+    torch.testing.assert_close(source.lookup(KEYS).cpu(), target.lookup(KEYS).cpu(), rtol=2e-5, atol=2e-6)
+    assert (source.num_rows, source.num_live, source.num_seen) == (target.num_rows, target.num_live, target.num_seen)
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_bags(mode):
+    results = []
+    for arguments in ({"device": DEVICE}, {}):
+        with on_device() if arguments else nullcontext():
+            bag = HashEmbeddingBag(4, mode=mode, **arguments)
+        results.append(bag(KEYS, torch.tensor([0, 3, 3, 10])).cpu())
+    torch.testing.assert_close(*results)
+
+
+def test_it_lies_beside_a_network():
+    """One optimizer for both; `.to` of the whole model leaves the table alone."""
+    with on_device():
+        model = nn.ModuleDict({"table": new_table(4), "head": nn.Linear(4, 1)}).to(DEVICE)
+        optimizer = GroupAdam(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = (model["head"](model["table"](KEYS)) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@ALLOW_CREATE_GRAPH
+def test_the_trainer_sends_batches_there():
+    """Numbers, weights and fields of several values, too; the same metrics as on the CPU."""
+    histories = []
+    for device in (DEVICE, torch.device("cpu")):
+        with on_device() if not histories else nullcontext():
+            torch.manual_seed(0)
+            table = HashEmbedding(4, device=device, std=0.1)
+            model = DCN(3, 4, 2, hidden=(8,)).to(device)
+            groups = [{"params": table.parameters(), "l21": 0.1}, {"params": model.parameters()}]
+            trainer = Trainer(table, model, GroupAdam(groups, lr=0.01), window=32)
+            trainer.fit(batches())
+            scores = trainer.predict(batches())
+            histories.append([(p.auc, p.log_loss, p.live_rows, *scores) for p in trainer.history])
+    assert len(histories[0]) == 2
+    np.testing.assert_allclose(*histories, rtol=1e-4)
+
+
+def batches() -> Iterator[Batch]:
+    for t in range(4):
+        generator = torch.Generator().manual_seed(t)
+        bags = Bags(KEYS[:20], torch.arange(0, 21).clamp(max=20)[[*range(16), 20]])
+        keys = KEYS[torch.randint(0, 24, (16, 2), generator=generator)]
+        numbers, weights = torch.randn(16, 2, generator=generator), torch.rand(16, generator=generator)
+        labels = (keys[:, 0] % 2).float()
+        yield Batch(keys, numbers, labels, torch.zeros(16, dtype=torch.int64), weights, (bags,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"device": "meta"}, ValueError, "CPU or a GPU"),
+        ({"device": DEVICE, "dtype": torch.float64}, ValueError, "torch.bfloat16"),
+        ({"dtype": torch.bfloat16}, ValueError, "torch.float32 or torch.float64 on cpu"),
+    ],
+)
+def test_bad_arguments(arguments, error, text):
+    with on_device() if arguments.get("device") == DEVICE else nullcontext(), pytest.raises(error, match=text):
+        HashEmbedding(3, **arguments)
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(runtime, "has_triton", lambda: False)
+    with pytest.raises(RuntimeError, match="pip install triton"):
+        HashEmbedding(3, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("penalty", ["lasso", "hard"])
+def test_a_sweep_is_the_hosts(penalty: str, dtype: torch.dtype) -> None:
+    ours, theirs = new_table(dtype=dtype), HashEmbedding(5, std=0.1)
+    optimizers = [GroupAdam(table.parameters(), lr=0.05, l21=0.02, penalty=penalty) for table in (ours, theirs)]
+    for t in range(6):
+        for table, optimizer in zip((ours, theirs), optimizers, strict=True):
+            step(table, optimizer, batch(t), t)
+    (here,), (there,) = (optimizer.census(0) for optimizer in optimizers)
+    assert here.seen == there.seen
+    if dtype == torch.float32:
+        np.testing.assert_allclose(here.critical, there.critical, rtol=1e-4)
+    l21 = float(np.median(here.critical))
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["l21"] = l21
+        optimizer.sweep()
+    assert ours.num_live == int((here.critical > l21).sum())
+    vectors = [table.lookup(KEYS).float().cpu() for table in (ours, theirs)]
+    assert ours.num_live == int((vectors[0] != 0).any(1).sum())
+    if dtype == torch.float32:
+        torch.testing.assert_close(*vectors, rtol=1e-3, atol=1e-5)
+
+
+def test_without_memory_on_the_device_no_key_is_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(self: DeviceRows) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    table = new_table()
+    optimizer = make(GroupAdam, table.parameters(), **REGULARIZED)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceRows, "_new_page", no_memory)
+        for keys in (KEYS[:8], KEYS):
+            with pytest.raises(MemoryError, match="no memory on"):
+                table(keys)
+            assert (table.num_rows, table.num_seen, table.num_live) == (0, 0, 0)
+            assert not table.contains(KEYS).any()
+            assert not table.lookup(KEYS).any()
+            assert table.shrink() == 0
+    step(table, optimizer, KEYS)
+    assert table.num_rows == len(KEYS)

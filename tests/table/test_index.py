@@ -1,0 +1,100 @@
+"""The index against keys that somebody has chosen so that they collide."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from sparsegroup import HashEmbedding
+from sparsegroup.table.directory.buckets import hash_of, home, mixed, secret_of
+from sparsegroup.table.directory.index import Index
+
+NO_SECRET = (0, 1)
+"""With which the hash of a key is what the mixing makes of it, which everybody can read."""
+
+COUNT = 20_000
+
+
+def _inverse(value: np.ndarray) -> np.ndarray:
+    """The keys that the public mixing makes `value`, uint64, of: what an attacker works out."""
+    with np.errstate(over="ignore"):
+        for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
+            value = value ^ (value >> np.uint64(33))
+            value = value * np.uint64(pow(factor, -1, 1 << 64))
+        return value ^ (value >> np.uint64(33))
+
+
+def _hostile(kind: str) -> np.ndarray:
+    if kind == "one home":
+        wanted = np.arange(COUNT, dtype=np.uint64)
+    elif kind == "one home, other low bits":
+        wanted = np.arange(COUNT, dtype=np.uint64) << np.uint64(16)
+    else:
+        wanted = np.arange(COUNT, dtype=np.uint64) << np.uint64(32)  # homes one after the other
+    keys = _inverse(wanted)
+    np.testing.assert_array_equal(mixed(keys.view(np.int64)), wanted)
+    return keys.view(np.int64)
+
+
+@njit
+def _hash_all(keys: np.ndarray, state: np.ndarray, out: np.ndarray) -> None:
+    for i in range(len(keys)):
+        out[i] = hash_of(keys[i], secret_of(state))
+
+
+def _distinct_homes(index: Index, keys: np.ndarray) -> int:
+    hashes = np.empty_like(keys)
+    _hash_all(keys, index.state, hashes)
+    return len(np.unique((hashes * index.buckets) >> 32))
+
+
+@pytest.mark.parametrize("kind", ["one home", "one home, other low bits", "neighbouring homes"])
+def test_chosen_keys_spread_as_any_do(kind: str) -> None:
+    keys, random = _hostile(kind), np.random.default_rng(0).integers(-(2**63), 2**63, COUNT)
+    without = Index(huge_pages=False, buckets=10_000, secret=NO_SECRET)
+    assert _distinct_homes(without, keys) < 200  # so they would crowd
+    index = Index(huge_pages=False, buckets=10_000)
+    spread, usual = _distinct_homes(index, keys), _distinct_homes(index, random)
+    assert spread > 0.9 * usual
+
+
+def test_two_indices_differ_in_order_and_agree_in_rows() -> None:
+    keys = np.random.default_rng(1).integers(-(2**63), 2**63, COUNT)
+    orders = []
+    for _ in range(2):
+        index = Index(huge_pages=False)
+        index.reserve(COUNT)
+        index.insert(keys, np.arange(COUNT))
+        np.testing.assert_array_equal(index.find(keys), np.arange(COUNT))
+        orders.append(np.concatenate([some for some, _ in index.scan()]))
+    assert not np.array_equal(*orders)
+    np.testing.assert_array_equal(np.sort(orders[0]), np.sort(orders[1]))
+
+
+def test_a_copy_with_other_buckets_finds_all() -> None:
+    keys = _hostile("one home")
+    index = Index(huge_pages=False)
+    index.reserve(COUNT)
+    index.insert(keys, np.arange(COUNT))
+    other = index.with_buckets(index.buckets * 2)
+    np.testing.assert_array_equal(other.find(keys), np.arange(COUNT))
+
+
+@njit
+def _homes(hashes: np.ndarray, old: int, new: int, frontier: int, out: np.ndarray) -> None:
+    for i in range(len(hashes)):
+        out[i] = home(hashes[i], (old, new, frontier))
+
+
+@pytest.mark.parametrize("buckets", [1024, 2**31 - 1, 2**31, 2**31 + 2**30, 2**32])
+def test_homes_of_an_index_of_any_size(buckets: int) -> None:
+    hashes = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
+    old, frontier, found = buckets * 4 // 5, buckets // 3, np.empty(len(hashes), np.int64)
+    _homes(hashes, old, buckets, frontier, found)
+    expected = [(h * old >> 32) if h * old >> 32 < frontier else h * buckets >> 32 for h in hashes.tolist()]
+    assert found.tolist() == expected
+    assert expected[-1] == buckets - 1
+
+
+def test_more_rows_than_an_index_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_rows must be in \[1, 10000000000\], got 10000000001"):
+        HashEmbedding(1, max_rows=10_000_000_001)

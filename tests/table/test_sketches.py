@@ -1,0 +1,168 @@
+"""What a table knows of keys in memory that does not grow: how many there were, and how often each has come."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from sparsegroup import HashEmbedding, MinCount
+from sparsegroup.table.directory.admission import OccurrenceSketch
+from sparsegroup.table.directory.seen import HyperLogLog
+from table_cases import random_keys
+
+Int64s = npt.NDArray[np.int64]
+
+# Distinct keys
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 1_000, 30_000, 1_000_000])
+def test_distinct_keys_are_counted_within_three_errors(count: int) -> None:
+    counter = HyperLogLog(0)
+    keys = random_keys(count, count).numpy()
+    counter.add_keys(keys)
+    assert abs(counter.total(0) - count) <= max(3 * counter.relative_error * count, 0.5)
+    before = counter.total(0)
+    counter.add_keys(keys[: count // 2])  # again
+    assert counter.total(0) == before
+
+
+def test_the_error_is_what_is_said() -> None:
+    """Over many sets of keys: standard deviation and bias of the relative error."""
+    errors = []
+    for seed in range(60):
+        counter = HyperLogLog(0)
+        counter.add_keys(random_keys(20_000, seed).numpy())
+        errors.append(counter.total(0) / 20_000 - 1)
+    assert np.std(errors) < 1.3 * HyperLogLog(0).relative_error
+    assert abs(np.mean(errors)) < 3 * HyperLogLog(0).relative_error / np.sqrt(60)
+    assert HyperLogLog(0).relative_error == pytest.approx(0.008, abs=2e-4)
+    assert HyperLogLog(8).relative_error == pytest.approx(0.016, abs=4e-4)
+
+
+def test_fields_are_counted_apart() -> None:
+    counter = HyperLogLog(4)
+    keys = random_keys(20_000, 1).numpy() & ((1 << 60) - 1)
+    for field, count in ((0, 5_000), (3, 100), (15, 20_000)):
+        counter.add_keys(keys[:count] | np.uint64(field << 60).view(np.int64))
+    found = counter.estimates()
+    np.testing.assert_allclose(found[[0, 3, 15]], [5_000, 100, 20_000], rtol=0.06)
+    assert np.flatnonzero(found).tolist() == [0, 3, 15]
+    assert counter.total(0) == round(found.sum())
+
+
+def test_a_limited_table_counts_features_by_field() -> None:
+    table = HashEmbedding(8, max_bytes="4MB", field_bits=4, huge_pages=False)
+    low = random_keys(60_000, 3) & ((1 << 60) - 1)
+    for field, count in ((1, 300), (2, 40_000)):
+        table(low[:count] | (field << 60))
+    counts = table.field_counts()
+    assert counts[1].seen == pytest.approx(300, rel=0.06)
+    assert counts[2].seen == pytest.approx(40_000, rel=0.06)
+    assert counts[1].rows + counts[2].rows == table.num_rows < 40_000
+    assert table.num_seen == pytest.approx(40_300, rel=0.06)
+
+
+# Occurrences
+
+
+def note(sketch: OccurrenceSketch, keys: Int64s, counts: Int64s) -> None:
+    sketch.note(keys, counts, np.zeros(len(keys), np.bool_))
+
+
+def test_a_sketch_never_counts_too_few() -> None:
+    sketch = OccurrenceSketch(1 << 16)
+    rng = np.random.default_rng(0)
+    exact = dict.fromkeys(range(3_000), 0)
+    for _ in range(4):  # 12,000 occurrences: less than a row's counters, so that nothing is halved
+        keys = rng.choice(3_000, 3_000, replace=True)
+        distinct = np.unique(keys)
+        counts = sketch.stored(distinct)
+        assert (counts >= [exact[int(key)] for key in distinct]).all()
+        note(sketch, distinct, counts + 1)
+        for key in distinct.tolist():
+            exact[key] += 1
+    counts = sketch.stored(np.arange(3_000))
+    assert (counts == list(exact.values())).mean() > 0.99
+
+
+@pytest.mark.parametrize("load", [0.25, 0.5, 1.0])
+def test_false_positives_are_as_many_as_is_said(load: float) -> None:
+    width = 1 << 14
+    sketch = OccurrenceSketch(4 * width)
+    count = int(load * width) - 1
+    keys = random_keys(count + 100_000, 7).numpy()
+    note(sketch, keys[:count], np.ones(count, np.int64))
+    found = float((sketch.stored(keys[count:]) > 0).mean())
+    assert found == pytest.approx(sketch.false_positive_rate(count), rel=0.15, abs=1e-3)
+
+
+def test_a_sketch_forgets() -> None:
+    """It is halved after as many occurrences as a row has counters: a stream of new keys does not fill it."""
+    width = 1 << 12
+    sketch = OccurrenceSketch(4 * width)
+    often = np.arange(10) + (1 << 40)
+    note(sketch, often, np.full(10, 6))
+    admitted = []
+    for batch in range(50):
+        keys = random_keys(512, 1000 + batch).numpy()
+        counts = sketch.stored(keys)
+        admitted.append((counts > 0).mean())
+        note(sketch, keys, counts + 1)
+    assert np.mean(admitted) < sketch.false_positive_rate(width)
+    assert (sketch.stored(often) < 6).all()
+
+
+def test_counters_stop_at_their_highest() -> None:
+    sketch = OccurrenceSketch(4096)
+    note(sketch, np.array([5]), np.array([10**9]))
+    assert sketch.stored(np.array([5])).tolist() == [255]
+
+
+# Admission
+
+
+def test_a_sketch_admits_as_exact_counts_do_while_it_is_large() -> None:
+    exact = HashEmbedding(4, admission=MinCount(3), seed=1)
+    sketched = HashEmbedding(4, admission=MinCount(3, sketch_bytes=1 << 22), seed=1)
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        keys = torch.from_numpy(rng.zipf(1.3, 500).astype(np.int64))
+        torch.testing.assert_close(exact(keys), sketched(keys), rtol=0, atol=0)
+    assert exact.num_rows == sketched.num_rows > 0
+    assert sketched.num_seen == pytest.approx(exact.num_seen, rel=0.03)
+
+
+def test_a_small_sketch_admits_early_and_never_late() -> None:
+    exact = HashEmbedding(4, admission=MinCount(2))
+    small = HashEmbedding(4, admission=MinCount(2, sketch_bytes=4096))
+    rng = np.random.default_rng(4)
+    for _ in range(3):  # 900 occurrences: not halved yet
+        keys = torch.from_numpy(rng.choice(100_000, 300))
+        exact(keys)
+        small(keys)
+    with_row = torch.arange(100_000)[exact.contains(torch.arange(100_000))]
+    assert small.contains(with_row).all()
+    assert small.num_rows > exact.num_rows
+
+
+def test_a_sketch_takes_what_is_said() -> None:
+    exact = HashEmbedding(4, admission=MinCount(9))
+    sketched = HashEmbedding(4, admission=MinCount(9, sketch_bytes=1 << 20))
+    for table in (exact, sketched):
+        for part in range(4):
+            table(torch.arange(250_000) + 250_000 * part)
+    assert exact.memory().dropped > 24 * 1_000_000
+    assert sketched.memory().dropped == (1 << 20) + (1 << 14)  # and the count of distinct keys
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be >= 1"),
+        ({"k": 2, "sketch_bytes": 100}, "sketch_bytes must be >= 4,096"),
+        ({"k": 256, "sketch_bytes": 4096}, "k must be <= 255"),
+    ],
+)
+def test_bad_numbers_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MinCount(**options)
