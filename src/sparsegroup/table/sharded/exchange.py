@@ -356,42 +356,23 @@ class KeyExchange:
     name: str
 
 
-@dataclass(frozen=True)
-class Direction:
-    """Lines on their way between ranks.
-
-    Attributes:
-        carry: Sends lines `[Σ sent, dim]`, and gives the received ones, `[Σ got, dim]`.
-        sent, got: `[ranks]`, how many go to each rank, and how many are received from each.
-        lookup: Names the lookup in messages.
-        is_back: Whether they are gradients.
-        have_met: Whether the ranks have met for it already.
-    """
-
-    carry: "Callable[[Tensor, Direction], Tensor]"
-    sent: Sequence[int]
-    got: Sequence[int]
-    lookup: str
-    is_back: bool = False
-    have_met: bool = False
-
-    def back(self) -> "Direction":
-        """The direction of their gradients."""
-        return Direction(self.carry, self.got, self.sent, self.lookup, not self.is_back)
-
-
 class _Exchange(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, direction: Direction, factor: float, share: float) -> Tensor:
-        ctx.direction, ctx.share = direction, share
-        carried = direction.carry(values, direction)
-        return carried if factor == 1.0 else carried * factor
+    """Vectors to the ranks that have asked for them, or, `back`, their gradients."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def forward(
+        ctx: Any, values: Tensor, shards: "Shards", exchange: KeyExchange, back: bool, meets: bool, *factors: float
+    ) -> Tensor:
+        ctx.arguments, ctx.factors = (shards, exchange, not back), factors
+        carried = shards.carry(values, exchange, back=back, meets=meets)
+        return carried if factors[0] == 1.0 else carried * factors[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # What is differentiated once more is not multiplied again: the loss is averaged over the ranks once.
-        back = _Exchange.apply(gradient, ctx.direction.back(), ctx.share, 1.0)  # type: ignore[no-untyped-call]
-        return back, None, None, None
+        factors = ctx.factors[1], 1.0
+        back = _Exchange.apply(gradient, *ctx.arguments, True, *factors)  # type: ignore[no-untyped-call]
+        return back, None, None, None, None, None, None
 
 
 class Shards:
@@ -486,8 +467,7 @@ class Shards:
         came from, and are added up there in the order of ranks.
         """
         share = 1 / self.ranks if self.reduction == "mean" else 1.0
-        direction = Direction(self._carry, exchange.counts, exchange.own.counts.tolist(), exchange.name, have_met=True)
-        result: Tensor = _Exchange.apply(vectors, direction, 1.0, share)  # type: ignore[no-untyped-call]
+        result: Tensor = _Exchange.apply(vectors, self, exchange, False, False, 1.0, share)  # type: ignore[no-untyped-call]
         return result
 
     def answers(self, answers: Tensor, exchange: KeyExchange) -> Tensor:
@@ -506,21 +486,24 @@ class Shards:
         away = values.to(self._collectives.device)
         return self._run(self._collectives.swapped, away, sent, got, f"{what}, {self._name}").to(values.device)
 
-    def _carry(self, lines: Tensor, direction: Direction) -> Tensor:
-        kind = "gradients" if direction.is_back else "vectors"
-        what = f"{kind} of {direction.lookup}"
-        dtype, packed = lines.dtype, lines.to(self.wire_dtype) if self.wire_dtype is not None else lines
-        sent = (sum(direction.sent) - direction.sent[self.rank]) * packed.shape[1] * packed.element_size()
+    def carry(self, lines: Tensor, exchange: KeyExchange, *, back: bool, meets: bool) -> Tensor:
+        """Send vectors of the keys of an exchange, or their gradients `back`, in `wire_dtype`; gives the received ones.
+
+        With `meets`, the ranks have not met for them yet.
+        """
+        kind = "gradients" if back else "vectors"
+        what = f"{kind} of {exchange.name}"
+        asked, own = exchange.counts, exchange.own.counts.tolist()
+        sent, got = (own, asked) if back else (asked, own)
+        packed = lines.to(lines.dtype if self.wire_dtype is None else self.wire_dtype).contiguous()
         with self.waiting():
-            if not direction.have_met:
+            if meets:
                 self._run(self._collectives.meet, what)
                 self.traffic.headers += self._collectives.header_bytes
-            packed = packed.contiguous()
-            received = self._run(
-                self._collectives.swapped, packed.view(torch.uint8), direction.sent, direction.got, what
-            )
-        setattr(self.traffic, kind, getattr(self.traffic, kind) + sent)
-        return received.view(packed.dtype).to(dtype)
+            received = self._run(self._collectives.swapped, packed.view(torch.uint8), sent, got, what)
+        away = (sum(sent) - sent[self.rank]) * packed.shape[1] * packed.element_size()
+        setattr(self.traffic, kind, getattr(self.traffic, kind) + away)
+        return received.view(packed.dtype).to(lines.dtype)
 
     # Agreement
 
