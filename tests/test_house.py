@@ -15,18 +15,7 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    (
-        "names",
-        "near_match",
-        "byte_sizes",
-        "tensor_words",
-        "extras",
-        "user_error",
-        "bags",
-        "untraced",
-        "garbage",
-        "constructor_help",
-    ),
+    ("errors", "names", "importing", "tensors", "bags"),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),
@@ -34,7 +23,7 @@ FLOORS = (
     ("artifact",),
     ("table", "sparsity"),
     ("checkpoint", "integrations"),
-    ("models", "data", "yaml_settings"),
+    ("models", "data", "settings"),
     ("training", "reporting"),
     ("serving", "tuning"),
     ("estimator",),

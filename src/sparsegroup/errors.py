@@ -1,4 +1,8 @@
-"""Errors that a user can mend: their base, missing extras, names that were meant."""
+"""Errors that a user can mend: their base, names that were meant, and missing extras.
+
+The core is optimizers, tables and models: torch, numpy and numba. Everything else needs the packages of an extra, which
+a subpackage requires when it is imported.
+"""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping

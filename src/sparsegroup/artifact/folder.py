@@ -1,4 +1,7 @@
-"""Folders that appear whole: written beside, synced, renamed; locks."""
+"""Folders and files that are either whole or not there: written under a temporary name, synced, and renamed; locks.
+
+All of it goes through `write`, `sync` and `rename`, so that tests can let the process die at each of them.
+"""
 
 import errno
 import os

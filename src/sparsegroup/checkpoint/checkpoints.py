@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.artifact.folder import remove_folder, remove_leftovers
 from sparsegroup.artifact.manifest import chain_of, check_size, verified_chain
 from sparsegroup.checkpoint.load import LoadResult, load_checkpoint
-from sparsegroup.checkpoint.manifest import CHECKPOINT, CheckpointError, CheckpointManifest, CheckpointRanks
-from sparsegroup.checkpoint.save import Optimizers, are_tracked, save_checkpoint
+from sparsegroup.checkpoint.manifest import CHECKPOINT, CheckpointError, CheckpointManifest, CheckpointRanks, Optimizers
+from sparsegroup.checkpoint.save import are_tracked, save_checkpoint
 
 _NAME = "step-{:012d}"
 _NAMES = re.compile(r"step-\d{12}")

@@ -1,4 +1,7 @@
-"""Loading a checkpoint: everything is read and checked before anything is changed."""
+"""Loading a checkpoint: everything is read and checked before anything is changed.
+
+A checkpoint of another training is a CheckpointError; content that nothing could have saved is reported as damage.
+"""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +27,15 @@ from sparsegroup.checkpoint.manifest import (
     CheckpointError,
     CheckpointManifest,
     CheckpointRanks,
+    Optimizers,
     SavedOptimizer,
     SavedRank,
     SavedState,
+    kind_of,
+    listed,
     versions,
 )
 from sparsegroup.checkpoint.plain import check_rng_state, from_plain, set_rng_state
-from sparsegroup.checkpoint.save import Optimizers, listed
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.optim.loaded_state import LAST_STEP
@@ -41,11 +46,6 @@ from sparsegroup.table.table import Table
 from sparsegroup.tensors import shape_of
 
 _LARGEST = torch.finfo(torch.float32).max
-
-
-def kind_of(optimizer: Optimizer) -> str:
-    """The rule's name, or the class of torch's own."""
-    return optimizer.rule.name if isinstance(optimizer, GroupOptimizer) else type(optimizer).__name__
 
 
 def check_tables(folder: Path, manifest: CheckpointManifest, ranks: CheckpointRanks) -> None:

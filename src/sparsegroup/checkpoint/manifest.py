@@ -1,8 +1,8 @@
-"""The ranks that write or read one checkpoint together."""
+"""What a checkpoint holds, in files and in its state, and the ranks that write or read one together."""
 
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,16 +10,20 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sparsegroup.artifact.manifest import FolderFormat, Manifest
 from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Key, shortened
 from sparsegroup.errors import UserError
+from sparsegroup.optim import GroupOptimizer
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.files.read import ALL, TableFile
 from sparsegroup.table.files.write import TableFacts
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.routing import Routing
 from sparsegroup.table.table import Table
+
+Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 class CheckpointError(UserError):
@@ -214,3 +218,13 @@ class CheckpointRanks:
     def do(self, action: Callable[[], Result]) -> Result:
         """The result of an action of all ranks. If it fails on one, it raises on all: CheckpointError on the others."""
         return action() if self._shards is None else self._shards.do(action, self._operation, CheckpointError)
+
+
+def listed(optimizer: Optimizers) -> list[Optimizer]:
+    """One optimizer, several or none, as a list."""
+    return [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """The rule's name, or the class of torch's own."""
+    return optimizer.rule.name if isinstance(optimizer, GroupOptimizer) else type(optimizer).__name__

@@ -14,24 +14,24 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.artifact.folder import atomic_folder, unfinished_place
 from sparsegroup.artifact.manifest import FileFacts, Parent
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.checkpoint.load import kind_of
 from sparsegroup.checkpoint.manifest import (
     CHECKPOINT,
     STATE,
     CheckpointError,
     CheckpointManifest,
     CheckpointRanks,
+    Optimizers,
     SavedOptimizer,
     SavedRank,
     SavedState,
+    kind_of,
+    listed,
     versions,
 )
 from sparsegroup.checkpoint.plain import as_plain, rng_state
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.stored import rows_left_out
 from sparsegroup.table.files.write import TableFacts, write_table
-
-Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 def save_checkpoint(
@@ -180,8 +180,3 @@ def _written_tables(
         written[name], of_table = write_table(table, place / name, None if before is None else table.changes)
         facts[name] = where, of_table
     return written, facts
-
-
-def listed(optimizer: Optimizers) -> list[Optimizer]:
-    """One optimizer, several or none, as a list."""
-    return [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

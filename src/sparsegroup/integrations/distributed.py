@@ -1,4 +1,4 @@
-"""`TableLoadPlanner`: tables of any number of rows out of a checkpoint of `torch.distributed.checkpoint`."""
+"""Models with tables under `DistributedDataParallel` and in `torch.distributed.checkpoint`."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping

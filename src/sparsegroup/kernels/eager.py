@@ -1,4 +1,17 @@
-"""The step and the sweep in PyTorch: readable, on any device, the oracle of the compiled kernels."""
+"""The step and the sweep in PyTorch: readable, on any device, the oracle of the compiled kernels.
+
+The sweep is the closed form without a gradient: which λ21 a group survives, and what a changed λ makes of it. With
+m = 0 and σ as the rule would give it for a gradient of zero at this step, its state left as it is:
+
+    z = u - σ x,  s and x⁺ as in `sparsegroup.prox`
+
+A group lives where ‖weigh(s)‖ > √d λ21 (scaled to the norm), whatever the penalty: so
+
+    ‖weigh(s)‖ / √d
+
+is its survival λ21, which separates groups that will stay from groups that will go without stepping any of them. A
+group that never had a non-zero gradient is left alone by every step; its survival λ21 is infinite.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,13 @@
-"""Stored numbers: bfloat16 rounded stochastically, and the mark of a group never updated."""
+"""Rounding to bfloat16, and the mark of a group that was never updated, as sources that all backends share.
+
+Rounding is to the nearest or stochastic: up or down by chance, so that what is lost is 0 on average. It is element-wise
+int32 arithmetic that wraps, with `>>` always masked: the same source gives the same bits in eager PyTorch, in Triton
+and in the CPU's kernels. The chance is a function of (seed, part, element), so that a run can be repeated.
+
+The mark: the dual residual u of a group that was never updated is +0 throughout, its initial value. An update leaves
+another number, or -0, so the two can be distinguished even where the rule keeps no state (SGD). `mark_updated` makes
+the mark, `keep_mark` keeps it through a rounding, and each array library has a function that reads it.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The group threshold: shapes of the penalty, one file each, and the norms that it compares with λ21."""
+"""The group threshold: shapes of the penalty, and the norms that it compares with λ21."""
 
 from sparsegroup.importing import document_constructors
 from sparsegroup.names import NormName, PenaltyName

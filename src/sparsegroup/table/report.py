@@ -1,4 +1,4 @@
-"""What a table tells of its index and rows."""
+"""The memory of a table by part, and counts of its rows by field."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,12 @@
-"""LLVM: vectors of rounded and random numbers, scratch memory on the stack and the heap."""
+"""What Numba lacks, as LLVM: vectors of int32, rounding of vectors, scratch memory on the stack and the heap.
+
+Numba computes with integers of 64 bits, of which vector instructions multiply few. A function that is called with
+`Int32Lanes`, while code is generated, leaves the instructions of its operators behind: so sources that are shared with
+torch and Triton become vector code.
+
+Scratch memory is addresses for `jit.array_at`. NumPy's arrays would do, but compiling `np.empty` takes a tenth of a
+second, and loading what was compiled with it half a second of Numba's imports.
+"""
 
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""Which keys get a row: the policies to choose from, and what one of your own derives from."""
+"""Which keys get a row: the policies, and the counts of keys that have none yet, exact or in a count-min sketch.
+
+The sketch: Cormode and Muthukrishnan, "An improved data stream summary" (2005), with conservative update (Estan and
+Varghese, 2002); halved now and then, as TinyLFU's (Einziger, Friedman and Manes, 2017), so that it does not fill up.
+"""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,18 @@
-"""Taking keys out of an index where it is: nothing is copied aside, whatever its size."""
+"""The index: 64-bit key → row, in one open-addressed table that grows in place, a little at a time.
+
+A slot is 16 bytes: the key, and its row + 1, so that a zeroed page is empty slots and every 64-bit key is valid. Four
+slots, a cache line, are a bucket; they are compared without branches, and filled from the first on. A key that finds
+its home bucket full lies in the next one that is not.
+
+A key's home is `hash · buckets / 2³²`, so the table lies in the order of its hashes, and a larger table is the same
+order stretched: every home moves up. It can therefore grow where it is, from its upper end down. Homes below the
+*frontier* are still in the old measure, those above it in the new one; each insertion moves the frontier a few buckets
+further. Nothing is copied aside, no step pays for the whole, and a large table is between 60 % and 75 % full whatever
+its size.
+
+The hash has a secret that each index draws for itself, so that nobody can write a log whose keys share their homes. No
+result depends on it, and no file holds it.
+"""
 
 import secrets
 from collections.abc import Iterator

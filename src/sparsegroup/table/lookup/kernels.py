@@ -1,4 +1,10 @@
-"""Where a row starts: a function of (seed, key) and nothing else, so that order, threads and shards don't matter."""
+"""A batch of keys on its way through the table: distinct keys, rows, vectors, and the gradient back to the rows.
+
+Repeated keys are found in a table that fits the second-level cache before the big index is touched. The loops have no
+branches that depend on the keys but rare ones: what a wrong guess costs is more than what the loops do.
+
+Where a new row starts is a function of (seed, key) and nothing else, so that order, threads and shards don't matter.
+"""
 
 import math
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What an optimizer does with a table's rows: its claim to the state in them, its steps, and what they change."""
+"""An optimizer's work on a table's rows: ownership of the state in them, steps, sweeps, and tracking of changes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

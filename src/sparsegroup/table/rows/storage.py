@@ -1,4 +1,4 @@
-"""What a table of some settings is composed of."""
+"""The storage of a table's rows: row numbers for keys, vectors, gradients and steps, in host memory or on a device."""
 
 import math
 from collections.abc import Callable
