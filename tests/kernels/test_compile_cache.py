@@ -22,7 +22,7 @@ kernel_cache.NOTICE_AFTER = 0.0
 x = torch.nn.Parameter(torch.ones(3, 2))
 x.grad = torch.ones(3, 2)
 GroupSGD([x], lr=0.1).step()
-stats = compiled_step.step_kernel(SGD, False, False, None).compiled.stats
+stats = compiled_step.step_kernel(SGD, (0,), False).compiled.stats
 print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
 """
 
@@ -152,14 +152,14 @@ def test_a_digest_is_another_one_for_what_a_kernel_calls_and_for_its_constants_a
 
 def test_rules_states_and_widths_have_digests_of_their_own() -> None:
     kernels = [
-        step.step_kernel(rule, carries_u, is_wide, (0,) + (1,) * states if is_narrow else None)
+        step.step_kernel(rule, (0,) + (int(has_bfloat16),) * states, is_wide)
         for rule in (ADAM, ADAGRAD, SGD)
         for carries_u in (False, True)
         for is_wide in (False, True)
-        for is_narrow in (False, True)
+        for has_bfloat16 in (False, True)
         for states in (len(rule.state) + carries_u,)
     ]
-    assert len({kernel.compiled.py_func.__qualname__ for kernel in kernels}) == len(kernels)
+    assert len({kernel.compiled.py_func.__qualname__ for kernel in kernels}) == len(set(kernels))
 
 
 def test_a_kernel_found_anew_has_the_digest_that_it_had() -> None:

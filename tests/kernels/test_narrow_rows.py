@@ -1,5 +1,7 @@
 """Rows in the host's memory whose u and state are bfloat16 are arrays that are rounded, whatever is done to them."""
 
+import ctypes
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -40,11 +42,15 @@ class NarrowModel(RowModel):
             if numbers.ndim:
                 numbers[:] = numbers[..., :1]
             return numbers
-        return rounded(values, self.rows.is_narrow and part != WEIGHT)
+        return rounded(values, self.rows.state_dtype == torch.bfloat16 and part != WEIGHT)
 
     def begin(self, before: int, weights: Float32s) -> None:
-        self.rows.begin(before, len(weights))
-        self.rows.write(WEIGHT, np.arange(before, before + len(weights)), weights)
+        rows = self.rows
+        words = np.tile(np.concatenate([np.zeros(rows.dim, np.float32), rows.new_row()]), (len(weights), 1))
+        words[:, : rows.dim] = weights
+        for row, values in enumerate(words, before):  # as the kernel that inserts keys does
+            address = int(rows.pages.addresses[row >> rows.shift]) + (row & ((1 << rows.shift) - 1)) * rows.row_bytes
+            ctypes.memmove(address, values.ctypes.data, rows.row_bytes)
 
     def lay_out(self) -> dict[str, float]:
         initial = LAYOUTS[self.rng.integers(len(LAYOUTS))]
@@ -61,12 +67,12 @@ class NarrowModel(RowModel):
 @pytest.mark.parametrize("dim", [1, 3, 8, 10])
 def test_any_sequence_of_calls_does_what_arrays_do(dim: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_PAGE_BYTES", 1 << 9)
-    NarrowModel(100 * dim + seed, HostRows(dim, F32, False, ADAGRAD, is_narrow=True)).drive(30)
+    NarrowModel(100 * dim + seed, HostRows(dim, F32, False, ADAGRAD, has_bfloat16=True)).drive(30)
 
 
 @pytest.mark.parametrize(("dim", "narrow", "expected"), [(8, False, 68), (8, True, 52), (3, False, 28), (3, True, 24)])
 def test_state_of_groups_is_one_number_a_row(dim: int, narrow: bool, expected: int) -> None:
-    rows = HostRows(dim, F32, False, ROWWISE, is_narrow=narrow)
+    rows = HostRows(dim, F32, False, ROWWISE, has_bfloat16=narrow)
     assert rows.row_bytes == rows.bytes_of_row(3) == expected
     assert rows.part_bytes("group_sum") == 4
     assert HostRows(dim, np.dtype(np.float64), False, ROWWISE).row_bytes == 24 * dim, "all elements of float64"
@@ -74,7 +80,7 @@ def test_state_of_groups_is_one_number_a_row(dim: int, narrow: bool, expected: i
 
 @pytest.mark.parametrize(("dim", "expected"), [(8, 80), (1, 16), (3, 36), (16, 160), (10, 100)])
 def test_a_row_takes_two_bytes_for_a_number_of_the_state(dim: int, expected: int) -> None:
-    rows = HostRows(dim, F32, False, WITH_U, is_narrow=True)
+    rows = HostRows(dim, F32, False, WITH_U, has_bfloat16=True)
     assert rows.row_bytes == rows.bytes_of_row(4) == expected
     assert HostRows(dim, F32, False, WITH_U).bytes_of_row(4) == 16 * dim
     assert [rows.part_bytes(part) for part in rows.parts] == [4 * dim, 2 * dim, 2 * dim, 2 * dim]
@@ -119,8 +125,8 @@ def test_the_kernels_round_as_eager_pytorch_does(count: int, element: int, step:
 
 
 def test_the_step_of_float32_is_a_kernel_of_its_own() -> None:
-    kinds = kinds_of((WEIGHT, *WITH_U), F32, True)
-    wide, narrow = (compiled_step.step_kernel(ADAM, True, False, one) for one in (None, kinds))
+    parts = (WEIGHT, *WITH_U)
+    wide, narrow = (compiled_step.step_kernel(ADAM, kinds_of(parts, F32, b), False) for b in (False, True))
     assert wide is not narrow
     assert "bfloat16" in narrow.name
     assert "bfloat16" not in wide.name

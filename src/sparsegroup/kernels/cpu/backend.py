@@ -1,7 +1,6 @@
 """Contiguous float32 and float64 parameters in the host's memory, by the step that Numba compiles."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -9,12 +8,11 @@ from torch import Tensor
 
 from sparsegroup.kernels.cpu import step
 from sparsegroup.kernels.cpu.block import BLOCK
+from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.step import NUMPY_DTYPES, Slot, StepConstants, StepRequest, TensorStep, array_of, compute_dtype
 from sparsegroup.rules import Rule
 
 _Kind = tuple[torch.dtype, bool]
-
-_row_layout = lru_cache(1024)(step.row_layout)
 
 
 class CpuBackend:
@@ -40,7 +38,7 @@ class CpuBackend:
             and slot.state_dtypes <= {slot.dtype}
             and step.is_ready(
                 self.rule,
-                slot.carries_u,
+                (WHOLE,) * len(slot.parts),
                 slot.width > BLOCK and (slot.carries_u or sparse),
                 NUMPY_DTYPES[slot.dtype],
             )
@@ -71,7 +69,6 @@ class CpuBackend:
             self._launches[request.group, kind] = slots, where
         step.advance_tensors(
             self.rule,
-            carries_u,
             dtype,
             where,
             np.array([(_address(t.gradient), _address(t.hessian)) for t in tensors], np.int64),
@@ -85,14 +82,13 @@ class CpuBackend:
         if not len(tensor.rows):
             return
         dtype = NUMPY_DTYPES[slot.dtype]
-        row_bytes = slot.width * dtype.itemsize
+        row_bytes, parts = slot.width * dtype.itemsize, len(slot.parts)
         step.advance_rows(
             self.rule,
-            slot.carries_u,
             dtype,
             array_of(tensor.rows.contiguous()),
             step.ONE_PAGE,
-            _row_layout(row_bytes, tuple(slot.addresses), row_bytes),
+            step.row_layout(row_bytes, tuple(slot.addresses), (row_bytes,) * parts, (WHOLE,) * parts),
             np.array([(_address(tensor.gradient), _address(tensor.hessian))], np.int64),
             slot.width,
             np.array([tensor.numbers.scalars], dtype),

@@ -30,10 +30,10 @@ IS_WIDE: bool = True  # bound: whether a group may have more than `BLOCK` elemen
 PARTS: int = 0  # bound: weights, u, and the rule's state
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-update_at = unpack = parts_at = gradient_at = r_memory = _unbound  # bound
+update_at = unpack = gradient_at = r_memory = _unbound  # bound
 is_initial = parts_of = parts_in = _unbound  # bound
 weigh = shrink = _unbound  # bound
-gather = scatter = _unbound  # bound: `row_copies`
+gather = scatter = _unbound  # bound: `narrow_copies.copiers`
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
@@ -282,10 +282,13 @@ def advance_large(
 
 def step(
     turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
-    pages: Any, shift: int, stride: int, lines: Any, rows: Any,
+    pages: Any, shift: int, stride: int, lines: Any, rows: Any, seed: int,
     scalars: Any, taus: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int, frozen: bool,
 ) -> None:  # fmt: skip
     """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
+
+    Rows are copied to arrays of this kernel, and back. The rounding of bfloat16 depends on the seed and on the rows'
+    numbers, as on the GPU, not on how threads share the work.
 
     Args:
         turns: See `sparsegroup.kernels.cpu.threads`; a piece is a line of `work`.
@@ -300,6 +303,7 @@ def step(
         stride: Bytes from row to row.
         lines: `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines.
         rows: `[n]` int64, the distinct rows of the gradient's n groups, or empty: then groups are contiguous.
+        seed: The seed of the rounding of bfloat16.
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
         initial: `[states]`, what the states are before the first gradient.
@@ -313,21 +317,21 @@ def step(
     parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
     threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
     size = constants.itemsize
+    in_rows = len(rows) > 0
     if IS_WIDE:
         widest = np.int64(1)
         for t in range(len(widths)):
             widest = max(widest, widths[t])
-        H_address = allocate(3 * widest * size)
+        H_address = allocate((3 + (PARTS if in_rows else 0)) * widest * size)
         if H_address == 0:
             raise MemoryError
         H = array_at(H_address, 3 * widest, zero)
     S = array_at(s_memory(), 6 * STRIDE, zero)
     T = array_at(block_memory(), BLOCK, zero)
-    R_address = r_memory()
     quiet = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
     at = array_at(block_memory(), PARTS, np.int64(0))
-    mask = (np.int64(1) << np.int64(shift)) - 1
+    R_address, between = r_memory(), STRIDE * size
     born = 0
     thread = enter(turns)
     k = take(turns, 0, thread, len(work))
@@ -338,55 +342,36 @@ def step(
         width = d * size
         row_scalars = unpack(scalars, t)
         tau = taus[t]
+        per_block = max(BLOCK // d, np.int64(1))
         if IS_WIDE and d > BLOCK:
-            for j in range(first, last):
-                place = j * width
-                if len(rows):
-                    place = pages[rows[j] >> shift] + (rows[j] & mask) * stride
-                x, u, state = parts_at(base, t, place, d, zero)
-                g, hessian = gradient_at(gradients, t, j * width, d, zero)
-                if len(rows):
-                    born -= live_groups(x, 1, d, zero)
+            R_address, between = H_address + 3 * width, width
+        for j in range(first, last, per_block):
+            groups = min(per_block, last - j)
+            if in_rows:
+                find_rows(rows, j, groups, per_block, last, pages, shift, stride, lines, places)
+                gather(places, groups, base[t], R_address, between, d, size, zero)
+                for p in range(PARTS):
+                    at[p] = R_address + p * between
+            else:
+                for p in range(PARTS):
+                    at[p] = base[t, p] + j * width
+            x, u, state = parts_in(at, groups * d, zero)
+            if in_rows:
+                born -= live_groups(x, groups, d, zero)
+            g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
+            if IS_WIDE and d > BLOCK:
                 advance_large(
                     x, u, state, g, hessian, d, S, T, H,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
-                if len(rows):
-                    born += live_groups(x, 1, d, zero)
-        else:
-            per_block, is_8 = BLOCK // d, d == 8 and size == 4  # eight float32: known to the compiler where it says so
-            in_rows = len(rows) > 0  # `advance` comes once for both: each place is compiled anew
-            for j in range(first, last, per_block):
-                groups = min(per_block, last - j)
-                if in_rows:
-                    find_rows(rows, j, groups, per_block, last, pages, shift, stride, lines, places)
-                    if is_8:
-                        gather(places, groups, base[t], R_address, STRIDE * 4, 32)
-                    else:
-                        gather(places, groups, base[t], R_address, STRIDE * size, width)
-                    for p in range(PARTS):
-                        at[p] = R_address + p * STRIDE * size
-                else:
-                    for p in range(PARTS):
-                        at[p] = base[t, p] + j * width
-                x, u, state = parts_in(at, groups * d, zero)
-                if in_rows:
-                    if is_8:
-                        born -= live_groups(x, groups, 8, zero)
-                    else:
-                        born -= live_groups(x, groups, d, zero)
-                g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
+            else:  # `advance` comes once for tensors and rows: each place is compiled anew
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
-                if in_rows:
-                    if is_8:
-                        scatter(places, groups, base[t], R_address, STRIDE * 4, 32)
-                        born += live_groups(x, groups, 8, zero)
-                    else:
-                        scatter(places, groups, base[t], R_address, STRIDE * size, width)
-                        born += live_groups(x, groups, d, zero)
+            if in_rows:
+                scatter(places, rows, j, groups, base[t], R_address, between, d, size, seed)
+                born += live_groups(x, groups, d, zero)
         k = take(turns, 0, thread, len(work))
     leave(turns, born)
     if IS_WIDE:

@@ -13,34 +13,9 @@ from sparsegroup.groups import mean_square
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import intrinsics, jit
 from sparsegroup.kernels.cpu.intrinsics import on_stack
-from sparsegroup.kernels.cpu.jit import array_at, copy, intrinsic_of, jitted, kernel, prefetch
+from sparsegroup.kernels.cpu.jit import array_at, copy, inline, intrinsic_of, jitted, kernel, prefetch
 from sparsegroup.kernels.step import NUMPY_DTYPES, array_of
 from sparsegroup.rules import bind
-
-PARTS: int = 0  # bound: weights, u, and the rule's state
-
-
-def gather(places: Any, groups: int, offsets: Any, to: Any, between: int, width: int) -> None:
-    """Copy the parts of the rows at `places` to arrays that begin `between` bytes apart, the first at `to`.
-
-    Args:
-        places: `[≥ groups]` int64, addresses of rows.
-        groups: How many rows.
-        offsets: `[PARTS]` int64, from where a row begins to each of its parts.
-        to: Where the first array begins.
-        between: Bytes from one array to the next.
-        width: Bytes of a part.
-    """
-    for i in range(groups):
-        for p in range(PARTS):
-            copy(places[i] + offsets[p], to + i * width + p * between, width)
-
-
-def scatter(places: Any, groups: int, offsets: Any, source: Any, between: int, width: int) -> None:
-    """Copy the parts back from the arrays at `source`; see `gather`."""
-    for i in range(groups):
-        for p in range(PARTS):
-            copy(source + i * width + p * between, places[i] + offsets[p], width)
 
 
 @jitted
@@ -56,47 +31,46 @@ def find_rows(
     lines: Any,
     places: Any,
 ) -> None:
-    """Where some rows are, while the memory of those that come `ahead` numbers later is asked for.
+    """The addresses of rows, into `places`, while the memory of the rows `ahead` numbers later is prefetched.
 
-    Args:
-        rows, pages, shift, stride, lines: See `block.step`.
-        first, groups: The first of them, by its place in `rows`, and how many.
-        ahead: How much later those come that are asked for.
-        last: One past the last that may be.
-        places: `[≥ groups]` int64, out: addresses.
+    `rows`, `pages`, `shift`, `stride` and `lines` are those of `block.step`; if `rows` is empty, row i is the ith.
+    `first` is the first of the `groups` rows by its place in `rows`, `last` one past the last that may be prefetched.
     """
     mask = (np.int64(1) << np.int64(shift)) - 1
     for i in range(groups):
-        coming = rows[min(first + i + ahead, last - 1)]
-        place = pages[coming >> shift] + (coming & mask) * stride
+        row = min(first + i + ahead, last - 1)
+        if len(rows):
+            row = rows[row]
+        place = pages[row >> shift] + (row & mask) * stride
         for line in range(len(lines)):
             prefetch(place + lines[line])
-        places[i] = pages[rows[first + i] >> shift] + (rows[first + i] & mask) * stride
-
-
-@jitted
-def is_live(x: Any, start: int, d: int, zero: Any) -> bool:
-    """Whether any of `d` elements is not zero."""
-    for i in range(start, start + d):  # noqa: SIM110
-        if x[i] != zero:
-            return True
-    return False
+        row = first + i
+        if len(rows):
+            row = rows[row]
+        places[i] = pages[row >> shift] + (row & mask) * stride
 
 
 @jitted
 def live_groups(x: Any, groups: int, d: int, zero: Any) -> int:
-    """How many groups of `d` elements are non-zero; no branch within a group, for groups are small."""
+    """How many groups of `d` elements are non-zero; no branch within a group, because groups are small."""
     count = 0
-    for j in range(groups):
-        live = False
-        for i in range(j * d, (j + 1) * d):
-            live |= x[i] != zero
-        count += int(live)
+    if d == 8:  # known to the compiler
+        for j in range(groups):
+            live = False
+            for i in range(j * 8, j * 8 + 8):
+                live |= x[i] != zero
+            count += int(live)
+    else:
+        for j in range(groups):
+            live = False
+            for i in range(j * d, (j + 1) * d):
+                live |= x[i] != zero
+            count += int(live)
     return count
 
 
-WHOLE, NARROW, SINGLE = 0, 1, 2
-"""Kinds of parts: float32, bfloat16, and one float32 for all elements."""
+WHOLE, BFLOAT16, SCALAR = 0, 1, 2
+"""Kinds of parts: the dtype of the arithmetic, bfloat16, and one float32 for all elements."""
 
 LANES = 8
 
@@ -141,6 +115,7 @@ def _rounder(count: int) -> Any:
     return round_some
 
 
+_nearest_bits, _keep_mark = inline(rounding.nearest_bits), inline(rounding.keep_mark)
 _widen_8, _widen_1 = _widener(LANES), _widener(1)
 _round_8, _round_1 = _rounder(LANES), _rounder(1)
 
@@ -176,38 +151,48 @@ def _spread(source: Any, target: Any, d: Any, zero: Any) -> None:
         elements[e] = number
 
 
+@jitted
+def to_nearest(address: Any, count: Any) -> None:
+    """Round `count` float32 to the nearest bfloat16, in place, as `rounding.narrowed` does."""
+    bits = array_at(address, count, np.int32(0))
+    for i in range(count):
+        bits[i] = _keep_mark(_nearest_bits(bits[i]), bits[i])
+
+
 def copiers(kinds: Sequence[int], carries_u: bool) -> dict[str, Any]:
-    """What `narrow_step` calls by these names, for parts of some kinds.
+    """Name → function: rows of parts of some kinds to arrays, and back.
 
-    gather_narrow(places, groups, offsets, to, between, d, zero)
-        Copies the parts of the `groups` rows at `places` to arrays of float32 that begin `between` bytes apart, the
-        first at `to`. `offsets` says where a part begins in a row, `d` how many elements it has; `zero` is a float32.
-    scatter_narrow(places, rows, first, groups, offsets, source, between, d, seed)
+    gather(places, groups, offsets, to, between, d, size, zero)
+        Copies the parts of the `groups` rows at the addresses `places` to arrays that begin `between` bytes apart, the
+        first at `to`. Part p begins `offsets[p]` bytes into its row and has `d` elements, of `size` bytes in the array;
+        `zero` has their type.
+    scatter(places, rows, first, groups, offsets, source, between, d, size, seed)
         Copies them back from the arrays at `source`. The row at `places[i]` has the number `rows[first + i]`, on which
-        the rounding depends, as on `seed`.
-
-    Args:
-        kinds: That of the weights, of u if it is carried, and of each state.
-        carries_u: Whether u is; for the rounding it is part 0, and the states are 1, 2, ….
+        the rounding depends, as on `seed`. For the rounding u is part 0, and the states are 1, 2, ….
     """
-    gather = ["def gather_narrow(places, groups, offsets, to, between, d, zero):", "    for i in range(groups):"]
-    scatter = [
-        "def scatter_narrow(places, rows, first, groups, offsets, source, between, d, seed):",
-        "    for i in range(groups):",
-        "        element = rows[first + i] * d",
-    ]
-    for p, kind in enumerate(kinds):
-        row, array = f"places[i] + offsets[{p}]", f"i * d * 4 + {p} * between"
-        into = {WHOLE: "copy({}, d * 4)", NARROW: "widen({}, d)", SINGLE: "spread({}, d, zero)"}[kind]
-        back = {
-            WHOLE: "copy({}, d * 4)",
-            NARROW: f"round_off({{}}, d, element, seed, {p - carries_u})",
-            SINGLE: "copy({}, 4)",
-        }[kind]
-        gather.append(f"        {into.format(f'{row}, to + {array}')}")
-        scatter.append(f"        {back.format(f'source + {array}, {row}')}")
+    gather = ["def gather(places, groups, offsets, to, between, d, size, zero):"]
+    scatter = ["def scatter(places, rows, first, groups, offsets, source, between, d, size, seed):"]
+    # Eight float32 are known to the compiler.
+    for case, count, width in (("if d == 8 and size == 4", "8", "32"), ("else", "d", "d * size")):
+        for lines in (gather, scatter):
+            lines += [f"    {case}:", "        for i in range(groups):"]
+        for p, kind in enumerate(kinds):
+            row, array = f"places[i] + offsets[{p}]", f"i * {width} + {p} * between"
+            element = f"rows[first + i] * {count}"
+            into = {
+                WHOLE: f"copy({row}, to + {array}, {width})",
+                BFLOAT16: f"widen({row}, to + {array}, {count})",
+                SCALAR: f"spread({row}, to + {array}, {count}, zero)",
+            }
+            back = {
+                WHOLE: f"copy(source + {array}, {row}, {width})",
+                BFLOAT16: f"round_off(source + {array}, {row}, {count}, {element}, seed, {p - carries_u})",
+                SCALAR: f"copy(source + {array}, {row}, size)",
+            }
+            gather.append(f"            {into[kind]}")
+            scatter.append(f"            {back[kind]}")
     names = {"copy": copy, "widen": widen, "round_off": round_off, "spread": _spread}
-    texts = {"gather_narrow": gather, "scatter_narrow": scatter}
+    texts = {"gather": gather, "scatter": scatter}
     return {name: jit.source("\n".join([*lines, ""]), names) for name, lines in texts.items()}
 
 

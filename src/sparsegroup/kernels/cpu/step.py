@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from numba import from_dtype, types
 from numba.core.errors import NumbaError
 
 from sparsegroup.kernels.cpu import block, jit, threads
 from sparsegroup.kernels.cpu import rows as narrow_copies
-from sparsegroup.kernels.cpu import rows as row_copies
 from sparsegroup.kernels.cpu.block import (
     AT_M,
     AT_SIGMA,
@@ -24,16 +24,17 @@ from sparsegroup.kernels.cpu.block import (
     BLOCK,
     STRIDE,
     block_memory,
+    part,
     s_memory,
     solve,
     spread_groups,
     sum_groups,
 )
-from sparsegroup.kernels.cpu.intrinsics import allocate, on_stack, release
-from sparsegroup.kernels.cpu.jit import array_at, call, copy, jitted, prefetch
-from sparsegroup.kernels.cpu.rows import find_rows, is_live, live_groups
+from sparsegroup.kernels.cpu.intrinsics import on_stack
+from sparsegroup.kernels.cpu.jit import array_at, call
+from sparsegroup.kernels.cpu.rows import find_rows, live_groups, to_nearest
 from sparsegroup.kernels.cpu.threads import enter, leave, take
-from sparsegroup.kernels.step import Regularizer, StepConstants
+from sparsegroup.kernels.step import Regularizer, StepConstants, as_stored
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -59,9 +60,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
-    part = "array_at(base[t, {p}] + place, count, zero)"
     inside = "array_at(at[{p}], count, zero)"
-    scratch = "array_at(address + {p} * between, count, zero)"
 
     def tuple_of(items: Sequence[str]) -> str:
         return "(" + "".join(f"{item}, " for item in items) + ")"
@@ -72,15 +71,9 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
         "update_at": f"def update_at(g, hessian, state, i, scalars):\n"
         f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",
         "unpack": f"def unpack(a, t):\n    return {tuple_of([f'a[t, {k}]' for k in range(scalars)])}\n",
-        "parts_at": "def parts_at(base, t, place, count, zero):\n"
-        f"    return {part.format(p=0)}, {part.format(p=u)}, "
-        f"{tuple_of([part.format(p=first_state + k) for k in states])}\n",
         "parts_in": "def parts_in(at, count, zero):\n"
         f"    return {inside.format(p=0)}, {inside.format(p=u)}, "
         f"{tuple_of([inside.format(p=first_state + k) for k in states])}\n",
-        "scratch_parts": "def scratch_parts(address, between, count, zero):\n"
-        f"    return {scratch.format(p=0)}, {scratch.format(p=u)}, "
-        f"{tuple_of([scratch.format(p=first_state + k) for k in states])}\n",
         "gradient_at": "def gradient_at(at, t, offset, count, zero):\n"
         f"    g = array_at(at[t, 0] + offset, count, zero)\n    return g, {hessian}\n",
         "is_initial": "def is_initial(state, initial, i):\n"
@@ -93,104 +86,11 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     return {name: jit.source(text, names) for name, text in texts.items()} | {"r_memory": memory}
 
 
-IS_WIDE: bool = True  # bound: whether a row may have more than `BLOCK` elements
 PARTS: int = 0  # bound: weights, u, and the rule's state
+ROUNDS_U: bool = False  # bound: whether u is stored as bfloat16
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-unpack = scratch_parts = gradient_at = r_memory = advance = advance_large = _unbound  # bound
-gather_narrow = scatter_narrow = _unbound  # bound: `narrow_copies`
-
-
-def step_narrow(
-    turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
-    pages: Any, shift: int, stride: int, lines: Any, rows: Any,
-    scalars: Any, taus: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int, frozen: bool,
-) -> None:  # fmt: skip
-    """The step over rows. Gives how many more of them are non-zero than before.
-
-    The rounding depends on the seed and on the rows' numbers, as on the GPU, not on how threads share the work.
-
-    Args:
-        base: `[tensors, PARTS + 1]` int64, where the parts of a row lie in it, and the seed of the rounding.
-        turns, work, counts, gradients, widths, pages, shift, stride, lines, rows, scalars, taus: See `block.step`.
-        initial, constants, penalty, weigh_at, shrink_at, frozen: See `block.step`.
-    """
-    zero, one = constants[4], constants[5]
-    parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
-    threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
-    S = array_at(s_memory(), 6 * STRIDE, zero)
-    T = array_at(block_memory(), BLOCK, zero)
-    R_address = r_memory()
-    quiet = array_at(block_memory(), BLOCK, np.int64(0))
-    places = array_at(block_memory(), BLOCK, np.int64(0))
-    mask = (np.int64(1) << np.int64(shift)) - 1
-    d = widths[0]
-    if IS_WIDE:
-        wide_address = allocate((3 + PARTS) * max(d, np.int64(1)) * 4)
-        if wide_address == 0:
-            raise MemoryError
-        H = array_at(wide_address, 3 * d, zero)
-        W_address = wide_address + 3 * d * 4
-    born = 0
-    thread = enter(turns)
-    k = take(turns, 0, thread, len(work))
-    while k >= 0:
-        t, first = work[k, 0], work[k, 1]
-        last = min(work[k, 2], counts[t])
-        row_scalars, tau, seed = unpack(scalars, t), taus[t], base[t, PARTS]
-        if IS_WIDE:
-            x, u, state = scratch_parts(W_address, d * 4, d, zero)
-            for j in range(first, last):
-                places[0] = pages[rows[j] >> shift] + (rows[j] & mask) * stride
-                gather_narrow(places, 1, base[t], W_address, d * 4, d, zero)
-                born -= live_groups(x, 1, d, zero)
-                g, hessian = gradient_at(gradients, t, j * d * 4, d, zero)
-                advance_large(
-                    x, u, state, g, hessian, d, S, T, H,
-                    row_scalars, initial, parameters, tau, threshold, frozen,
-                )  # fmt: skip
-                scatter_narrow(places, rows, j, 1, base[t], W_address, d * 4, d, seed)
-                born += live_groups(x, 1, d, zero)
-        else:
-            per_block, is_8 = BLOCK // d, d == 8  # known to the compiler where it says so
-            x, u, state = scratch_parts(R_address, STRIDE * 4, STRIDE, zero)
-            for j in range(first, last, per_block):
-                groups = min(per_block, last - j)
-                find_rows(rows, j, groups, per_block, last, pages, shift, stride, lines, places)
-                if is_8:
-                    gather_narrow(places, groups, base[t], R_address, STRIDE * 4, 8, zero)
-                else:
-                    gather_narrow(places, groups, base[t], R_address, STRIDE * 4, d, zero)
-                born -= live_groups(x, groups, d, zero)
-                g, hessian = gradient_at(gradients, t, j * d * 4, groups * d, zero)
-                advance(
-                    x, u, state, g, hessian, groups, d, S, T, quiet,
-                    row_scalars, initial, parameters, tau, threshold, frozen,
-                )  # fmt: skip
-                born += live_groups(x, groups, d, zero)
-                if is_8:
-                    scatter_narrow(places, rows, j, groups, base[t], R_address, STRIDE * 4, 8, seed)
-                else:
-                    scatter_narrow(places, rows, j, groups, base[t], R_address, STRIDE * 4, d, seed)
-        k = take(turns, 0, thread, len(work))
-    leave(turns, born)
-    if IS_WIDE:
-        release(wide_address)
-
-
-update_at = untouched = _unbound  # bound
-
-
-@jitted
-def write(source: Any, place: Any, base: Any, width: int, d: int, zero: Any) -> bool:
-    """Put weights and u of a row back to where it lies; gives whether they differ from what was there."""
-    differs = False
-    for p in range(2):
-        new = array_at(source + p * STRIDE * (width // d), d, zero)
-        old = array_at(place + base[p], d, zero)
-        for e in range(d):
-            differs |= new[e] != old[e]
-            old[e] = new[e]
-    return differs
+update_at = unpack = parts_in = untouched = r_memory = _unbound  # bound
+gather = scatter = _unbound  # bound: `narrow_copies.copiers`, of all parts, and of weights and u
 
 
 def sweep(
@@ -200,12 +100,14 @@ def sweep(
 ) -> None:  # fmt: skip
     """The norms of rows, and with `applies` the closed form on them. Gives how many more are non-zero than before.
 
+    u is rounded to the nearest bfloat16 where it is stored as such.
+
     Args:
         turns: See `sparsegroup.kernels.cpu.threads`; a piece is a line of `work`.
         work: `[k, 3]` int64: 0, first row, and one past the last, if there are so many.
         count: The number of rows.
         d: Elements of a part of a row, at most `BLOCK`.
-        base: `[PARTS]` int64, where the parts of a row lie in it.
+        base: `[PARTS]` int64, bytes from where a row begins to each of its parts.
         pages, shift, stride, lines: See `block.step`.
         rows: `[count]` int64, distinct where `applies`; or empty: then they are the rows 0, …, count - 1.
         scalars, initial, constants, penalty, weigh_at, shrink_at: See `block.step`, of one tensor.
@@ -215,22 +117,23 @@ def sweep(
         applies: Whether they may.
         drops: Whether weights of rows that never had a non-zero gradient become zero; else these rows stay.
     """
-    zero, one = constants[4], constants[5]
-    l1, two_l2, keep = constants[0], constants[1], constants[2]
+    l1, two_l2, keep, zero, one = constants[0], constants[1], constants[2], constants[4], constants[5]
     parameters = np.int64(penalty.ctypes.data)
-    S_at, R_at = s_memory(), r_memory()
+    size = constants.itemsize
+    S_at, R_at, between = s_memory(), r_memory(), STRIDE * size
     S = array_at(S_at, 6 * STRIDE, zero)
     T = array_at(block_memory(), BLOCK, zero)
     G = array_at(block_memory(), BLOCK, zero)
-    for i in range(BLOCK):
-        G[i] = zero
-    size = constants.itemsize
-    x, u, state = scratch_parts(R_at, STRIDE * size, STRIDE, zero)
+    u_before = array_at(block_memory(), BLOCK, zero)
     quiet = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
-    width = d * size
+    at = array_at(block_memory(), PARTS, np.int64(0))
+    for i in range(BLOCK):
+        G[i] = zero
+    for p in range(PARTS):
+        at[p] = R_at + p * between
+    x, u, state = parts_in(at, BLOCK, zero)
     per_block = BLOCK // d
-    mask = (np.int64(1) << np.int64(shift)) - 1
     row_scalars = unpack(scalars, 0)
     born = 0
     thread = enter(turns)
@@ -240,20 +143,15 @@ def sweep(
         for first in range(work[k, 1], last, per_block):
             groups = min(per_block, last - first)
             n = groups * d
+            find_rows(rows, first, groups, per_block, last, pages, shift, stride, lines, places)
+            gather(places, groups, base, R_at, between, d, size, zero)
+            if applies:
+                born -= live_groups(x, groups, d, zero)
             for i in range(groups):
-                ahead = min(first + i + per_block, last - 1)
-                row = rows[ahead] if len(rows) else ahead
-                place = pages[row >> shift] + (row & mask) * stride
-                for line in range(len(lines)):
-                    prefetch(place + lines[line])
-                row = rows[first + i] if len(rows) else first + i
-                places[i] = pages[row >> shift] + (row & mask) * stride
-                for p in range(PARTS):
-                    copy(places[i] + base[p], R_at + p * STRIDE * size + i * width, width)
-                born -= int(is_live(x, i * d, d, zero))
                 quiet[i] = untouched(u, state, G, i * d, d, initial, zero, one)
             for i in range(n):
                 S[AT_X + i] = x[i]
+                u_before[i] = u[i]
             for i in range(n):
                 _, sigma = update_at(G, G, state, i, row_scalars)
                 S[AT_M + i] = zero
@@ -267,14 +165,19 @@ def sweep(
                 call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
                 spread_groups(S, groups, d, zero)
                 solve(x, u, S, n, l1, two_l2, keep, zero, one)
-            for i in range(groups if applies else 0):
-                if quiet[i]:
-                    for e in range(i * d, (i + 1) * d):
-                        x[e] = zero if drops else S[AT_X + e]
-                        u[e] = zero
-                changed[first + i] = write(R_at + i * width, places[i], base, width, d, zero)
-            for i in range(groups):
-                born += int(is_live(x, i * d, d, zero))
+                if ROUNDS_U:
+                    to_nearest(at[1], n)
+                for i in range(groups):
+                    if quiet[i]:
+                        for e in range(i * d, (i + 1) * d):
+                            x[e] = zero if drops else S[AT_X + e]
+                            u[e] = zero
+                for i in range(n):
+                    T[i] = one if (x[i] != S[AT_X + i]) | (u[i] != u_before[i]) else zero
+                for i in range(groups):
+                    changed[first + i] = live_groups(part(T, i * d, d, zero), 1, d, zero) > 0
+                scatter(places, places, 0, groups, base, R_at, between, d, size, 0)  # rounds no more: u is rounded
+                born += live_groups(x, groups, d, zero)
         k = take(turns, 0, thread, len(work))
     leave(turns, born)
 
@@ -298,21 +201,22 @@ class RowLayout:
         stride: Bytes from row to row.
         offsets: `[1, parts]`, bytes from where a row begins to each of its parts.
         lines: `[l]`, bytes from there to each of its cache lines.
-        kinds: The kind of each part, see `narrow_copies`; None where all are of the dtype that is computed with.
+        kinds: The kind of each part, see `narrow_copies`.
     """
 
     stride: int
     offsets: Int64s
     lines: Int64s
-    kinds: Kinds | None = None
+    kinds: Kinds
 
 
-def row_layout(stride: int, offsets: Sequence[int], part_bytes: int) -> RowLayout:
-    """The layout of rows whose parts of `part_bytes` lie at `offsets`; see `RowLayout`."""
-    starts = sorted(offsets)
-    lines = [start + at for start in starts for at in (*range(0, part_bytes, _LINE), part_bytes - 1)]
+@lru_cache(1024)
+def row_layout(stride: int, offsets: tuple[int, ...], part_bytes: tuple[int, ...], kinds: Kinds) -> RowLayout:
+    """The layout of rows whose parts begin at `offsets`, with so many bytes each; see `RowLayout`."""
+    starts = sorted(zip(offsets, part_bytes, strict=True))
+    lines = [start + at for start, size in starts for at in (*range(0, size, _LINE), size - 1)]
     apart = [line for line, before in zip(lines, [-_LINE, *lines], strict=False) if line // _LINE != before // _LINE]
-    return RowLayout(stride, np.array([offsets], np.int64), np.array(apart, np.int64))
+    return RowLayout(stride, np.array([offsets], np.int64), np.array(apart, np.int64), kinds)
 
 
 @dataclass(frozen=True)
@@ -328,15 +232,14 @@ ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 
 
 @cache
-def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], kinds: Kinds | None = None) -> bool:
+def is_ready(rule: Rule, kinds: Kinds, is_wide: bool, dtype: np.dtype[Any]) -> bool:
     """Compile the step of a rule, see `step_kernel`; False, with a warning, for a rule that cannot be compiled."""
-    parts = len(rule.state) + 1 + carries_u + (kinds is not None)
     settings = StepConstants(Regularizer(), (0.0,) * len(rule.state), 0.0, False)
     work, none = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
-    where = (work, none, np.zeros((1, parts), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
-    numbers = (np.zeros((1, len(scalar_names(rule))), dtype), np.zeros(1, dtype), *_constants(settings, dtype))
+    where = (work, none, np.zeros((1, len(kinds)), np.int64), np.zeros((1, 2), np.int64), none, *_NO_ROWS)
+    numbers = (np.zeros((1, len(scalar_names(rule))), dtype), np.zeros(1, dtype), *_constants(settings, dtype, kinds))
     try:
-        step_kernel(rule, carries_u, is_wide, kinds)(threads.new(), *where, *numbers)
+        step_kernel(rule, kinds, is_wide)(threads.new(), *where, *numbers)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
@@ -347,22 +250,24 @@ def is_ready(rule: Rule, carries_u: bool, is_wide: bool, dtype: np.dtype[Any], k
 
 
 @cache
-def step_kernel(rule: Rule, carries_u: bool, is_wide: bool, kinds: Kinds | None) -> Any:
-    """`block.step`, or `narrow_step.step_narrow`, for a rule.
+def step_kernel(rule: Rule, kinds: Kinds, is_wide: bool) -> Any:
+    """`block.step` for a rule.
 
     Args:
         rule: The base optimizer.
-        carries_u: The closed form; without it, the base optimizer alone.
+        kinds: Those of the weights, of u if it is carried (else there is the base optimizer only), and of each state;
+            see `narrow_copies`. Tensors need parts that are `WHOLE`.
         is_wide: Also for groups of more than `block.BLOCK` elements.
-        kinds: For rows of parts of these kinds, see `RowLayout`, and for no others.
     """
-    first_state = 2 if carries_u else 1
+    first_state = len(kinds) - len(rule.state)
+    carries_u = first_state == 2
     bindings: dict[str, Any] = {
         "CARRIES_U": carries_u,
         "HAS_START": rule.sigma_0 is not None,
         "IS_WIDE": is_wide,
-        "PARTS": first_state + len(rule.state),
+        "PARTS": len(kinds),
         **adapters(rule, first_state),
+        **narrow_copies.copiers(kinds, carries_u),
     }
     for function in (
         block.charge_start,
@@ -370,18 +275,16 @@ def step_kernel(rule: Rule, carries_u: bool, is_wide: bool, kinds: Kinds | None)
         block.rule_only,
         block.base_only,
         block.rule_and_z,
-        row_copies.gather,
-        row_copies.scatter,
         block.advance,
         block.advance_large,
     ):
         bindings[function.__name__] = jit.with_globals(function, bindings)
     name = f"the step of {rule.name}" + " with sparse group lasso" * carries_u + " on wide groups" * is_wide
-    if kinds is None:
-        return jit.kernel(block.step, name, bindings)
-    bindings |= narrow_copies.copiers(kinds, carries_u)
-    name += " and state in bfloat16" if narrow_copies.NARROW in kinds else " in tables"
-    return jit.kernel(step_narrow, name, bindings)
+    if narrow_copies.BFLOAT16 in kinds:
+        name += " and state in bfloat16"
+    elif narrow_copies.SCALAR in kinds:
+        name += " in tables"
+    return jit.kernel(block.step, name, bindings)
 
 
 @cache
@@ -405,7 +308,7 @@ def shrink_address(shrinkage: Callable[..., Any], scalars: int, dtype: np.dtype[
     return jit.address_of(block.shrink_groups, signature, bindings, shrinkage.__qualname__)
 
 
-_NO_ROWS = (ONE_PAGE.addresses, ONE_PAGE.shift, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NO_ROWS = (ONE_PAGE.addresses, ONE_PAGE.shift, 0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
 
 
 @dataclass(frozen=True)
@@ -432,7 +335,6 @@ class Tensors:
 
 def advance_tensors(
     rule: Rule,
-    carries_u: bool,
     dtype: np.dtype[Any],
     tensors: Tensors,
     gradients: Int64s,
@@ -443,7 +345,6 @@ def advance_tensors(
 
     Args:
         rule: The base optimizer.
-        carries_u: Whether the tensors carry u.
         dtype: The dtype of all memory: float32 or float64.
         tensors: Where x, u if carried, and each state lie.
         gradients: `[tensors, 2]`, address of the gradient and of the Hessian's diagonal, or 0.
@@ -452,14 +353,18 @@ def advance_tensors(
     """
     widths, work = tensors.widths, tensors.work
     alone = len(work) == 1 or int(widths @ tensors.counts) < 2 * GRAIN
-    taus = np.sqrt(widths) * settings.regularizer.tau
-    arguments = (work, tensors.counts, tensors.base, gradients, widths, *_NO_ROWS)
-    _launch(rule, carries_u, dtype, arguments, taus.astype(dtype), scalars, settings, alone, tensors.is_wide)
+    taus = (np.sqrt(widths) * settings.regularizer.tau).astype(dtype)
+    kinds = (narrow_copies.WHOLE,) * tensors.base.shape[1]
+    threads.share(
+        step_kernel(rule, kinds, tensors.is_wide),
+        *(work, tensors.counts, tensors.base, gradients, widths, *_NO_ROWS, scalars, taus),
+        *_constants(settings, dtype, kinds),
+        alone=alone,
+    )
 
 
 def advance_rows(
     rule: Rule,
-    carries_u: bool,
     dtype: np.dtype[Any],
     rows: Int64s,
     pages: Pages,
@@ -468,30 +373,34 @@ def advance_rows(
     width: int,
     scalars: npt.NDArray[Any],
     settings: StepConstants,
+    seed: int = 0,
 ) -> int:
     """The step over some rows.
 
     Args:
         rule: The base optimizer.
-        carries_u: Whether the rows carry u.
-        dtype: That of the arithmetic: float32 or float64; of all memory where the layout has no `kinds`.
+        dtype: That of the arithmetic: float32 or float64.
         rows: `[n]`, distinct.
         pages: Where the rows lie.
-        layout: Where x, u if carried, and each state lie in a row; where it has `kinds`, then the rounding's seed.
+        layout: Where x, u if carried, and each state lie in a row.
         gradients: `[1, 2]`, address of the gradient `[n, width]` and of the Hessian's diagonal, or 0.
         width: Elements of a row.
         scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
         settings: λ, and what else the groups share.
+        seed: That of the rounding to bfloat16.
 
     Returns:
         How many more of the rows are non-zero than before.
     """
-    where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows)
-    alone, kind = len(rows) * width < GRAIN, (width > block.BLOCK, layout.kinds)
+    where = (pages.addresses, pages.shift, layout.stride, layout.lines, rows, seed)
     work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
-    arguments = (work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where)
     taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
-    return _launch(rule, carries_u, dtype, arguments, taus, scalars, settings, alone, *kind)
+    return threads.share(
+        step_kernel(rule, layout.kinds, width > block.BLOCK),
+        *(work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where, scalars, taus),
+        *_constants(settings, dtype, layout.kinds),
+        alone=len(rows) * width < GRAIN,
+    )
 
 
 def pieces(widths: Int64s, counts: Int64s) -> Int64s:
@@ -510,36 +419,26 @@ def _pieces_of_rows(width: int, most: int) -> Int64s:
 
 
 @lru_cache(64)
-def _constants(settings: StepConstants, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+def _constants(settings: StepConstants, dtype: np.dtype[Any], kinds: Kinds) -> tuple[Any, ...]:
     r = settings.regularizer
     penalty = np.array(r.penalty.scalars(), dtype)
     weigh, shrink = block.NO_NORM, 0
     if r.l21 > 0:
         weigh, shrink = weigh_address(r.norm.weigh, dtype), shrink_address(r.penalty.shrinkage, len(penalty), dtype)
-    return (
-        np.array(settings.initial, dtype),
-        np.array([r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
-        penalty,
-        weigh,
-        shrink,
-        settings.frozen,
-    )
+    return initial_of(settings, dtype, kinds), numbers_of(settings, dtype), penalty, weigh, shrink, settings.frozen
 
 
-def _launch(
-    rule: Rule,
-    carries_u: bool,
-    dtype: np.dtype[Any],
-    arguments: tuple[Any, ...],
-    taus: npt.NDArray[Any],
-    scalars: npt.NDArray[Any],
-    settings: StepConstants,
-    alone: bool,
-    is_wide: bool,
-    kinds: Kinds | None = None,
-) -> int:
-    kernel = step_kernel(rule, carries_u, is_wide, kinds)
-    return threads.share(kernel, *arguments, scalars, taus, *_constants(settings, dtype), alone=alone)
+def initial_of(settings: StepConstants, dtype: np.dtype[Any], kinds: Kinds) -> npt.NDArray[Any]:
+    """The rule's state before the first gradient, `[states]`, as parts of these kinds hold it."""
+    kinds_of_states = kinds[len(kinds) - len(settings.initial) :]
+    dtypes = (torch.bfloat16 if kind == narrow_copies.BFLOAT16 else torch.float64 for kind in kinds_of_states)
+    return np.array(list(map(as_stored, settings.initial, dtypes)), dtype)
+
+
+def numbers_of(settings: StepConstants, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The `constants` of `block.step`."""
+    r = settings.regularizer
+    return np.array([r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype)
 
 
 WIDEST = block.BLOCK
@@ -564,7 +463,7 @@ def sweep_rows(
 
     Args:
         rule: The base optimizer.
-        dtype: The dtype of all memory: float32 or float64.
+        dtype: That of the arithmetic: float32 or float64.
         count: The number of rows.
         rows: `[count]`, distinct where `applies`; None for the first `count`.
         pages: Where the rows lie.
@@ -583,7 +482,7 @@ def sweep_rows(
     norms, changed = np.empty(count, dtype), np.empty(count if applies else 0, np.bool_)
     penalty = np.array(r.penalty.scalars(), dtype)
     born = threads.share(
-        sweep_kernel(rule),
+        sweep_kernel(rule, layout.kinds),
         pieces(np.array([width]), np.array([count])),
         count,
         width,
@@ -595,8 +494,8 @@ def sweep_rows(
         np.empty(0, np.int64) if rows is None else rows,
         scalars.reshape(1, -1),
         dtype.type(math.sqrt(width) * r.tau),
-        np.array(settings.initial, dtype),
-        np.array([r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype),
+        initial_of(settings, dtype, layout.kinds),
+        numbers_of(settings, dtype),
         penalty,
         weigh_address(r.norm.weigh, dtype),
         shrink_address(r.penalty.shrinkage, len(penalty), dtype),
@@ -610,8 +509,15 @@ def sweep_rows(
 
 
 @cache
-def sweep_kernel(rule: Rule) -> Any:
-    """`row_sweep.sweep` for a rule."""
-    bindings: dict[str, Any] = {"PARTS": 2 + len(rule.state), **adapters(rule, 2)}
+def sweep_kernel(rule: Rule, kinds: Kinds) -> Any:
+    """`row_sweep.sweep` for a rule and rows of parts of some kinds; see `narrow_copies`."""
+    scatter = narrow_copies.copiers(kinds[:2], True)["scatter"]  # the state stays
+    bindings: dict[str, Any] = {
+        "PARTS": len(kinds),
+        "ROUNDS_U": kinds[1] == narrow_copies.BFLOAT16,
+        **adapters(rule, 2),
+        **narrow_copies.copiers(kinds, True),
+        "scatter": scatter,
+    }
     bindings["untouched"] = jit.with_globals(block.untouched, bindings)
     return jit.kernel(sweep, f"the sweep of {rule.name}", bindings)

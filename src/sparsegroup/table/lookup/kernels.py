@@ -293,7 +293,7 @@ def _insert(
     """
     dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1
-    zero = initial[0]
+    zero = out.dtype.type(0)
     target, width = np.int64(out.ctypes.data), dim * out.itemsize
     live = 0
     for i in range(len(distinct)):
@@ -303,11 +303,10 @@ def _insert(
             break
         rows[i] = count
         place = row_pages[count >> shift] + (count & mask) * row_bytes
-        parts = array_at(place, len(initial) * dim, zero)
+        parts = array_at(place, dim + len(initial), zero)
         start_row(distinct[i], seed, init, std, dim, parts)
-        for k in range(1, len(initial)):
-            for e in range(k * dim, (k + 1) * dim):
-                parts[e] = initial[k]
+        for e in range(len(initial)):
+            parts[dim + e] = initial[e]
         copy(place, target + i * width, width)
         for e in range(dim):
             if parts[e] != zero:

@@ -445,7 +445,7 @@ class RowLookup:
                 starts.seed,
                 starts.init,
                 starts.std,
-                np.array([0.0, *space.initial], starts.dtype),
+                space.initial,
                 vectors,
             )
             self._storage.count_new(live)

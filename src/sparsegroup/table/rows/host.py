@@ -16,7 +16,7 @@ import torch
 
 from sparsegroup.kernels.cpu import step as compiled_step
 from sparsegroup.kernels.cpu.jit import array_at, kernel
-from sparsegroup.kernels.cpu.rows import NARROW, SINGLE, WHOLE
+from sparsegroup.kernels.cpu.rows import BFLOAT16, SCALAR, WHOLE
 from sparsegroup.kernels.rounding import narrowed, widened
 from sparsegroup.kernels.step import TORCH_DTYPES
 from sparsegroup.rules import is_of_group
@@ -27,21 +27,16 @@ Floats = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 
 
-_BITS = np.dtype(np.uint16)
 _ALIGNED = 4
 
 
 @cache
-def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], is_narrow: bool) -> tuple[int, ...] | None:
-    """The kinds of parts, see `narrow_copies`, of rows with weights of `dtype`; None where all are of that dtype."""
-    kinds = tuple(_kind(part, dtype, is_narrow) for part in parts)
-    return kinds if any(kind != WHOLE for kind in kinds) else None
-
-
-def _kind(part: str, dtype: np.dtype[Any], is_narrow: bool) -> int:
-    if part == WEIGHT or dtype != np.float32:
-        return WHOLE
-    return SINGLE if is_of_group(part) else NARROW if is_narrow else WHOLE
+def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], has_bfloat16: bool) -> tuple[int, ...]:
+    """The kinds of parts, see `narrow_copies`, of rows with weights of `dtype`."""
+    others = BFLOAT16 if has_bfloat16 else WHOLE
+    return tuple(
+        WHOLE if part == WEIGHT or dtype != np.float32 else SCALAR if is_of_group(part) else others for part in parts
+    )
 
 
 class RowParts:
@@ -51,95 +46,80 @@ class RowParts:
         dim: Elements of a part.
         dtype: That of the weights, and of what is read.
         states: Names of the parts after the weights.
-        is_narrow: Whether these are bfloat16, beside weights of float32.
+        has_bfloat16: Whether these are bfloat16, next to weights of float32.
 
     Attributes:
         names: The weights, then the states, in the order of a row.
-        record: A row as NumPy has it, a field for each part by its place.
-        is_plain: Whether all parts are of `dtype`, with all elements.
+        kinds: Name → kind, see `narrow_copies`.
+        record: A row as NumPy has it, a field for each part.
     """
 
-    def __init__(self, dim: int, dtype: np.dtype[Any], states: Sequence[str], is_narrow: bool) -> None:
-        assert not is_narrow or dtype == np.float32
+    def __init__(self, dim: int, dtype: np.dtype[Any], states: Sequence[str], has_bfloat16: bool) -> None:
+        assert not has_bfloat16 or dtype == np.float32
         self.names = (WEIGHT, *states)
-        self.is_plain = kinds_of(self.names, dtype, is_narrow) is None
         self._dim, self._dtype = dim, dtype
-        self._kinds = {part: _kind(part, dtype, is_narrow) for part in self.names}
-        offsets = np.cumsum([0, *(self._aligned_bytes(part) for part in self.names)]).tolist()
-        self._offsets: dict[str, int] = dict(zip(self.names, offsets, strict=False))
+        kinds = kinds_of(self.names, dtype, has_bfloat16)
+        self.kinds = dict(zip(self.names, kinds, strict=True))
+        self._all_whole = set(kinds) == {WHOLE}
+        formats = [
+            np.dtype((np.uint16 if kind == BFLOAT16 else dtype, (1 if kind == SCALAR else dim,))) for kind in kinds
+        ]
+        ends = np.cumsum([one.itemsize + -one.itemsize % _ALIGNED for one in formats]).tolist()
         self.record = np.dtype(
-            {
-                "names": [str(place) for place in range(len(self.names))],
-                "formats": [self._format(part) for part in self.names],
-                "offsets": offsets[:-1],
-                "itemsize": offsets[-1],
-            }
+            {"names": self.names, "formats": formats, "offsets": [0, *ends[:-1]], "itemsize": ends[-1]}
         )
-
-    def _format(self, part: str) -> tuple[np.dtype[Any], tuple[int]]:
-        kind = self._kinds[part]
-        return _BITS if kind == NARROW else self._dtype, (1 if kind == SINGLE else self._dim,)
-
-    def _aligned_bytes(self, part: str) -> int:
-        size = self.bytes(part)
-        return size + (-size % _ALIGNED if self._kinds[part] == NARROW else 0)
-
-    def bytes(self, part: str) -> int:
-        """What a part takes."""
-        kind, (count,) = self._format(part)
-        return count * int(kind.itemsize)
-
-    def dtype(self, part: str) -> torch.dtype:
-        """In which a part is stored."""
-        return torch.bfloat16 if self._kinds[part] == NARROW else TORCH_DTYPES[self._dtype]
 
     def offset(self, part: str) -> int:
         """Bytes from where a row begins to a part."""
-        return self._offsets[part]
+        return int(self.record.fields[part][1])  # type: ignore[index]
 
-    def place(self, part: str) -> str:
-        """The field of a part."""
-        return str(self.names.index(part))
+    def bytes(self, part: str) -> int:
+        """What a part takes."""
+        return self.record[part].itemsize
+
+    def dtype(self, part: str) -> torch.dtype:
+        """In which a part is stored."""
+        return torch.bfloat16 if self.kinds[part] == BFLOAT16 else TORCH_DTYPES[self._dtype]
 
     def empty(self, part: str, count: int) -> npt.NDArray[Any]:
         """An array for a part of so many rows, as it is stored."""
-        kind, shape = self._format(part)
-        return np.empty((count, *shape), kind)
+        return np.empty(count, self.record[part])
 
     def stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """Values `[…, dim]` of a part, or one for all elements, as they are stored: bfloat16 to the nearest."""
         numbers = np.asarray(values, self._dtype)
-        if self._kinds[part] == SINGLE:
+        if self.kinds[part] == SCALAR:
             numbers = numbers[..., :1]
         numbers = np.ascontiguousarray(numbers)
-        return narrowed(numbers) if self._kinds[part] == NARROW else numbers
+        return narrowed(numbers) if self.kinds[part] == BFLOAT16 else numbers
 
     def numbers(self, part: str, stored: npt.NDArray[Any]) -> Floats:
         """The values `[n, dim]` of a part, as it is stored."""
-        if self._kinds[part] == SINGLE:
+        if self.kinds[part] == SCALAR:
             return np.repeat(stored, self._dim, axis=1)
-        return widened(stored) if self._kinds[part] == NARROW else stored
+        return widened(stored) if self.kinds[part] == BFLOAT16 else stored
 
     def words(self, rows: npt.NDArray[Any]) -> Floats:
         """Whole rows of `record` as numbers of `dtype`, whatever they are."""
         return rows.view(self._dtype).reshape(len(rows), self.record.itemsize // self._dtype.itemsize)
 
     def joined(self, rows: npt.NDArray[Any]) -> Floats:
-        """`[n, parts · dim]` of whole rows of `record`."""
-        if self.is_plain:
+        """`[n, parts · dim]` of whole rows of `record`; a view if that is how they are stored."""
+        if self._all_whole:
             return self.words(rows)
-        return np.concatenate([self.numbers(part, rows[str(k)]) for k, part in enumerate(self.names)], axis=1)
+        return np.concatenate([self.numbers(part, rows[part]) for part in self.names], axis=1)
 
     def split(self, values: Floats) -> npt.NDArray[Any]:
-        """Whole rows of `record` of `[n, parts · dim]`."""
+        """Whole rows of `record` of `[n, parts · dim]`; a view if that is how they are stored."""
+        if self._all_whole:
+            return np.ascontiguousarray(values, self._dtype).view(self.record)[:, 0]
         rows = np.zeros(len(values), self.record)
         for k, part in enumerate(self.names):
-            rows[str(k)] = self.stored(part, values[:, k * self._dim : (k + 1) * self._dim])
+            rows[part] = self.stored(part, values[:, k * self._dim : (k + 1) * self._dim])
         return rows
 
 
 _PAGE_BYTES = 16 << 20
-_LINE = 64
 
 
 class HostRows(Rows):
@@ -150,13 +130,8 @@ class HostRows(Rows):
         dtype: float32 or float64.
         huge_pages: See `MappedPages`.
         initial: The parts after the weights: name → value of a new row's elements.
-        is_narrow: Keep these parts as bfloat16, beside weights of float32. (State of groups is one number a row of
-            float32 in either case.)
-
-    Attributes:
-        dtype: That of the weights, and of what is read.
-        row_bytes: From row to row, a multiple of 4.
-        is_plain: Whether all parts are of `dtype`, with all elements.
+        has_bfloat16: Store these parts as bfloat16, next to weights of float32. State of groups is one float32 a row
+            in either case.
     """
 
     def __init__(
@@ -165,22 +140,19 @@ class HostRows(Rows):
         dtype: np.dtype[Any],
         huge_pages: bool,
         initial: Mapping[str, float],
-        is_narrow: bool = False,
+        has_bfloat16: bool = False,
     ) -> None:
         super().__init__(dim, dtype, initial)
         self.huge_pages = huge_pages
-        self.is_narrow = is_narrow
-        self.state_dtype = torch.bfloat16 if is_narrow else TORCH_DTYPES[dtype]
-        self._row = RowParts(dim, dtype, tuple(initial), is_narrow)
-        self.is_plain = self._row.is_plain
+        self.state_dtype = torch.bfloat16 if has_bfloat16 else TORCH_DTYPES[dtype]
+        self._row = RowParts(dim, dtype, tuple(initial), has_bfloat16)
         self.row_bytes = self._row.record.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
-        self._layouts: dict[tuple[str, ...], compiled_step.RowLayout] = {}
 
     def bytes_of_row(self, parts: int) -> int:
         """What a row of so many parts takes, the weights among them; of parts that there are not, with all elements."""
-        itemsize = 2 if self.is_narrow else self.dtype.itemsize
+        itemsize = self.state_dtype.itemsize
         return self.row_bytes + (parts - len(self.parts)) * (self.dim + self.dim % 2) * itemsize
 
     def reserve(self, count: int, soon: int = 0) -> None:
@@ -193,16 +165,13 @@ class HostRows(Rows):
 
     def layout(self, parts: tuple[str, ...]) -> compiled_step.RowLayout:
         """Where the parts lie in a row, for the step."""
-        known = self._layouts.get(parts)
-        if known is None:
-            offsets = [self._row.offset(part) for part in parts]
-            if self.is_plain:
-                known = compiled_step.row_layout(self.row_bytes, offsets, self.dim * self.dtype.itemsize)
-            else:
-                lines, kinds = np.arange(0, self.row_bytes, _LINE), kinds_of(parts, self.dtype, self.is_narrow)
-                known = compiled_step.RowLayout(self.row_bytes, np.array([offsets], np.int64), lines, kinds)
-            self._layouts[parts] = known
-        return known
+        row = self._row
+        return compiled_step.row_layout(
+            self.row_bytes,
+            tuple(map(row.offset, parts)),
+            tuple(map(row.bytes, parts)),
+            tuple(row.kinds[part] for part in parts),
+        )
 
     def read(self, part: str, rows: Int64s) -> Floats:
         """`[n, dim]` of a part; zeros where a row is negative."""
@@ -224,9 +193,7 @@ class HostRows(Rows):
 
     def write_whole(self, rows: Int64s, values: Floats) -> None:
         """Set all parts of some rows to `values`, `[n, parts · dim]`; see `write`."""
-        words = np.ascontiguousarray(values, self.dtype)
-        if not self.is_plain:
-            words = self._row.words(self._row.split(words))
+        words = self._row.words(self._row.split(values))
         _write(rows, *self._place(WEIGHT), words, words.dtype.type(0))
 
     def part_dtype(self, part: str) -> torch.dtype:
@@ -239,19 +206,15 @@ class HostRows(Rows):
 
     def blocks(self, count: int) -> Iterator[Any]:
         """The first `count` rows in order, `[rows, parts, dim]`, as memory that can be written to a file."""
-        step = 1 << self.shift
-        if not self.is_plain:
-            for _, rows in self._views(0, count):
-                yield self._row.joined(rows)
-            return
-        for page, first in enumerate(range(0, count, step)):
-            size = min(step, count - first) * self.row_bytes
-            yield (ctypes.c_char * size).from_address(int(self.pages.addresses[page]))
+        for _, rows in self._views(0, count):
+            yield self._row.joined(rows)
 
-    def begin(self, first: int, count: int) -> None:
-        """Give the parts after the weights of the rows first, …, first + count - 1 what new rows have."""
+    def new_row(self) -> Floats:
+        """What follows the weights in a new row, as numbers of `dtype`, whatever they are."""
+        row = np.zeros(1, self._row.record)
         for part, value in self.initial.items():
-            self.fill(part, first, first + count, value)
+            row[part] = self._row.stored(part, [value])
+        return self._row.words(row)[0, self.dim :]
 
     def fill(self, part: str, first: int, last: int, value: float) -> None:
         """Set a part of the rows first, …, last - 1 to one value."""
@@ -288,10 +251,9 @@ class HostRows(Rows):
                 rows = source[start - first : start - first + len(target)]
                 for part in other.parts:
                     if part in self.parts:
-                        numbers = self._row.numbers(part, rows[self._row.place(part)])
-                        target[other._row.place(part)] = other._row.stored(part, numbers)
+                        target[part] = other._row.stored(part, self._row.numbers(part, rows[part]))
                     elif other.initial[part] != 0:
-                        target[other._row.place(part)] = other._row.stored(part, [other.initial[part]])
+                        target[part] = other._row.stored(part, [other.initial[part]])
             self.pages.release(first >> self.shift)
         self.pages.resize(0)
         return other

@@ -177,13 +177,13 @@ class NewRowBuffer(NamedTuple):
         addresses: `[p]` int64, of pages.
         shift: A page has 2**shift rows.
         row_bytes: From row to row.
-        initial: What the parts after the weights begin with.
+        initial: What follows the weights in a new row, as numbers of their dtype, whatever they are.
     """
 
     addresses: Int64s
     shift: int
     row_bytes: int
-    initial: tuple[float, ...]
+    initial: Floats
 
 
 class RowStorage(ABC):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from sparsegroup.kernels.cpu import step
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.gpu.backend import Transfer, Watch, is_ready
-from sparsegroup.kernels.step import TORCH_DTYPES, array_of, as_stored
+from sparsegroup.kernels.step import TORCH_DTYPES, array_of
 from sparsegroup.optim.stored import RowStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
@@ -45,17 +44,13 @@ class HostStorage(RowStorage):
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
         rows = self._rows
         rows.reserve(first + count, soon=2 * count)
-        initial = tuple(rows.initial.values())
-        if not rows.is_plain:  # what inserts keys writes numbers of the weights' dtype
-            rows.begin(first, count)
-            initial = ()
-        return NewRowBuffer(rows.pages.addresses, rows.shift, rows.row_bytes, initial)
+        return NewRowBuffer(rows.pages.addresses, rows.shift, rows.row_bytes, rows.new_row())
 
     # Step
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         kinds = kinds_of(_parts(rule, carries_u), self._rows.dtype, self.dtype_of_state(state_dtype) == torch.bfloat16)
-        if not step.is_ready(rule, carries_u, self._rows.dim > BLOCK, self._rows.dtype, kinds):
+        if not step.is_ready(rule, kinds, self._rows.dim > BLOCK, self._rows.dtype):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
@@ -75,24 +70,18 @@ class HostStorage(RowStorage):
     def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
-        memory, rule, settings = self._rows, request.rule, request.settings
-        carries_u = "u" in memory.initial
-        layout = memory.layout(_parts(rule, carries_u))
-        if layout.kinds is not None:
-            layout = replace(layout, offsets=np.append(layout.offsets, [[request.numbers.seed]], axis=1))
-            begun = zip(settings.initial, map(memory.part_dtype, rule.state), strict=True)
-            settings = replace(settings, initial=tuple(as_stored(*one) for one in begun))
+        memory, rule = self._rows, request.rule
         self._live += step.advance_rows(
             rule,
-            carries_u,
             memory.dtype,
             array_of(rows),
             step.Pages(memory.pages.addresses, memory.shift),
-            layout,
+            memory.layout(_parts(rule, "u" in memory.initial)),
             np.array([[values.data_ptr(), 0 if hessian is None else hessian.data_ptr()]], np.int64),
             memory.dim,
             np.array([request.numbers.scalars], memory.dtype),
-            settings,
+            request.settings,
+            int(request.numbers.seed),
         )
 
     # Sweep
@@ -111,7 +100,7 @@ class HostStorage(RowStorage):
 
     @property
     def _sweeps_eagerly(self) -> bool:
-        return not self._rows.is_plain or self._rows.dim > step.WIDEST
+        return self._rows.dim > step.WIDEST
 
     def _swept(
         self, rows: Int64s | None, count: int, request: RowStep, *, applies: bool, drops: bool = False
@@ -205,7 +194,9 @@ class DeviceStorage(RowStorage):
         starts = np.empty((count, self.config.dim), self.config.dtype)
         self._waiting.append((first, starts))
         row_bytes = self.config.dim * starts.itemsize
-        return NewRowBuffer(np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, ())
+        return NewRowBuffer(
+            np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, np.empty(0, starts.dtype)
+        )
 
     # Step
 
