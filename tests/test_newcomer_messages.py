@@ -70,7 +70,7 @@ def test_a_misspelt_option_of_an_optimizer_has_its_near_match(options: dict[str,
         (lambda: HashEmbeddingBag(8, max_norm=1.0), "HashEmbeddingBag: there is no 'max_norm'"),
         (lambda: HashEmbedding(8, fieldbits=4), r"there is no 'fieldbits': did you mean 'field_bits'\?"),  # type: ignore
         (lambda: HashEmbeddingBag(8, fieldbits=4), r"did you mean 'field_bits'\?"),
-        (lambda: HashEmbedding(), "missing a required argument: 'dim'"),  # type: ignore
+        (lambda: HashEmbedding(), "missing 1 required positional argument: 'dim'"),  # type: ignore
     ],
 )
 def test_a_table_says_what_it_has_in_place_of_arguments_that_it_has_not(make: Callable[[], Any], message: str) -> None:

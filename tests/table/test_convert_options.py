@@ -154,12 +154,11 @@ def test_only_what_is_chosen_is_replaced() -> None:
         return [name for name, module in convert(model(), **options).items() if isinstance(module, TableEmbedding)]
 
     assert replaced() == ["big", "small", "bag"]
-    assert replaced(min_rows=100) == ["big", "bag"]
     assert replaced(choose=lambda name, module: name == "fixed") == ["fixed"]
     assert replaced(choose=lambda name, module: isinstance(module, nn.EmbeddingBag)) == ["bag"]
-    assert replaced(choose=lambda name, module: "b" in name, min_rows=200) == ["big"]
+    assert replaced(choose=lambda name, module: module.num_embeddings >= 200) == ["big", "fixed"]
     with pytest.raises(ValueError, match="ModuleDict holds no nn"):
-        replaced(min_rows=2_000)
+        replaced(choose=lambda name, module: False)
     with pytest.raises(ValueError, match="Linear holds nothing that `convert` has made"):
         to_embeddings(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="rows must be 'all' or 'none', got 'some'"):

@@ -1,7 +1,6 @@
 """`HashEmbeddingBag`: the table followed by sums or means over bags of keys."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,76 +26,59 @@ class Jagged(Protocol):
         """`[n]`, what each value counts for."""
 
 
-@dataclass(frozen=True)
-class JaggedKeys:
-    """The keys of a batch.
+def jagged_keys(
+    batch: Any, fields: Mapping[str, int] | None, field_bits: int
+) -> tuple[Tensor, Tensor, Tensor | None, int | None]:
+    """The keys of a batch, those of the first feature first.
 
-    Attributes:
-        keys: `[n]` int64.
-        ends: `[bags + 1]` int64: bag i is `keys[ends[i] : ends[i + 1]]`; those of the first feature come first.
-        weights: `[n]`, or None.
-        features: How many there are, of as many bags each; None: one, without a name.
+    Args:
+        batch: A `JaggedTensor`, or a `KeyedJaggedTensor`.
+        fields: The features to take from it, in this order, each with the number of its field, which replaces the top
+            bits of its values. None: all features, whose values are the keys.
+        field_bits: How many bits these are.
+
+    Returns:
+        Keys `[n]` int64; ends `[bags + 1]` int64, bag i being `keys[ends[i] : ends[i + 1]]`; weights `[n]` or None; and
+        the number of features, of as many bags each, or None of a `JaggedTensor`.
+
+    Raises:
+        TypeError: Values of another dtype than int64 or int32.
+        ValueError: A feature is missing, features have batches of different sizes, or lengths don't fit.
     """
+    values, lengths, weights = as_int64(batch.values()), as_int64(batch.lengths()), batch.weights_or_none()
+    kind = type(batch).__name__
+    if values.dtype != torch.int64:
+        raise TypeError(f"the values of a {kind} must be int64 or int32, got {values.dtype}")
+    if bool((lengths < 0).any()) or int(lengths.sum()) != len(values):
+        raise ValueError(
+            f"the lengths of a {kind} must be ≥ 0 and add up to its {len(values)} values, got {lengths.tolist()}"
+        )
+    if not hasattr(batch, "keys"):
+        if fields is not None:
+            raise ValueError("a JaggedTensor does not say which of this bag's features it is: give a KeyedJaggedTensor")
+        return values, _ends_of(lengths), weights, None
+    names = list(batch.keys())
+    lengths = lengths.view(len(names), _stride_of(batch, lengths, len(names)))
+    if fields is None:
+        return values, _ends_of(lengths), weights, len(names)
+    if missing := [name for name in fields if name not in names]:
+        raise ValueError(f"the batch has no feature {missing[0]!r}; it has {', '.join(map(repr, names))}")
+    chosen, sizes = [names.index(name) for name in fields], lengths.sum(1).tolist()
 
-    keys: Tensor
-    ends: Tensor
-    weights: Tensor | None
-    features: int | None
+    def chosen_of(tensor: Tensor) -> list[Tensor]:
+        parts = torch.split(tensor, sizes)
+        return [parts[at] for at in chosen]
 
-    @classmethod
-    def of(cls, batch: Jagged, fields: Mapping[str, int] | None, field_bits: int) -> "JaggedKeys":
-        """The keys of a batch.
-
-        Args:
-            batch: A `JaggedTensor`, or a `KeyedJaggedTensor`.
-            fields: The features to take from it, in this order, each with the number of its field, which takes the
-                place of the top bits of its values. None: all features, whose values are the keys.
-            field_bits: How many bits that are.
-
-        Raises:
-            TypeError: Values that are no int64 or int32.
-            ValueError: A feature is missing, features have batches of different sizes, or lengths don't fit.
-        """
-        values, lengths, weights = as_int64(batch.values()), as_int64(batch.lengths()), batch.weights_or_none()
-        if values.dtype != torch.int64:
-            raise TypeError(f"the values of a {type(batch).__name__} must be int64 or int32, got {values.dtype}")
-        if bool((lengths < 0).any()) or int(lengths.sum()) != len(values):
-            raise ValueError(
-                f"the lengths of a {type(batch).__name__} must be ≥ 0 and add up to its {len(values)} values, "
-                f"got {lengths.tolist()}"
-            )
-        names = _names_of(batch)
-        if names is None:
-            if fields is not None:
-                raise ValueError(
-                    "a JaggedTensor does not say which of this bag's features it is: give a KeyedJaggedTensor"
-                )
-            return cls(values, _ends_of(lengths), weights, None)
-        lengths = lengths.view(len(names), _stride_of(batch, lengths, len(names)))
-        if fields is None:
-            return cls(values, _ends_of(lengths), weights, len(names))
-        if missing := [name for name in fields if name not in names]:
-            raise ValueError(f"the batch has no feature {missing[0]!r}; it has {', '.join(map(repr, names))}")
-        chosen = [names.index(name) for name in fields]
-        sizes = lengths.sum(1).tolist()
-        parts = torch.split(values, sizes)
-        own = [parts[at] for at in chosen]
-        if field_bits:
-            numbered = zip(own, fields.values(), strict=True)
-            own = [field_keys(some, field, field_bits=field_bits) for some, field in numbered]
-        keys = torch.cat(own)
-        if weights is not None:
-            of_each = torch.split(weights, sizes)
-            weights = torch.cat([of_each[at] for at in chosen])
-        return cls(keys, _ends_of(lengths[chosen]), weights, len(chosen))
+    keys = chosen_of(values)
+    if field_bits:
+        numbered = zip(keys, fields.values(), strict=True)
+        keys = [field_keys(ids, field, field_bits=field_bits) for ids, field in numbered]
+    weights = None if weights is None else torch.cat(chosen_of(weights))
+    return torch.cat(keys), _ends_of(lengths[chosen]), weights, len(chosen)
 
 
 def check_features(features: Mapping[str, int], field_bits: int) -> dict[str, int]:
-    """A feature's name → its field, as given.
-
-    Raises:
-        ValueError, TypeError: There is none, or a field has no room in `field_bits`.
-    """
+    """`features`, each with its field. Raises ValueError or TypeError if a field has no room in `field_bits`."""
     if not isinstance(features, Mapping):
         raise TypeError(f"features must be a mapping of names to fields, got {features!r}")
     if not features:
@@ -104,10 +86,6 @@ def check_features(features: Mapping[str, int], field_bits: int) -> dict[str, in
     for name, field in features.items():
         check_int(f"the field of the feature {name!r} (field_bits={field_bits})", field, 0, (1 << field_bits) - 1)
     return dict(features)
-
-
-def _names_of(batch: Any) -> list[str] | None:
-    return list(batch.keys()) if hasattr(batch, "keys") else None
 
 
 def _stride_of(batch: Any, lengths: Tensor, features: int) -> int:
@@ -195,10 +173,14 @@ class HashEmbeddingBag(HashEmbedding):
                 tensors that do not fit; nothing is inserted.
         """
         if not isinstance(keys, Tensor):
-            batch = self._jagged_keys(keys)
+            values, ends, weights, features = self._jagged_keys(keys)
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(f"offsets and per_sample_weights are for tensors, not for a {type(keys).__name__}")
-            return self._of_features(batch)
+            bags = len(ends) - 1
+            pooled = pool_ragged(self._weighted_rows(values, weights), ends, bags, self.mode)
+            if features is None:
+                return pooled
+            return pooled.view(features, bags // max(features, 1), self.dim).transpose(0, 1)
         keys = checked_keys(keys)
         if per_sample_weights is not None:
             self._check_weights()
@@ -210,36 +192,23 @@ class HashEmbeddingBag(HashEmbedding):
         if keys.ndim == 2:
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
-            ends = None
-        elif keys.ndim == 1:
-            ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())
-        else:
+            return pool(self._weighted_rows(keys, per_sample_weights).view(*keys.shape, self.dim), self.mode)
+        if keys.ndim != 1:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
-        rows = self._weighted_rows(keys, per_sample_weights)
-        if ends is None:
-            return pool(rows.view(*keys.shape, self.dim), self.mode)
-        return pool_ragged(rows, ends, len(ends) - 1, self.mode)
+        ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())
+        return pool_ragged(self._weighted_rows(keys, per_sample_weights), ends, len(ends) - 1, self.mode)
 
     def prefetch(self, keys: Tensor | Jagged) -> None:
         """See `HashEmbedding.prefetch`; it takes what `forward` does."""
-        if not isinstance(keys, Tensor):
-            keys = self._jagged_keys(keys).keys
-        super().prefetch(keys)
+        super().prefetch(keys if isinstance(keys, Tensor) else self._jagged_keys(keys)[0])
 
-    def _jagged_keys(self, batch: Jagged) -> JaggedKeys:
+    def _jagged_keys(self, batch: Jagged) -> tuple[Tensor, Tensor, Tensor | None, int | None]:
         if not isinstance(batch, Jagged):
             raise TypeError(f"keys must be an int64 tensor or a jagged tensor of TorchRec, got {type(batch).__name__}")
-        found = JaggedKeys.of(batch, self.features, self._field_bits)
-        if found.weights is not None:
+        found = jagged_keys(batch, self.features, self._field_bits)
+        if found[2] is not None:
             self._check_weights()
         return found
-
-    def _of_features(self, batch: JaggedKeys) -> Tensor:
-        bags = len(batch.ends) - 1
-        pooled = pool_ragged(self._weighted_rows(batch.keys, batch.weights), batch.ends, bags, self.mode)
-        if batch.features is None:
-            return pooled
-        return pooled.view(batch.features, bags // max(batch.features, 1), self.dim).transpose(0, 1)
 
     def _weighted_rows(self, keys: Tensor, weights: Tensor | None) -> Tensor:
         rows = super().forward(keys.reshape(-1))

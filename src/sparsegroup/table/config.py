@@ -191,22 +191,20 @@ _HINTS: Mapping[str, str] = {
 
 def with_argument_hints(init: Constructor) -> Constructor:
     """A constructor of a table whose TypeError says what to give in place of arguments that it does not take."""
-    takes = signature(init)
 
     @wraps(init)
     def checked(self: object, /, *given: Any, **named: Any) -> None:
-        try:
-            takes.bind(self, *given, **named)
-        except TypeError as error:
-            name, known = type(self).__name__, takes.parameters
-            hints = [
-                f"there is no {one!r}: {_HINTS.get(one) or did_you_mean(one, known, most=3) or 'leave it out'}"
-                for one in named
-                if one not in known
-            ]
-            if len(given) > 1:
-                hints.append(f"a table grows by itself: {name}(dim); all but dim is given by name, got {list(given)}")
-            raise TypeError(f"{name}: {'; '.join(hints) or error}") from None
+        known, name = signature(init).parameters, type(self).__name__
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        hints = [
+            f"there is no {one!r}: {_HINTS.get(one) or did_you_mean(one, known, most=3) or 'leave it out'}"
+            for one in named
+            if one not in known and not takes_any
+        ]
+        if len(given) > 1:
+            hints.append(f"a table grows by itself: {name}(dim); all but dim is given by name, got {list(given)}")
+        if hints:
+            raise TypeError(f"{name}: {'; '.join(hints)}")
         init(self, *given, **named)
 
     return checked  # type: ignore[return-value]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -165,7 +164,6 @@ def convert(
     model: nn.Module,
     *,
     choose: Callable[[str, nn.Module], bool] | None = None,
-    min_rows: int = 0,
     rows: Rows = "all",
     **options: Any,
 ) -> nn.Module:
@@ -186,7 +184,6 @@ def convert(
         model: Changed in place; if it is an embedding itself, the result alone is new.
         choose: Name, as in `named_modules`, and module → whether to replace it. None: every embedding that is trained
             and has the `forward` of its class in torch.
-        min_rows: Replace embeddings of so many rows or more.
         rows: "all": every row goes into the table as it is, and counts as seen; the model computes what it did.
             "none": a row appears when training first sees its id, drawn anew. That is for models which have
             not been trained: memory and feature rate then go by the ids that come.
@@ -219,8 +216,7 @@ def convert(
     """
     if rows not in ("all", "none"):
         raise ValueError(f"rows must be 'all' or 'none', got {rows!r}")
-    check_int("min_rows", min_rows, 0, 1 << 40)
-    chosen = _chosen(model, choose, min_rows)
+    chosen = _chosen(model, choose)
     _check_held_here_alone(model, chosen)
     first = options.pop("seed", None)
     first = int(torch.randint(1 << 62, (), device="cpu")) if first is None else first
@@ -233,7 +229,7 @@ def convert(
             if id(module.weight) not in tables:
                 seed = (first + len(tables)) % (1 << 64)
                 tables[id(module.weight)] = _table_of(sharing, rows, {**options, "seed": seed})
-            fresh[module] = _stand_in_for(module, tables[id(module.weight)])
+            fresh[module] = _as_table(module, tables[id(module.weight)])
         except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise type(error)(f"{name or _ALONE}: {error}") from error
     return _replaced(model, fresh)
@@ -273,33 +269,11 @@ def to_embeddings(model: nn.Module) -> nn.Module:
     return _replaced(model, fresh)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What embeddings must have in common to share a table."""
-
-    kind: type[AnyEmbedding]
-    padding_idx: int | None
-    mode: str | None
-    include_last_offset: bool | None
-
-    @classmethod
-    def of(cls, module: AnyEmbedding) -> "_Shape":
-        if isinstance(module, nn.Embedding):
-            return cls(nn.Embedding, module.padding_idx, None, None)
-        return cls(nn.EmbeddingBag, module.padding_idx, module.mode, module.include_last_offset)
-
-
-def _chosen(
-    model: nn.Module, choose: Callable[[str, nn.Module], bool] | None, min_rows: int
-) -> dict[str, AnyEmbedding]:
-    """Name → embedding to replace.
-
-    Raises:
-        ValueError: There is none.
-    """
+def _chosen(model: nn.Module, choose: Callable[[str, nn.Module], bool] | None) -> dict[str, AnyEmbedding]:
+    """Name → embedding to replace. Raises ValueError if there is none."""
     found: dict[str, AnyEmbedding] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, AnyEmbedding) or module.num_embeddings < min_rows:
+        if not isinstance(module, AnyEmbedding):
             continue
         own = type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward)
         if choose(name, module) if choose is not None else module.weight.requires_grad and not own:
@@ -308,8 +282,8 @@ def _chosen(
             found[name] = module
     if not found:
         raise ValueError(
-            f"{type(model).__name__} holds no nn.Embedding and no nn.EmbeddingBag that `choose` and `min_rows` leave "
-            "and that is trained: there is nothing to replace"
+            f"{type(model).__name__} holds no nn.Embedding and no nn.EmbeddingBag that is trained and that "
+            "`choose` takes: there is nothing to replace"
         )
     return found
 
@@ -374,7 +348,8 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
     for module in sharing:
         _check_convertible(module)
     module = sharing[0]
-    if len({_Shape.of(other) for other in sharing}) > 1:
+    kinds = ("padding_idx", "mode", "include_last_offset")  # an nn.Embedding has only the first
+    if len({tuple(getattr(other, name, None) for name in kinds) for other in sharing}) > 1:
         raise ValueError(
             "its weight is shared by embeddings of another class, padding_idx, mode or include_last_offset, which one "
             "table cannot have: leave them out by `choose`"
@@ -403,12 +378,11 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
     return table
 
 
-def _stand_in_for(module: AnyEmbedding, table: HashEmbedding) -> TableEmbedding:
-    padding = None if module.padding_idx is None else module.weight[module.padding_idx]
+def _as_table(module: AnyEmbedding, table: HashEmbedding) -> TableEmbedding:
+    at = module.padding_idx
+    padding = None if at is None else module.weight[at]
     kind = TableEmbeddingBag if isinstance(module, nn.EmbeddingBag) else TableEmbedding
-    made = kind(
-        table, module.num_embeddings, padding_idx=module.padding_idx, padding=padding, sparse=bool(module.sparse)
-    )
+    made = kind(table, module.num_embeddings, padding_idx=at, padding=padding, sparse=bool(module.sparse))
     return made.train(module.training)
 
 
@@ -435,19 +409,13 @@ def _rows_of(sharing: Sequence[TableEmbedding]) -> Tensor:
 
 def _plain(module: TableEmbedding, weight: nn.Parameter) -> AnyEmbedding:
     (rows, dim), padding_idx, sparse = weight.shape, module.padding_idx, module.sparse
+    options: dict[str, Any] = {"padding_idx": padding_idx, "sparse": sparse, "_weight": weight.detach()}
     made: AnyEmbedding
     if isinstance(module, TableEmbeddingBag):
-        made = nn.EmbeddingBag(
-            rows,
-            dim,
-            mode=module.mode,
-            sparse=sparse,
-            include_last_offset=module.include_last_offset,
-            padding_idx=padding_idx,
-            _weight=weight.detach(),
-        )
+        options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+        made = nn.EmbeddingBag(rows, dim, **options)
     else:
-        made = nn.Embedding(rows, dim, padding_idx, sparse=sparse, _weight=weight.detach())
+        made = nn.Embedding(rows, dim, **options)
     made.weight = weight
     return made.train(module.training)
 
