@@ -104,14 +104,11 @@ def _is_like(value: Any, own: Any) -> bool:
         return True
     if isinstance(own, bool) or isinstance(value, bool):
         return type(value) is type(own)
-    if isinstance(own, int):
-        return isinstance(value, int)
     if isinstance(own, float | Tensor):
-        return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+        return isinstance(value, int | float | Tensor)
     if isinstance(own, list | tuple):
-        same = isinstance(value, type(own)) and len(value) == len(own)
-        return same and all(map(_is_like, value, own))
-    return isinstance(value, Mapping) if isinstance(own, Mapping) else isinstance(value, type(own))
+        return isinstance(value, type(own)) and len(value) == len(own) and all(map(_is_like, value, own))
+    return isinstance(value, Mapping if isinstance(own, Mapping) else type(own))
 
 
 def check_kinds(folder: Path, state: SavedState, optimizers: Sequence[Optimizer]) -> None:
@@ -126,13 +123,7 @@ def check_kinds(folder: Path, state: SavedState, optimizers: Sequence[Optimizer]
 
 
 def check_optimizer(where: str, saved: SavedOptimizer, optimizer: Optimizer, rows: Mapping[Table, Table]) -> None:
-    """Raise unless steps and settings are in range, and the rows read for a table have the parts of its optimizer.
-
-    Args:
-        where: Its place in the checkpoint, for messages.
-        saved, optimizer: What was saved, and what it is loaded into.
-        rows: The model's table → the rows that were read for it.
-    """
+    """Raise unless steps and settings are in range, and the rows read for the tables have the parts of the rule."""
     parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     for number, entry in saved.state.items():
         if "step" in entry and not 0 <= float(entry["step"]) <= LAST_STEP:
@@ -257,13 +248,13 @@ def load_checkpoint(
             model.load_state_dict(state.model)
 
     def adopt_rows() -> None:
-        for where, table in ranks.tables.items():
-            table.adopt(rows[where], owners.get(table))
+        for table, read in rows.items():
+            table.adopt(read, owners.get(table))
 
     with _undone_if_it_fails(model, optimizers, scheduler):
         ranks.do(load_dense)
         ranks.do(adopt_rows)
-    for table in ranks.tables.values():
+    for table in rows:
         table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
     if rng:
         _set_random_numbers(own, 0 if is_continued else ranks.rank)
@@ -272,10 +263,7 @@ def load_checkpoint(
 
 def saved_state(folder: str | Path) -> SavedState:
     """What a checkpoint holds except the rows, which are not read; CheckpointError if it is missing or damaged."""
-    folder = Path(folder)
-    manifest = CHECKPOINT.read(folder)
-    manifest.check_files(folder, CheckpointError, STATE)
-    return _state(folder, manifest)
+    return _state(Path(folder), CHECKPOINT.read(Path(folder)))
 
 
 def _read(
@@ -285,11 +273,10 @@ def _read(
     optimizers: Sequence[Optimizer],
     scheduler: LRScheduler | None,
     settings: Settings,
-) -> tuple[CheckpointManifest, SavedState, dict[str, Table], list[str]]:
-    """The manifest, the state, this rank's rows of each table, and what differs now: all of it checked."""
+) -> tuple[CheckpointManifest, SavedState, dict[Table, Table], list[str]]:
+    """The manifest, the state, the model's tables → their rows on this rank, and what differs now: all checked."""
     chain = verified_chain(folder, CHECKPOINT) if ranks.is_alone else chain_of(folder, CHECKPOINT)
     manifest = chain[-1][1]
-    manifest.check_files(folder, CheckpointError, STATE)
     try:
         state = _state(folder, manifest)
         check_tables(folder, manifest, ranks)
@@ -302,13 +289,12 @@ def _read(
             check_scheduler(folder, state, scheduler)
         for rank in state.ranks:
             check_rng_state(rank.rng)
-        rows = {where: _rows(chain, where, table, ranks) for where, table in ranks.tables.items()}
-        for where, table in ranks.tables.items():
-            check_room(folder, rows[where].num_rows, table)
-            rows[where].cut_to_limit()
-        read = {table: rows[where] for where, table in ranks.tables.items()}
+        rows = {table: _rows(chain, where, table, ranks) for where, table in ranks.tables.items()}
+        for table, read in rows.items():
+            check_room(folder, read.num_rows, table)
+            read.cut_to_limit()
         for place, (saved, optimizer) in enumerate(zip(state.optimizers, optimizers, strict=False)):
-            check_optimizer(f"state.optimizers.{place}", saved, optimizer, read)
+            check_optimizer(f"state.optimizers.{place}", saved, optimizer, rows)
     except CheckpointError:
         raise
     except _DAMAGE as error:
@@ -319,6 +305,7 @@ def _read(
 def _state(folder: Path, manifest: CheckpointManifest) -> SavedState:
     if STATE not in manifest.files:
         raise CheckpointError(f"{folder}: damaged ({STATE} is not in {MANIFEST})")
+    manifest.check_files(folder, CheckpointError, STATE)
     tensors = read_tensors(folder / STATE, CheckpointError)
     try:
         return validated(SavedState, from_plain(manifest.state, tensors))

@@ -168,19 +168,9 @@ Result = TypeVar("Result")
 
 
 class CheckpointRanks:
-    """The ranks that a model's tables are sharded over; one process without sharded tables counts as one rank.
+    """The ranks that a model's `tables` are sharded over, this `rank` among them; one for a process without others.
 
-    Args:
-        model: The model.
-        operation: Names the work in messages of `ExchangeError`: "writing a checkpoint".
-
-    Attributes:
-        tables: Name of each table in the model → its rows.
-        rank: The number of this rank.
-        routing: Which rank has which key.
-
-    Raises:
-        CheckpointError: The tables are not all on the same ranks.
+    `operation` names the work in messages of `ExchangeError`: "writing a checkpoint".
     """
 
     def __init__(self, model: nn.Module, operation: str) -> None:
