@@ -18,6 +18,7 @@ from sparsegroup import GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilis
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table import AdmissionPolicy, EvictionPolicy, RowBlock
+from sparsegroup.table.directory.buckets import NEW, OLD
 from table_cases import random_keys
 
 Int64s = npt.NDArray[np.int64]
@@ -233,7 +234,7 @@ def test_what_is_no_policy_is_refused() -> None:
 
 def test_small_rows_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """In several blocks; live ones too, which then are not counted as live any more."""
-    monkeypatch.setattr("sparsegroup.table.directory.eviction.ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr("sparsegroup.table.directory.directory.ROWS_AT_A_TIME", 7)
     table = HashEmbedding(2, eviction=SmallNorm(3.0))
     keys = torch.arange(20)
     table.assign(keys, torch.linspace(0, 5, 20).unsqueeze(1) * torch.tensor([[0.6, 0.8]]))
@@ -303,7 +304,7 @@ def test_many_waiting_keys_are_found_as_fast_as_few() -> None:
     table = HashEmbedding(4, admission=MinCount(2))
     for first in range(0, 400_000, 100_000):
         table(torch.arange(first, first + 100_000) * 977)
-        old, new = table.table.directory.occurrences._index.growth
+        old, new = table.table.directory.occurrences._index.state[[OLD, NEW]]
         assert old == new
     assert 24 < table.table.directory.occurrences.nbytes / 400_000 < 48
 

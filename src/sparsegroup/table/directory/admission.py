@@ -4,9 +4,8 @@ The sketch: Cormode and Muthukrishnan, "An improved data stream summary" (2005),
 Varghese, 2002); halved now and then, as TinyLFU's (Einziger, Friedman and Manes, 2017), so that it does not fill up.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +20,12 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def checked_answer(policy: object, method: str, answer: object, count: int, dtype: type) -> npt.NDArray[Any]:
-    """The answer of a policy's `method`; raises ValueError unless it is an array `[count]` of `dtype`."""
-    result = np.asarray(answer)
-    if result.dtype != dtype or result.shape != (count,):
+def answer(method: Callable[..., object], dtype: type, asked: Any, *more: Any) -> npt.NDArray[Any]:
+    """What a policy says of `asked`, keys or rows; raises ValueError unless it is `[len(asked)]` of `dtype`."""
+    result = np.asarray(method(asked, *more))
+    if result.dtype != dtype or result.shape != (len(asked),):
         raise ValueError(
-            f"{type(policy).__name__}.{method} must give {np.dtype(dtype)} {[count]}, got {result.dtype} "
-            f"{list(result.shape)}"
+            f"{method.__qualname__} must give {np.dtype(dtype)} {[len(asked)]}, got {result.dtype} {list(result.shape)}"
         )
     return result
 
@@ -58,21 +56,17 @@ class ExactOccurrences:
         """Whether a key is remembered that has to be forgotten when it gets a row."""
         return self._index.num_keys > self._num_admitted
 
-    def _stored(self, keys: Int64s) -> Int64s:
-        """The count of each key, 0 for one that is no candidate."""
+    def stored(self, keys: Int64s) -> Int64s:
+        """How often each of some keys `[n]` has come, int64 `[n]`; 0 for one that is no candidate."""
         places = self._index.find(keys)
         counts = np.zeros(len(keys), np.int64)
         found = places != ABSENT
         counts[found] = self._counts[places[found]]
         return counts
 
-    def are_candidates(self, keys: Int64s) -> Bools:
-        """`[n]`, which of some keys are remembered."""
-        return self._stored(keys) > 0
-
     def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
         """In how many lookups each of some keys has come, this one included."""
-        return np.maximum(self._stored(keys) + (not again), 1)
+        return np.maximum(self.stored(keys) + (not again), 1)
 
     def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool) -> None:
         """Remember the counts of some distinct keys, and forget those that are admitted."""
@@ -104,17 +98,13 @@ class ExactOccurrences:
 
     def keys(self) -> Int64s:
         """The candidates, `[n]`, in the order in which they first came."""
-        return self._content()[0]
-
-    def _content(self) -> tuple[Int64s, Int64s]:
-        counts = self._counts[: self._index.num_keys]
-        return self._index.keys_of_rows(0, len(counts))[counts > 0], counts[counts > 0]
+        count = self._index.num_keys
+        return self._index.keys_of_rows(0, count)[self._counts[:count] > 0]
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
         """The candidates in ascending order and their counts, to be stored; nothing if there is none."""
-        keys, counts = self._content()
-        order = np.argsort(keys)  # places of keys that have waited before differ after a load
-        return {"candidates": keys[order], "candidate_counts": counts[order]} if len(keys) else {}
+        keys = np.sort(self.keys())  # places of keys that have waited before differ after a load
+        return {"candidates": keys, "candidate_counts": self.stored(keys)} if len(keys) else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
         """Have the candidates of some content, and no others."""
@@ -156,19 +146,11 @@ class OccurrenceSketch:
         """Memory that it takes, whatever it has counted."""
         return self._counters.nbytes
 
-    def false_positive_rate(self, distinct: int) -> float:
-        """The probability that a new key counts as seen, after `distinct` keys since a halving."""
-        return (1.0 - math.exp(-distinct / self._counters.shape[1])) ** DEPTH
-
     def stored(self, keys: Int64s) -> Int64s:
         """How often each of some keys `[n]` has come, int64 `[n]`."""
         counts = np.empty(len(keys), np.int64)
         _read_kernel(keys, self._counters, counts)
         return counts
-
-    def are_candidates(self, keys: Int64s) -> Bools:
-        """`[n]`, which of some keys may have come."""
-        return self.stored(keys) > 0
 
     def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
         """In how many lookups each of some keys has come, this one included; where chance `draws`, the lookup's number.

@@ -1,6 +1,5 @@
 """Which key has which row, which keys have been seen, who is let in, and which rows stay."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
@@ -9,24 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.table.directory.admission import (
-    AdmissionPolicy,
-    EveryKey,
-    ExactOccurrences,
-    OccurrenceSketch,
-    checked_answer,
-)
+from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey, ExactOccurrences, OccurrenceSketch, answer
 from sparsegroup.table.directory.buckets import ABSENT, BUCKET_BYTES, MOST_ROWS, SLACK
-from sparsegroup.table.directory.eviction import BYTES, EvictionPolicy, RankingPolicy, RowBlock, RowUses, blocks
+from sparsegroup.table.directory.eviction import BYTES, ROWS_AT_A_TIME, EvictionPolicy, RankingPolicy, RowBlock, RowUses
 from sparsegroup.table.directory.index import KEYS_PER_BUCKET, Index, keep_rows
 from sparsegroup.table.directory.seen import HyperLogLog, RememberedKeys
 from sparsegroup.table.lookup.autograd import Int64s, RowNumbering
 from sparsegroup.table.rows.rows import Rows, RowStorage
 
 Bools = npt.NDArray[np.bool_]
-
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,13 +42,8 @@ class Admission:
 
 @dataclass
 class Counters:
-    """What a directory counts.
-
-    Attributes:
-        steps: The optimizer's, where a policy or a limit goes by them.
-        evicted: Rows dropped by a policy that is asked now and then, or for want of room.
-        refused: How often a key would have got a row, had there been room.
-        last_check: The time, in steps or seconds, at which the eviction policy was asked last.
+    """What a directory counts: the optimizer's steps, rows that were evicted, keys that found no room, and when, in
+    steps or seconds, the eviction policy was asked last.
     """
 
     steps: int = 0
@@ -70,21 +55,9 @@ class Counters:
 class Directory:
     """64-bit keys → row numbers 0, 1, …, and what is known of keys without a row.
 
-    Args:
-        max_rows: The most there may be.
-        huge_pages: See `MappedPages`.
-        buckets: How many the index begins with; None for few.
-        field_bits: How many top bits of a key name its field.
-        sketch_bytes: Size of the sketch that counts occurrences of keys without a row; distinct keys are then
-            estimated. None: both are counted exactly.
-        uses: Knows when rows were used; None where nobody asks.
-        is_watched: Whether the table evicts rows by itself, see `RowNumbering`.
-
-    Attributes:
-        index: Key → row.
-        occurrences: Counts of keys that were not admitted.
-        seen: Counts distinct keys.
-        numbering: The numbering of the rows.
+    Without `sketch_bytes`, occurrences of keys that were not admitted and distinct keys are counted exactly; with them,
+    in a sketch of this size, and by an estimate. `uses`, if given, know when rows were used. For `is_watched`, see
+    `RowNumbering`.
     """
 
     def __init__(
@@ -141,7 +114,9 @@ class Directory:
 
     def blocks(self, memory: Rows) -> Iterator[tuple[int, RowBlock]]:
         """All rows as policies look at them, some at a time, each time with the number of the first one."""
-        return blocks(memory, self.num_rows, cache(self.keys), self.uses)
+        keys, count = cache(self.keys), self.num_rows
+        for first in range(0, count, ROWS_AT_A_TIME):
+            yield first, RowBlock(memory, keys, self.uses, first, min(first + ROWS_AT_A_TIME, count))
 
     def described(self, rows: Int64s) -> str:
         """The keys of some rows in words, the first few of many."""
@@ -150,15 +125,6 @@ class Directory:
         keys = self.keys()[rows[:5]].tolist()
         more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
         return f"key{'s' if len(rows) > 1 else ''} {', '.join(map(str, keys))}{more}"
-
-    def set_buckets(self, buckets: int) -> None:
-        """Have an index of so many buckets, which must suffice."""
-        if self.index.buckets != buckets:
-            self.index = self.index.with_buckets(buckets)
-
-    def give_back(self) -> None:
-        """Give memory back that the index has no use for any more, if it is much."""
-        self.index = self.index.shrunk()
 
     # New keys
 
@@ -171,18 +137,10 @@ class Directory:
         *,
         again: bool = False,
     ) -> Admission:
-        """Which of `count` distinct keys without a row are admitted. Nothing is changed.
+        """Which of `count` distinct `keys` without a row are admitted. Nothing is changed.
 
-        Args:
-            count: How many keys.
-            keys: Gives them.
-            policy: Is asked.
-            room: How many of so many rows that are wanted there is room for; None: all.
-            again: Whether this lookup of them has been counted already.
-
-        Raises:
-            RuntimeError: `max_rows` would be exceeded.
-            ValueError: The policy's answer has another shape or dtype.
+        `room` says for how many of so many rows there is room. `again`: this lookup of them has been counted already.
+        Raises RuntimeError if `max_rows` would be exceeded.
         """
         if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
             decision = Admission(count, keys() if self.seen.needs_keys else None, again=again)
@@ -198,7 +156,7 @@ class Directory:
 
     def _ask(self, keys: Int64s, policy: AdmissionPolicy, again: bool) -> Admission:
         counts = self.occurrences.counts(keys, draws=policy.draws, again=again)
-        admitted = checked_answer(policy, "admits", policy.admits(keys, counts), len(keys), np.bool_)
+        admitted = answer(policy.admits, np.bool_, keys, counts)
         return Admission(int(admitted.sum()), keys, admitted, counts, again=again)
 
     def rows_added(self, count: int) -> None:
@@ -211,7 +169,7 @@ class Directory:
         keys, again = decision.keys, decision.again
         if not again:
             self.counters.refused += decision.refused
-        self.seen.add(decision.count if keys is None else len(keys), keys, self.occurrences.are_candidates)
+        self.seen.add(keys, decision.count if keys is None else len(keys), self.occurrences.stored)
         if keys is not None and decision.admitted is not None and decision.counts is not None:
             self.occurrences.note(keys, decision.counts, decision.admitted, again=again)
 
@@ -231,11 +189,7 @@ class Directory:
     # Rows that go
 
     def retain(self, surviving: Bools) -> tuple[Int64s, Int64s]:
-        """Drop all rows but those of the mask `[num_rows]`, which are renumbered in their order.
-
-        Returns:
-            Keys and former rows of the others.
-        """
+        """Drop all rows but those of a mask, which are renumbered in their order; gives keys and rows of the others."""
         gone, rows = keep_rows(self.index, surviving)
         if self.uses is not None:
             self.uses.retain(surviving)
@@ -305,36 +259,32 @@ _FEWEST = 1000
 
 
 class RowLimit:
-    """How many rows there may be within `max_bytes`. The index has buckets for so many from the beginning.
+    """How many rows there may be within `max_bytes`; the index has buckets for so many from the beginning.
 
-    Args:
-        max_bytes: That are never exceeded.
-        other_bytes: The part of them for working memory, and for what is known of keys without a row.
-        memory: Rows, which may get more parts later.
-
-    Raises:
-        ValueError: That is too little for 1,000 rows.
+    `other_bytes` of them are for working memory and for what is known of keys without a row. Raises ValueError if that
+    leaves too little for 1,000 rows.
     """
 
     def __init__(self, max_bytes: int, other_bytes: int, memory: Rows) -> None:
         self.max_bytes = max_bytes
         self._left = max_bytes - other_bytes - SLACK * BUCKET_BYTES - memory.bytes(1)
         if self.most_rows(memory) < _FEWEST:
-            least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory, _parts_to_come(memory))) + 1
+            least = max_bytes - self._left + int(_FEWEST * self._bytes_of_row(memory)) + 1
             raise ValueError(f"max_bytes must be at least {least:,} for 1,000 rows of this table, got {max_bytes:,}")
+
+    def _bytes_of_row(self, memory: Rows, parts: int | None = None) -> float:
+        if parts is None:
+            parts = len(memory.parts)
+            parts = _PARTS if parts == 1 else parts + ("u" not in memory.parts)  # so that λ21 can be set later
+        return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
 
     def most_rows(self, memory: Rows, parts: int | None = None) -> int:
         """How many rows there can be of so many parts; None: as many parts as they may get."""
-        row_bytes = self._bytes_of_row(memory, _parts_to_come(memory) if parts is None else parts)
-        return min(MOST_ROWS, max(0, int(self._left / row_bytes)))
-
-    def _bytes_of_row(self, memory: Rows, parts: int) -> float:
-        return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
+        return min(MOST_ROWS, max(0, int(self._left / self._bytes_of_row(memory, parts))))
 
     def check_layout(self, parts: int, rows: int, memory: Rows) -> None:
         """Raise RuntimeError unless `rows` rows may get so many parts."""
-        most = self.most_rows(memory, parts)
-        if rows > most and parts > len(memory.parts):
+        if parts > len(memory.parts) and rows > (most := self.most_rows(memory, parts)):
             raise RuntimeError(
                 f"with this optimizer's state, max_bytes={self.max_bytes:,} are enough for {most:,} rows, and the "
                 f"table has {rows:,}: drop some by shrink(), or give it more; nothing has been changed"
@@ -345,11 +295,6 @@ class RowLimit:
         return max(0, min(wanted, self.most_rows(memory) - directory.num_rows))
 
 
-def _parts_to_come(memory: Rows) -> int:
-    parts = len(memory.parts)
-    return _PARTS if parts == 1 else parts + ("u" not in memory.parts)  # so that λ21 can be set later
-
-
 _FULL, _EVICTED = 0.02, 0.1
 """The share of the rows there is room for that shall be free, and the share that is evicted when it is not."""
 
@@ -357,8 +302,7 @@ _FULL, _EVICTED = 0.02, 0.1
 class Evictor:
     """Decides which rows survive between two steps: asks the eviction policy, and makes room where little is left.
 
-    Attributes:
-        is_due: Whether a step has been taken, or rows were loaded, since `surviving` was asked.
+    `is_due` says whether a step has been taken, or rows were loaded, since `surviving` was asked.
     """
 
     def __init__(
@@ -387,28 +331,24 @@ class Evictor:
     def surviving(self) -> Bools | None:
         """Which rows survive, `[num_rows]`; None for all."""
         self.is_due = False
-        surviving: Bools | None = None
+        mask: Bools | None = None
         directory, every = self._directory, self._eviction.every
         if every is not None and directory.time - directory.counters.last_check >= every:
             directory.counters.last_check = directory.time
-            surviving = self.surviving_policy()
+            mask = self.surviving_policy()
         if self._limit is not None:
             most = self._limit.most_rows(self._storage.rows)
-            staying = directory.num_rows if surviving is None else int(np.count_nonzero(surviving))
+            staying = directory.num_rows if mask is None else int(np.count_nonzero(mask))
             if most - staying < _FULL * most:
-                surviving = self._without_lowest(staying - int((1 - _EVICTED) * most), surviving)
-        if surviving is not None and _logger.isEnabledFor(logging.DEBUG):
-            gone = len(surviving) - int(np.count_nonzero(surviving))
-            _logger.debug("%s of %s rows are evicted", f"{gone:,}", f"{len(surviving):,}")
-        return surviving
+                mask = self._without_lowest(staying - int((1 - _EVICTED) * most), mask)
+        return mask
 
     def surviving_policy(self) -> Bools:
-        """Which rows the eviction policy leaves, `[num_rows]`. Raises ValueError if its answer has another shape."""
-        policy, surviving = self._eviction, np.ones(self._directory.num_rows, np.bool_)
-        for first, block in self._directory.blocks(self._storage.rows):
-            evicted = checked_answer(policy, "evicts", policy.evicts(block), len(block), np.bool_)
-            surviving[first : first + len(block)] = ~evicted
-        return surviving
+        """Which rows the eviction policy leaves, `[num_rows]`."""
+        mask = np.ones(self._directory.num_rows, np.bool_)
+        for span, evicted in self._answers(self._eviction.evicts, np.bool_):
+            mask[span] = ~evicted
+        return mask
 
     def surviving_limit(self) -> Bools | None:
         """Which of rows that have been read, with the parts that they have, survive; None for all."""
@@ -418,50 +358,44 @@ class Evictor:
         too_many = self._directory.num_rows - self._limit.most_rows(memory, len(memory.parts))
         return self._without_lowest(too_many) if too_many > 0 else None
 
+    def _answers(self, method: Callable[[RowBlock], object], dtype: type) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        for first, block in self._directory.blocks(self._storage.rows):
+            yield slice(first, first + len(block)), answer(method, dtype, block)
+
     def _without_lowest(self, number: int, mask: Bools | None = None) -> Bools:
         """The mask without `number` of its rows: those of the lowest ranks, of equal ones the oldest."""
         mask = np.ones(self._directory.num_rows, np.bool_) if mask is None else mask
         lowest = self._lowest_ranks(number, mask)
         highest = lowest.max()
         ties = int(np.count_nonzero(lowest == highest))
-        for first, ranks in self._ranks():
-            span = mask[first : first + len(ranks)]
-            tied = np.flatnonzero(span & (ranks == highest))[:ties]
+        for span, ranks in self._answers(self._ranking.ranks, np.int64):
+            tied = np.flatnonzero(mask[span] & (ranks == highest))[:ties]
             ties -= len(tied)
-            span[ranks < highest] = False
-            span[tied] = False
+            mask[span] &= ranks >= highest
+            mask[span][tied] = False
         return mask
 
     def _lowest_ranks(self, number: int, mask: Bools) -> Int64s:
         """The `number` lowest ranks of the rows of the mask, in no order. Few more are held at a time."""
-        found: list[Int64s] = []
+        found = [np.zeros(0, np.int64)]
         highest: int | None = None
-        for first, ranks in self._ranks():
-            some = ranks[mask[first : first + len(ranks)]]
-            found.append(some if highest is None else some[some < highest])
+        for span, ranks in self._answers(self._ranking.ranks, np.int64):
+            ranks = ranks[mask[span]]
+            found.append(ranks if highest is None else ranks[ranks < highest])
             if sum(map(len, found)) > 2 * number:
-                found = [_lowest(found, number)]
+                found = [np.partition(np.concatenate(found), number - 1)[:number]]
                 highest = int(found[0].max())
-        return _lowest(found, number)
-
-    def _ranks(self) -> Iterator[tuple[int, Int64s]]:
-        policy = self._ranking
-        for first, block in self._directory.blocks(self._storage.rows):
-            yield first, checked_answer(policy, "ranks", policy.ranks(block), len(block), np.int64)
+        return np.partition(np.concatenate(found), number - 1)[:number]
 
     def make_room(self, keys: Int64s, *, parts_may_come: bool) -> None:
-        """Have an index for `keys`, too, under a limit, where they are about to be set.
-
-        Raises:
-            RuntimeError: There is no room for them, with the parts that rows have, or with those that they may get.
-        """
+        """Have an index for `keys`, too, under a limit, where they are about to be set; see `check_room`."""
         if self._limit is not None:
             new = int(np.count_nonzero(self._directory.find(keys) == ABSENT))
             self.check_room(new, self._directory.num_rows, parts_may_come=parts_may_come)
             self.fit_index(self._directory.num_rows + new)
 
     def check_room(self, new: int, present: int = 0, *, parts_may_come: bool = False) -> None:
-        """Raise RuntimeError if a limit has no room for so many rows more than are `present`."""
+        """Raise RuntimeError unless a limit has room for so many rows more than are `present`, as large as they are."""
         if self._limit is None:
             return
         limit, memory = self._limit, self._storage.rows
@@ -474,16 +408,12 @@ class Evictor:
 
     def fit_index(self, num_rows: int | None = None) -> None:
         """Have an index that suits so many rows, or the present ones: as small as they allow, or as the limit says."""
-        directory, limit, memory = self._directory, self._limit, self._storage.rows
+        directory, limit = self._directory, self._limit
         if limit is None:
-            directory.give_back()
+            directory.index = directory.index.shrunk()
             return
-        num_rows = directory.num_rows if num_rows is None else num_rows
+        num_rows, memory = directory.num_rows if num_rows is None else num_rows, self._storage.rows
         for most in (limit.most_rows(memory), limit.most_rows(memory, len(memory.parts))):
             if num_rows <= most:
-                directory.set_buckets(int(most / KEYS_PER_BUCKET) + 1)
+                directory.index = directory.index.with_buckets(int(most / KEYS_PER_BUCKET) + 1)
                 return
-
-
-def _lowest(ranks: list[Int64s], number: int) -> Int64s:
-    return np.partition(np.concatenate(ranks), number - 1)[:number]

@@ -1,7 +1,7 @@
 """Which rows lose their place: by themselves or when `shrink` is called, and for want of room."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,23 +20,17 @@ LATEST = (1 << 32) - 1
 BYTES = 8
 """Of a row."""
 
-_CLOCK = "clock"
-_LAST, _COUNT = "last_used", "times_used"
+_AT_A_TIME = 1 << 18
 
 
 class RowUses:
     """The last use of each row, in steps or in seconds, and the number of its uses; 8 bytes a row.
 
-    Args:
-        by_steps: Whether time goes by steps; else it is set.
-
-    Attributes:
-        now: Steps that have been taken, or the time that was set last.
+    `now` are the steps that have been taken, where it goes by steps, or else the time that was set last.
     """
 
     def __init__(self, by_steps: bool) -> None:
-        self.by_steps = by_steps
-        self.now = 0
+        self.by_steps, self.now = by_steps, 0
         self._uses = np.zeros((0, 2), np.uint32)
         self._count = 0
 
@@ -54,6 +48,10 @@ class RowUses:
         """For how many whole steps, or seconds, each of the rows first, …, last - 1 has not been used."""
         return np.maximum(self.now - self._uses[first:last, 0].astype(np.int64), 0)
 
+    def count(self, first: int, last: int) -> Int64s:
+        """How often each of the rows first, …, last - 1 has been used."""
+        return self._uses[first:last, 1].astype(np.int64)
+
     def add(self, count: int) -> None:
         """So many new rows are there, from now on."""
         first, last = self._count, self._count + count
@@ -66,29 +64,28 @@ class RowUses:
         """The distinct `rows`, `[n]`, are used now; negative ones are none."""
         _mark_kernel(rows, np.uint32(self._moment), self._uses)
 
-    def count(self, first: int, last: int) -> Int64s:
-        """How often each of the rows first, …, last - 1 has been used."""
-        return self._uses[first:last, 1].astype(np.int64)
-
-    def retain(self, kept: npt.NDArray[np.bool_]) -> None:
-        """The rows of the mask `[rows]` stay, renumbered in their order."""
-        self._count = int(_keep_kernel(kept, self._uses))
-        self._uses.resize((self._count, 2), refcheck=False)
+    def retain(self, surviving: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows of the mask `[rows]`, renumbered in their order."""
+        end = 0
+        for first in range(0, len(surviving), _AT_A_TIME):  # in place
+            mask = surviving[first : first + _AT_A_TIME]
+            some = self._uses[first : first + len(mask)][mask]
+            self._uses[end : end + len(some)] = some
+            end += len(some)
+        self._count = end
+        self._uses.resize((end, 2), refcheck=False)
 
     def content(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
-        """What is known, to be kept: of some rows, or of all."""
+        """What is known of some rows, or of all, to be stored."""
         uses = self._uses[: self._count] if rows is None else self._uses[rows]
-        return {
-            _LAST: uses[:, 0].astype(np.int64),
-            _COUNT: uses[:, 1].astype(np.int64),
-            _CLOCK: np.array([self.now], np.int64),
-        }
+        last, times = uses.T.astype(np.int64, order="C")
+        return {"last_used": last, "times_used": times, "clock": np.array([self.now], np.int64)}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
         """Know of `rows`, `[n]`, what some content says of as many rows; if it says nothing, they are new."""
-        if _CLOCK in content:
-            self.now = int(content[_CLOCK][0])
-            self._uses[rows, 0], self._uses[rows, 1] = content[_LAST], content[_COUNT]
+        if "clock" in content:
+            self.now = int(content["clock"][0])
+            self._uses[rows, 0], self._uses[rows, 1] = content["last_used"], content["times_used"]
 
 
 def _mark_all(rows: Any, now: Any, uses: Any) -> None:
@@ -99,17 +96,7 @@ def _mark_all(rows: Any, now: Any, uses: Any) -> None:
             uses[row, 1] = min(np.int64(uses[row, 1]) + 1, np.int64(4294967295))
 
 
-def _keep_all(kept: Any, uses: Any) -> int:
-    target = 0
-    for row in range(len(kept)):
-        if kept[row]:
-            uses[target, 0], uses[target, 1] = uses[row, 0], uses[row, 1]
-            target += 1
-    return target
-
-
-_mark_kernel = kernel(_mark_all, "the rows' uses (mark)")
-_keep_kernel = kernel(_keep_all, "the rows' uses (keep)")
+_mark_kernel = kernel(_mark_all, "the rows' uses")
 
 
 ROWS_AT_A_TIME = 1 << 18
@@ -117,21 +104,12 @@ ROWS_AT_A_TIME = 1 << 18
 
 
 class RowBlock:
-    """Some rows, as a policy looks at them. What it does not ask for is not read.
-
-    Args:
-        memory: Where the rows are.
-        keys_of_all: Gives the keys of all rows.
-        uses: When they were used; None where the table does not keep that.
-        first, last: The rows first, …, last - 1.
-    """
+    """Some rows, as a policy looks at them. What it does not ask for is not read."""
 
     def __init__(
         self, memory: Rows, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int
     ) -> None:
-        self._memory = memory
-        self._keys_of_all = keys_of_all
-        self._uses = uses
+        self._memory, self._keys_of_all, self._uses = memory, keys_of_all, uses
         self._first, self._last = first, last
 
     def __len__(self) -> int:
@@ -175,14 +153,6 @@ class RowBlock:
         if self._uses is None:
             raise RuntimeError('when rows were used is kept where the policy says in what: unit = "steps" or "seconds"')
         return self._uses
-
-
-def blocks(
-    memory: Rows, count: int, keys: Callable[[], Int64s], uses: RowUses | None
-) -> Iterator[tuple[int, RowBlock]]:
-    """The rows 0, …, count - 1, some at a time, each time with the number of the first one."""
-    for first in range(0, count, ROWS_AT_A_TIME):
-        yield first, RowBlock(memory, keys, uses, first, min(first + ROWS_AT_A_TIME, count))
 
 
 Unit = Literal["steps", "seconds"]
@@ -251,25 +221,20 @@ class UnusedFor(EvictionPolicy):
     unit: Unit | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", "seconds" if self.steps is None else "steps")
         if (self.steps is None) == (self.seconds is None):
             raise ValueError(f"one of steps and seconds is expected, got steps={self.steps}, seconds={self.seconds}")
-        if not 1 <= self._limit <= LATEST:
-            raise ValueError(f"{self.unit} must be in [1, {LATEST:,}], got {self._limit}")
+        object.__setattr__(self, "unit", "seconds" if self.steps is None else "steps")
+        age = self.steps or self.seconds or 0
+        if not 1 <= age <= LATEST:
+            raise ValueError(f"{self.unit} must be in [1, {LATEST:,}], got {age}")
         if self.every is None:
-            object.__setattr__(self, "every", max(1, self._limit // 4))
+            object.__setattr__(self, "every", max(1, age // 4))
         elif self.every < 1:
             raise ValueError(f"every must be >= 1, got {self.every}")
 
-    @property
-    def _limit(self) -> int:
-        limit = self.seconds if self.steps is None else self.steps
-        assert limit is not None
-        return limit
-
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
         """See `EvictionPolicy`."""
-        old: npt.NDArray[np.bool_] = rows.unused_for() >= self._limit
+        old: npt.NDArray[np.bool_] = rows.unused_for() >= (self.steps or self.seconds or 0)
         return old if self.live or not old.any() else old & ~rows.live()
 
 

@@ -176,11 +176,6 @@ class Index:
         """Homes, those of a growth that is under way included."""
         return int(self.state[NEW])
 
-    @property
-    def growth(self) -> tuple[int, int]:
-        """Homes before and after a growth that is under way; the same where none is."""
-        return int(self.state[OLD]), int(self.state[NEW])
-
     def _buckets_for(self, count: int) -> int:
         buckets = int(self.state[NEW])
         if count <= KEYS_PER_BUCKET * buckets:
@@ -193,7 +188,9 @@ class Index:
         return max(_FIRST_BUCKETS, int(count / KEYS_PER_BUCKET * 1.1))
 
     def with_buckets(self, buckets: int) -> "Index":
-        """The same keys in an index of so many buckets, which must suffice."""
+        """The same keys in an index of so many buckets, which must suffice: itself, if it has as many."""
+        if buckets == self.buckets:
+            return self
         other = Index(self._huge_pages, buckets)
         for keys, rows in self.scan():
             other.insert(keys, rows)

@@ -41,11 +41,11 @@ class RememberedKeys:
         """Whether `add` has to be given the keys, and not their number alone."""
         return len(self.dropped) > 0
 
-    def add(self, count: int, keys: Int64s | None, are_candidates: Callable[[Int64s], Bools]) -> None:
+    def add(self, keys: Int64s | None, count: int, candidates: Callable[[Int64s], Int64s]) -> None:
         """Count `count` distinct keys that had no row: new ones if no `keys` are given; else some have been counted."""
         self._total += count
         if keys is not None:
-            self._total -= int(np.count_nonzero(self._were_dropped(keys) | are_candidates(keys)))
+            self._total -= int(np.count_nonzero(self._were_dropped(keys) | (candidates(keys) > 0)))
 
     def drop(self, keys: Int64s) -> None:
         """Remember keys that have lost their row."""
@@ -71,16 +71,15 @@ class RememberedKeys:
 
     def by_field(self, rows: Int64s, without_row: Callable[[], Int64s]) -> Int64s:
         """`[fields]`, how many distinct keys of each field have been counted, given those with a row and the others."""
-        bits = len(rows).bit_length() - 1
-        fields = (without_row().view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
-        return rows + np.bincount(fields, minlength=len(rows))
+        fields = without_row().view(np.uint64) >> np.uint64(65 - len(rows).bit_length())
+        return rows + np.bincount(fields.astype(np.int64), minlength=len(rows))
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
         """Nothing: the dropped keys are stored apart, and the others are known."""
         return {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Nothing, likewise."""
+        """Nothing, for the same reason."""
 
 
 class HyperLogLog:
@@ -90,14 +89,12 @@ class HyperLogLog:
     is their sum.
     """
 
-    is_exact = False
-    needs_keys = True
+    is_exact, needs_keys = False, True
     dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def __init__(self, field_bits: int) -> None:
         self._field_bits = field_bits
         self._registers = np.zeros(self.shape(field_bits), np.uint8)
-        self._log2 = self._registers.shape[1].bit_length() - 1
         self._least = 0  # the estimate may be below a number that was known
 
     @staticmethod
@@ -105,42 +102,32 @@ class HyperLogLog:
         """Fields, and registers of each."""
         return 1 << field_bits, 1 << max(8, min(14, 20 - field_bits))
 
-    @staticmethod
-    def highest(field_bits: int) -> int:
-        """The highest number in a register."""
-        return 66 - HyperLogLog.shape(field_bits)[1].bit_length()
-
     @property
     def nbytes(self) -> int:
         """Memory that it takes, whatever it has counted."""
         return self._registers.nbytes
 
-    @property
-    def relative_error(self) -> float:
-        """The standard error of a field's count, as a share of it."""
-        return 1.04 / math.sqrt(self._registers.shape[1])
-
     def clear(self) -> None:
         """Have counted nothing."""
         self._registers[:], self._least = 0, 0
 
-    def add(self, count: int, keys: Int64s | None, are_candidates: Callable[[Int64s], Bools]) -> None:
+    def add(self, keys: Int64s | None, count: int = 0, candidates: object = None) -> None:
         """Count keys `[n]`; those that have been counted before change nothing."""
-        assert keys is not None
-        self.add_keys(keys)
-
-    def add_keys(self, keys: Int64s) -> None:
-        """Count keys `[n]`; those that have been counted before change nothing."""
-        _add_kernel(keys, self._field_bits, self._log2, self._registers)
+        _add_kernel(keys, self._field_bits, self._registers.shape[1].bit_length() - 1, self._registers)
 
     def drop(self, keys: Int64s) -> None:
         """Count keys that have lost their row, as far as they have not been counted."""
-        self.add_keys(keys)
+        self.add(keys)
 
     def recount(self, known: Callable[[], Int64s], total: int | None) -> None:
         """Count the `known` keys, too; there were `total` at least."""
-        self.add_keys(known())
+        self.add(known())
         self._least = total or 0
+
+    def total(self, num_rows: int) -> int:
+        """How many distinct keys have been counted, `num_rows` at least."""
+        self._least = max(self._least, num_rows, round(float(self.estimates().sum())))
+        return self._least
 
     def estimates(self) -> npt.NDArray[np.float64]:
         """`[2 ** field_bits]`, how many distinct keys of each field have been counted."""
@@ -149,12 +136,7 @@ class HyperLogLog:
             result[field] = _estimate(np.bincount(self._registers[field]))
         return result
 
-    def total(self, num_rows: int) -> int:
-        """How many distinct keys have been counted, `num_rows` at least."""
-        self._least = max(self._least, num_rows, round(float(self.estimates().sum())))
-        return self._least
-
-    def by_field(self, rows: Int64s, without_row: Callable[[], Int64s]) -> Int64s:
+    def by_field(self, rows: Int64s, without_row: object) -> Int64s:
         """`[fields]`, how many distinct keys of each field have been counted, those with a row at least."""
         return np.maximum(rows, np.rint(self.estimates()).astype(np.int64))
 
@@ -164,10 +146,8 @@ class HyperLogLog:
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
         """Have the registers of some content, where there are any, and its candidates counted."""
-        if "seen_registers" in content:
-            self._registers = content["seen_registers"].copy()
-        if "candidates" in content:
-            self.add_keys(content["candidates"])
+        self._registers = content.get("seen_registers", self._registers).copy()
+        self.add(content.get("candidates", np.zeros(0, np.int64)))
 
 
 def _add_all(keys: Any, field_bits: int, log2: int, registers: Any) -> None:

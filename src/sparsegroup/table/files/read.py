@@ -82,7 +82,7 @@ class _Reader:
         directory, storage, facts = self._directory, self._storage, [file.facts for file in last]
         is_whole = self._is_whole(last)
         buckets = sum(one.sensible_buckets for one in facts) if is_whole else Index.buckets_for(directory.num_rows)
-        directory.set_buckets(buckets)
+        directory.index = directory.index.with_buckets(buckets)
         directory.count_seen(sum(one.seen for one in facts) if is_whole else None)
         storage.recount(directory.num_rows)
         storage.count_skipped(sum(file.facts.skipped_rows for file in last if file.buckets.start in self._wanted))

@@ -123,7 +123,7 @@ def _check_seen(state: Mapping[str, Array], config: TableConfig) -> None:
         return
     if registers.shape != shape:
         raise ValueError(f"seen_registers: uint8 {list(shape)} is expected, got {list(registers.shape)}")
-    if (highest := int(registers.max(initial=0))) > (most := HyperLogLog.highest(config.field_bits)):
+    if (highest := int(registers.max(initial=0))) > (most := 66 - shape[1].bit_length()):
         raise ValueError(f"seen_registers: numbers from 0 to {most} are expected, got {highest}")
 
 
