@@ -1,0 +1,46 @@
+"""How many modules a piece of work passes: CONTRIBUTING describes these walks, and they stay as short as it says."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+
+from sparsegroup import GroupAdam, HashEmbedding
+
+
+def walk(action: Callable[[], object]) -> list[str]:
+    """The modules of this library whose functions `action` calls, in order; the same one in a row once."""
+    modules: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith("sparsegroup.") and modules[-1:] != [name]:
+            modules.append(name)
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return modules
+
+
+def assert_passes(modules: list[str], *, most: int, returns: int) -> None:
+    """At most `most` different ones, and at most `returns` returns to one that was left."""
+    distinct = len(set(modules))
+    assert 0 < distinct <= most, modules
+    assert len(modules) - distinct <= returns, modules
+
+
+def test_a_key_passes_nine_modules_from_the_embedding_to_autograd() -> None:
+    torch.manual_seed(0)
+    table, keys = HashEmbedding(8), torch.randint(0, 1000, (64, 4))
+    optimizer = GroupAdam(table.parameters(), l21=1e-3)
+    for _ in range(2):
+        table(keys).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    passed = walk(lambda: table(keys))
+    assert_passes(passed, most=9, returns=2)
+    assert (passed[0], passed[-1]) == ("sparsegroup.table.hash_embedding", "sparsegroup.table.lookup.autograd")
