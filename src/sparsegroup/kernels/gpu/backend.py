@@ -19,37 +19,28 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Counts on a device, and what has been heard of them.
-
-    Args:
-        device: Where they are.
-
-    Attributes:
-        counters: `[3]` int64 on the device: for the kernels, see `rows.table_rows`.
-    """
+    """Three counts on a device, int64, and what has arrived of them; for what is counted see `rows.table_rows`."""
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(3, dtype=torch.int64, device=device)
-        self._heard = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._arrived = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._event: Any = None
 
     def send(self) -> None:
-        """Ask for the counts as they are now, unless an answer is still on its way or a graph is captured."""
+        """Ask for the counts of now, unless an answer is still on its way or a graph is captured."""
         if self.counters.device.type != "cuda":
-            self._heard.copy_(self.counters)
+            self._arrived.copy_(self.counters)
             self._event = True
         elif not self._is_capturing() and (self._event is None or self._event.query()):
-            self._heard.copy_(self.counters, non_blocking=True)
+            self._arrived.copy_(self.counters, non_blocking=True)
             self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(self.counters.device))
 
     def arrived(self) -> list[int] | None:
         """The counts of some step before, if an answer has come; never waits. None while a graph is captured."""
-        if self._event is None or self._is_capturing():
+        if self._event is None or self._is_capturing() or not (self._event is True or self._event.query()):
             return None
-        if self._event is not True and not self._event.query():
-            return None
-        return self._heard.tolist()
+        return self._arrived.tolist()
 
     def _is_capturing(self) -> bool:
         return self.counters.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -59,20 +50,19 @@ class Watch:
         return self.counters.tolist()
 
     def clear(self, counter: int) -> None:
-        """Let a counter begin again at 0."""
+        """Let a counter begin again at 0; no answer is on its way any more."""
         self.counters[counter] = 0
-        self._heard = torch.zeros_like(self._heard, pin_memory=self.counters.device.type == "cuda")  # none on its way
+        self._arrived = torch.zeros_like(self._arrived, pin_memory=self.counters.device.type == "cuda")
         self._event = None
 
 
-_NAMES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
 
 
 class Transfer:
     """Sends arrays through two pinned buffers in turn, on a stream of its own, to which the current stream then waits.
 
-    Args:
-        device: Where to; for the CPU, arrays are copied.
+    To the CPU, arrays are copied.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,7 +73,7 @@ class Transfer:
         self._turn = 0
 
     def send(self, *arrays: npt.NDArray[Any]) -> list[Tensor]:
-        """The contiguous `arrays` (int64, int32 or float32) as tensors on the device.
+        """The contiguous `arrays` (int64, int32 or float32) as tensors on the device, in one block of memory.
 
         The host waits for none but the transfer before the last; the device, for the transfer alone.
         """
@@ -91,41 +81,39 @@ class Transfer:
         for array in arrays:
             places.append(slice(size, size + array.nbytes))
             size += -(-array.nbytes // 16) * 16
-        if self.device.type != "cuda":
-            block = torch.empty(size, dtype=torch.uint8)
-            _fill(block, places, arrays)
-        else:
-            block = self._send_pinned(size, places, arrays)
+        on_gpu = self.device.type == "cuda"
+        block = self._next_buffer(size) if on_gpu else torch.empty(size, dtype=torch.uint8)
+        memory = block.numpy()
+        for place, array in zip(places, arrays, strict=True):
+            memory[place] = array.reshape(-1).view(np.uint8)
+        if on_gpu:
+            block = self._copy_of(block[:size])
         return [
-            block[place].view(_NAMES[array.dtype]).view(array.shape)
+            block[place].view(_DTYPES[array.dtype]).view(array.shape)
             for place, array in zip(places, arrays, strict=True)
         ]
 
-    def _send_pinned(self, size: int, places: list[slice], arrays: tuple[npt.NDArray[Any], ...]) -> Tensor:
+    def _next_buffer(self, size: int) -> Tensor:
         turn = self._turn = 1 - self._turn
-        buffer, event = self._buffers[turn], self._events[turn]
-        if event is None:
+        if self._events[turn] is None:
             self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            event = self._events[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._events[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
         else:
-            event.synchronize()  # the buffer's last content has left it
+            self._events[turn].synchronize()  # the buffer's last content has left it
+        buffer = self._buffers[turn]
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[turn] = torch.empty(2 * size, dtype=torch.uint8, pin_memory=True)
-        _fill(buffer, places, arrays)
+        return buffer
+
+    def _copy_of(self, buffer: Tensor) -> Tensor:
         with torch.cuda.stream(self._stream):
-            block = torch.empty(size, dtype=torch.uint8, device=self.device)
-            block.copy_(buffer[:size], non_blocking=True)
-            event.record(self._stream)
+            block = torch.empty(len(buffer), dtype=torch.uint8, device=self.device)
+            block.copy_(buffer, non_blocking=True)
+            self._events[self._turn].record(self._stream)
         current = torch.cuda.current_stream(self.device)
-        current.wait_event(event)
+        current.wait_event(self._events[self._turn])
         block.record_stream(current)
         return block
-
-
-def _fill(block: Tensor, places: list[slice], arrays: tuple[npt.NDArray[Any], ...]) -> None:
-    memory = block.numpy()
-    for place, array in zip(places, arrays, strict=True):
-        memory[place] = array.reshape(-1).view(np.uint8)
 
 
 _STATE_DTYPES = {torch.float32, torch.bfloat16}
@@ -149,11 +137,7 @@ def is_ready(rule: Rule) -> bool:
 
 
 class GpuBackend:
-    """The step in Triton: contiguous parameters on a GPU, many of them in one launch, without waiting for the device.
-
-    Args:
-        rule: The base optimizer.
-    """
+    """The step in Triton: contiguous parameters on a GPU, many in one launch, without waiting for the device."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -169,13 +153,9 @@ class GpuBackend:
             and len(slot.state_dtypes) <= 1
             and slot.state_dtypes <= _STATE_DTYPES
             and runtime.serves(slot.x.device)
-            and (slot.width <= runtime.WIDEST_GROUP if sparse else self._fits_a_tile(slot))
+            and (0 < slot.width <= runtime.WIDEST_GROUP or not (sparse or slot.carries_u))
             and is_ready(self.rule)
         )
-
-    @staticmethod
-    def _fits_a_tile(slot: Slot) -> bool:
-        return not slot.carries_u or 0 < slot.width <= runtime.WIDEST_GROUP
 
     def check(self) -> None:
         """See `Backend.check`."""

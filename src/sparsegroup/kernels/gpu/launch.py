@@ -125,18 +125,9 @@ def step_tensor(rule: Rule, tensor: TensorStep, width: int, settings: StepConsta
 
 
 class TensorTable:
-    """Where the tensors of a launch lie, as `tensors.dense_many` takes it: on the device.
+    """Where at most `MOST_TENSORS` tensors lie, on the device: `table` and `firsts` of `tensors.dense_many`.
 
-    Args:
-        lines: The number of groups of each tensor, then addresses; at most `MOST_TENSORS`.
-        width: The elements of a group.
-        device: The tensors'.
-
-    Attributes:
-        lines: See above.
-        table, firsts: See `tensors.dense_many`.
-        programs: The number of programs of the launch.
-        is_aligned: Whether all addresses are multiples of 16.
+    `lines` has for each tensor the number of groups of `width` elements, and addresses.
     """
 
     def __init__(self, lines: list[list[int]], width: int, device: torch.device) -> None:
@@ -155,14 +146,9 @@ class TensorTable:
 def step_many(
     rule: Rule, tensors: Sequence[TensorStep], width: int, settings: StepConstants, table: TensorTable | None = None
 ) -> TensorTable:
-    """The step over tensors of the same dtypes and numbers in one launch; gives the table for the next step.
+    """The step over at most `MOST_TENSORS` tensors of the same dtypes and numbers in one launch.
 
-    Args:
-        rule: The base optimizer.
-        tensors: At most `MOST_TENSORS`.
-        width: The elements of a group.
-        settings: What the tensors share.
-        table: That of the step before, which is used if no tensor has moved.
+    Takes the table of the step before, if there was one, and gives the one for the next: it holds until a tensor moves.
     """
     slot, g = tensors[0].slot, tensors[0].gradient
     lines = [_line_of(tensor, width) for tensor in tensors]
@@ -201,21 +187,13 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class GradientRuns:
-    """The gradient of some rows, one line per key; the lines of one row are a run.
+    """The gradient of some rows, one line per key; the lines of one row are a run."""
 
-    Attributes:
-        values: `[lines, width]`.
-        rows: `[lines]` int64, the row of each line; a table leaves out negative ones.
-        hessian: The Hessian's diagonal, shaped as `values`; then each row comes once.
-        order: `[lines]`, the lines sorted by row; None where each row comes once.
-        starts: `[runs + 1]`, where in `order` each run begins; runs may be empty.
-    """
-
-    values: Tensor
-    rows: Tensor
-    hessian: Tensor | None = None
-    order: Tensor | None = None
-    starts: Tensor | None = None
+    values: Tensor  # `[lines, width]`
+    rows: Tensor  # `[lines]` int64; a table leaves out negative ones
+    hessian: Tensor | None = None  # the Hessian's diagonal, shaped as `values`; then each row comes once
+    order: Tensor | None = None  # `[lines]`, the lines sorted by row; None where each row comes once
+    starts: Tensor | None = None  # `[runs + 1]`, where in `order` each run begins; runs may be empty
 
     @property
     def runs(self) -> int:
@@ -284,27 +262,16 @@ def step_rows(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of a table lie: in pages of 2**shift of them, x, then u and the states side by side.
+    """Where the rows of a table lie: in pages of 2**shift of them, x, then u and the states side by side."""
 
-    Attributes:
-        pages: `[p]` int64 on the device, addresses.
-        shift: See above.
-        row_bytes: From row to row.
-        first_part: Bytes from where a row begins to what follows x.
-        part_bytes: From there to the next part.
-        dtype: The dtype of x.
-        state_dtype: The dtype of u and the states.
-        dim: Elements of a part.
-    """
-
-    pages: Tensor
+    pages: Tensor  # `[p]` int64 on the device, addresses
     shift: int
-    row_bytes: int
-    first_part: int
-    part_bytes: int
-    dtype: torch.dtype
-    state_dtype: torch.dtype
-    dim: int
+    row_bytes: int  # from row to row
+    first_part: int  # bytes from where a row begins to what follows x
+    part_bytes: int  # from there to the next part
+    dtype: torch.dtype  # that of x
+    state_dtype: torch.dtype  # that of u and the states
+    dim: int  # elements of a part
 
     @property
     def aligned(self) -> bool:
