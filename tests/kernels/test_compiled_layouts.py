@@ -1,4 +1,4 @@
-"""The compiled step on tensors of any shape, grouping, width and layout in memory is `eager_step.advance`."""
+"""The compiled step on tensors of any shape, grouping, width and layout in memory is `eager.advance`."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""Whatever carries out a step, it is `eager_step.advance`: one step from the same tensors gives the same numbers."""
+"""Whatever carries out a step, it is `eager.advance`: one step from the same tensors gives the same numbers."""
 
 import itertools
 import math

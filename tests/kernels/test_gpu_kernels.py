@@ -1,4 +1,4 @@
-"""The Triton kernels take the step of `eager_step.advance`, whatever way the groups and their gradients come."""
+"""The Triton kernels take the step of `eager.advance`, whatever way the groups and their gradients come."""
 
 import itertools
 import math

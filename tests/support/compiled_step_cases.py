@@ -1,4 +1,4 @@
-"""A step by the kernels beside one call of `eager_step.advance`, from the same tensors."""
+"""A step by the kernels beside one call of `eager.advance`, from the same tensors."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ def tensors_of(optimizer: GroupOptimizer, parameter: Tensor) -> dict[str, Tensor
 
 
 def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-    """The weights and the state that the next step should leave, by one call of `eager_step.advance`."""
+    """The weights and the state that the next step should leave, by one call of `eager.advance`."""
     rule, dtype = optimizer.rule, compute_dtype(parameter)
     gradient = parameter.grad.detach().to(dtype)
     rows = slice(None)

@@ -89,7 +89,7 @@ class Case:
     numbers: StepScalars
 
     def expected(self) -> eager.Block:
-        """The step by `eager_step.advance`, u and the state in float32."""
+        """The step by `eager.advance`, u and the state in float32."""
         parts = self.parts
         after = eager.advance(
             self.rule,
@@ -347,7 +347,7 @@ def assert_close(name: str, value: Tensor, expected: Tensor, before: Tensor, sla
 
 
 def assert_step(case: Case, after: Parts, expected: eager.Block | None = None) -> None:
-    """`after`, on the CPU and with float32 state, is `case` a step of `eager_step.advance` later."""
+    """`after`, on the CPU and with float32 state, is `case` a step of `eager.advance` later."""
     before, expected = case.parts, expected or case.expected()
     for k, (value, wanted) in enumerate(zip(after.state, expected.state, strict=True)):
         assert_close(f"state {k}", value, wanted, before.state[k])

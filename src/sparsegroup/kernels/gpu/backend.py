@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Three counts on a device, int64, and what has arrived of them; for what is counted see `rows.table_rows`."""
+    """Three counts on a device, int64, and what has arrived of them; for what is counted see `source.table_rows`."""
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(3, dtype=torch.int64, device=device)

@@ -55,11 +55,10 @@ def step_kernels(
         "shrinkage": _bound(shrinkage, array),
         **{function.__name__: _bound(function, array) for function in (*_CLOSED_FORM, *_ROUNDING, *_MARK)},
     }
-    for module in (source, source, source):
-        for name, function in vars(module).items():
-            is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
-            if is_own and function.__name__ == name:
-                names[name] = _bound(function, names)
+    for name, function in vars(source).items():
+        is_own = isinstance(function, FunctionType) and function.__module__ == source.__name__
+        if is_own and function.__name__ == name:
+            names[name] = _bound(function, names)
     return SimpleNamespace(**{name: names[name] for name in STEP_KERNELS})
 
 

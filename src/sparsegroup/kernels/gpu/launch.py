@@ -53,7 +53,7 @@ def kernels_of(rule: Rule, carries_u: bool, settings: StepConstants) -> SimpleNa
 def step_arguments(
     settings: StepConstants, numbers: StepScalars, width: int, state_dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """What `tile.step_tile` takes that does not depend on the element; `state_dtype` is that of u and the state."""
+    """What `source.step_tile` takes that does not depend on the element; `state_dtype` is that of u and the state."""
     r, scalars, start = settings.regularizer, numbers.scalars, numbers.start
     if not numbers.on_device:  # Triton makes another kernel for ints, and none for NumPy's numbers
         scalars, start = _floats(*scalars), _floats(*start)
@@ -125,7 +125,7 @@ def step_tensor(rule: Rule, tensor: TensorStep, width: int, settings: StepConsta
 
 
 class TensorTable:
-    """Where at most `MOST_TENSORS` tensors lie, on the device: `table` and `firsts` of `tensors.dense_many`.
+    """Where at most `MOST_TENSORS` tensors lie, on the device: `table` and `firsts` of `source.dense_many`.
 
     `lines` has for each tensor the number of groups of `width` elements, and addresses.
     """
@@ -246,7 +246,7 @@ def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: A
 def step_rows(
     rule: Rule, slot: Slot, gradient: GradientRuns, counters: Tensor, settings: StepConstants, numbers: StepScalars
 ) -> None:
-    """The step over rows of one tensor; for `counters` see `rows.tensor_rows`."""
+    """The step over rows of one tensor; for `counters` see `source.tensor_rows`."""
     height = slot.shape[0]
     width = slot.x.numel() // height
     _launch_step(
@@ -289,7 +289,7 @@ def step_table(
     settings: StepConstants,
     numbers: StepScalars,
 ) -> None:
-    """The step over rows of a table that has `height` of them; for `counters` see `rows.table_rows`."""
+    """The step over rows of a table that has `height` of them; for `counters` see `source.table_rows`."""
     _launch_step(
         kernels_of(rule, carries_u, settings).table_rows,
         gradient,

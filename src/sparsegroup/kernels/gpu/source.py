@@ -1,4 +1,12 @@
-"""The source of the GPU kernels: a tile of groups, rows of tables, whole tensors."""
+"""The Triton kernels: the step over whole tensors and over rows of tensors and tables, and rows to and from tables.
+
+This is source for `sparsegroup.kernels.gpu.bind`, which replaces the globals marked below and takes parameters in
+capitals for constants of the compiler. A program takes a tile, `[GROUPS, PADDED]`: a group or row per line. Lanes
+beyond a group's elements are not `inside`; they hold zeros.
+
+Gradients of rows come one per key; `order` has the keys sorted by row, and run i of them, from `starts[i]` up to
+`starts[i + 1]`, is one row's. `dense` takes pointers, as a CUDA graph needs them; `dense_many` reads them from memory.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +18,7 @@ HAS_START: bool = False  # bound
 CARRIES_U: bool = True  # bound
 HAS_NORM: bool = True  # bound
 STATES: int = 0  # bound
+UNROLL: int = 4  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = next_residual = base_step = _unbound
 random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_updated = _unbound
@@ -53,7 +62,7 @@ def any_in_group(mask: Any) -> Any:
 
 
 def was_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
-    """Whether a group has ever had a non-zero gradient (`eager_step.ever_touched`), `[groups, 1]`."""
+    """Whether a group has ever had a non-zero gradient (`eager.ever_touched`), `[groups, 1]`."""
     touched = (g != 0.0) | tile_was_updated(u)
     for k in tl.static_range(STATES):
         touched = touched | (state[k] != initial[k])
@@ -73,7 +82,7 @@ def as_stored(value: Any, X: Any) -> Any:
 def regularized(
     x: Any, u: Any, m: Any, sigma: Any, inside: Any, lambdas: Any, penalty: Any, tau: Any, X: Any
 ) -> Any:  # fmt: skip
-    """x⁺ as stored, in float32, and u⁺: the closed form of `sparsegroup.prox` (`eager_step.regularized_step`)."""
+    """x⁺ as stored, in float32, and u⁺: the closed form of `sparsegroup.prox` (`eager.regularized_step`)."""
     l1, two_l2, keep, minus_zero = lambdas[0], lambdas[1], lambdas[2], lambdas[3]
     z = u + m - sigma * x
     s = soft_threshold(z, l1, 0.0)
@@ -140,9 +149,6 @@ def step_tile(
     for k in tl.static_range(STATES):
         store_state(state_at[k], out[2 + k], inside, element, seed, 1 + k)
     return x, stored
-
-
-UNROLL: int = 4  # bound
 
 
 def sum_chunks(
