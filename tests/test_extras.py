@@ -72,6 +72,7 @@ def test_an_optimizer_imports_no_compiler() -> None:
 def test_every_public_name_is_there_and_needs_no_extra() -> None:
     done = imported("import sparsegroup\nfor name in sparsegroup.__all__: assert getattr(sparsegroup, name)")
     assert "numba" in done
+    assert "triton" not in done
     assert not {*MODULES["cli"], *MODULES["onnx"]} & done - {"yaml"}  # Numba looks for that one
 
 

@@ -19,8 +19,7 @@ from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.kernels.gpu import launch, runtime
 from sparsegroup.models import DCN
-from sparsegroup.table.rows.device import DeviceRows
-from sparsegroup.table.rows.storage import DeviceStorage
+from sparsegroup.table.rows.device import DeviceRows, DeviceStorage
 from sparsegroup.training import Trainer
 from table_cases import random_keys
 
