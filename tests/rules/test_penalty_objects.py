@@ -37,7 +37,7 @@ def test_a_parameter_is_checked_and_named() -> None:
         MCP(gamma="a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"penalty 'mcp' has no parameter 'gama' \(param group 0\)"):
         GroupAdam([parameter(2)], penalty={"name": "mcp", "gama": 2})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"penalty must be one of 'hard', 'lasso', 'mcp'.* got 'scud'"):
+    with pytest.raises(ValueError, match=r"penalty must be one of 'lasso', 'mcp', 'hard'.* got 'scud'"):
         Penalty.of("scud")
 
 
@@ -94,5 +94,5 @@ def test_a_config_says_what_is_wrong_with_a_penalty() -> None:
         Config.of(penalty={"name": "mcp", "gamma": 0.5})
     with pytest.raises(ValueError, match=r"optimizer.penalty: the penalty 'mcp' has no parameter 'gama'"):
         Config.of(penalty={"name": "mcp", "gama": 2})
-    with pytest.raises(ValueError, match=r"optimizer.penalty: penalty must be one of 'hard', 'lasso', 'mcp'"):
+    with pytest.raises(ValueError, match=r"optimizer.penalty: penalty must be one of 'lasso', 'mcp', 'hard'"):
         Config.of(penalty="scud")

@@ -1,10 +1,9 @@
-"""The base optimizers (the paper's Table 1), one file each: their moments and σ_t = √V_t / α_t, nothing else."""
+"""The base optimizers (the paper's Table 1), one file each with its variants: moments and σ_t = √V_t / α_t only."""
 
 from sparsegroup.importing import document_constructors
-from sparsegroup.rules.adagrad import ADAGRAD
+from sparsegroup.rules.adagrad import ADAGRAD, ROWWISE_ADAGRAD
 from sparsegroup.rules.adahessian import ADAHESSIAN
-from sparsegroup.rules.adam import ADAM
-from sparsegroup.rules.amsgrad import AMSGRAD
+from sparsegroup.rules.adam import ADAM, AMSGRAD
 from sparsegroup.rules.ftrl import FTRL
 from sparsegroup.rules.hyperparameter import (
     FLAG,
@@ -19,10 +18,8 @@ from sparsegroup.rules.hyperparameter import (
     learning_rate,
     pair,
 )
-from sparsegroup.rules.momentum import MOMENTUM
-from sparsegroup.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from sparsegroup.rules.momentum import MOMENTUM, SGD
 from sparsegroup.rules.rule import Rule, bind, is_of_group, xp
-from sparsegroup.rules.sgd import SGD
 
 __all__ = [
     "ADAGRAD", "ADAHESSIAN", "ADAM", "AMSGRAD", "FLAG", "FTRL", "MOMENTUM", "REQUIRED", "ROWWISE_ADAGRAD", "SGD",

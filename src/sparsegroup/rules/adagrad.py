@@ -1,4 +1,7 @@
-"""Adagrad (Duchi et al., JMLR 2011), as `torch.optim.Adagrad` (Table 1, Algorithm 3)."""
+"""Adagrad (Duchi et al., JMLR 2011), as `torch.optim.Adagrad` (Table 1, Algorithm 3), and its row-wise variant.
+
+The variant has one accumulator per group, as FBGEMM's EXACT_ROWWISE_ADAGRAD and `torchrec.optim.RowWiseAdagrad`.
+"""
 
 from typing import Any
 
@@ -16,6 +19,12 @@ def update(g: Any, sum: Any, eps: Any, inverse_lr: Any) -> tuple[Any, ...]:
     return g, (xp.sqrt(sum) + eps) * inverse_lr, sum
 
 
+def update_rowwise(g: Any, mean_square: Any, group_sum: Any, eps: Any, inverse_lr: Any) -> tuple[Any, ...]:
+    """m_t = g_t, σ_t = (√(a₀ + Σ ‖g‖² / d) + ε) / α, with the g of a group of d elements."""
+    group_sum = group_sum + mean_square
+    return g, (xp.sqrt(group_sum) + eps) * inverse_lr, group_sum
+
+
 ADAGRAD = Rule(
     "adagrad",
     scalars,
@@ -30,3 +39,13 @@ ADAGRAD = Rule(
     ),
 )
 """Adagrad: m = g, σ = (√(a₀ + Σ g²) + ε) / α, as in Algorithm 3. State `sum`: a₀ + Σ g²."""
+
+ROWWISE_ADAGRAD = Rule(
+    "rowwise_adagrad",
+    scalars,
+    update_rowwise,
+    state={"group_sum": "initial_accumulator_value"},
+    hyperparameters=ADAGRAD.hyperparameters,
+    mean_square=True,
+)
+"""Row-wise Adagrad: m = g, σ = (√(a₀ + Σ ‖g‖² / d) + ε) / α. State `group_sum`: a₀ + Σ ‖g‖² / d, one per group."""

@@ -1,9 +1,25 @@
-"""Heavy-ball and Nesterov momentum, as `torch.optim.SGD(momentum=γ)` (Table 1; Sutskever et al., ICML 2013)."""
+"""SGD with the paper's step size α / √t, and with heavy-ball or Nesterov momentum (Table 1).
+
+Momentum is that of `torch.optim.SGD(momentum=γ)` (Sutskever et al., ICML 2013).
+"""
 
 from typing import Any
 
 from sparsegroup.rules.hyperparameter import FLAG, Hyperparameter, at_least, learning_rate
 from sparsegroup.rules.rule import Rule
+
+
+def scalars_sgd(t: int, lr: float) -> tuple[float, ...]:
+    return (t**0.5 / lr,)
+
+
+def update_sgd(g: Any, inverse_lr: Any) -> tuple[Any, ...]:
+    """m_t = g_t, σ_t = √t / α."""
+    return g, g - g + inverse_lr
+
+
+SGD = Rule("sgd", scalars_sgd, update_sgd, state={}, hyperparameters=(learning_rate(1e-3),))
+"""SGD with the paper's step size α / √t: m = g, σ = √t / α. No state."""
 
 
 def scalars(lr: float, momentum: float, nesterov: bool) -> tuple[float, ...]:
