@@ -1,8 +1,8 @@
 """A table's file, written in pieces: all of its rows, or those that have changed since.
 
 A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
-the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `directory_state`.
-Reading it (`table_reading`) drops the rows of `dropped` and sets those of `keys`, so that a file of all rows is one of
+the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `DIRECTORY_STATE`.
+Reading it (`files/read`) drops the rows of `dropped` and sets those of `keys`, so that a file of all rows is one of
 changes to an empty table. Rows keep their order and with it their numbers. Each rank of a sharded table writes one.
 """
 
