@@ -113,11 +113,8 @@ class ExactOccurrences:
             self._add(content["candidates"], content["candidate_counts"])
 
 
-DEPTH = 4
-"""Counters of a key; the least of them is its count."""
-
-HIGHEST = 255
-"""A counter goes no further."""
+DEPTH, HIGHEST = 4, 255
+"""Counters of a key, the least of which is its count; where a counter stops."""
 
 
 class OccurrenceSketch:
@@ -125,9 +122,7 @@ class OccurrenceSketch:
 
     A row of w = nbytes / 4 counters is halved, all of it, after w occurrences. With n distinct keys since then a key
     that has never come is taken for one that has with a probability of (1 - e^(-n/w))⁴: .2 % at n = w/4, 16 % at n = w.
-
-    Args:
-        nbytes: At least 4,096; or 0, and nothing is counted.
+    Without bytes nothing is counted.
     """
 
     has_candidates = False  # what is in it need not be forgotten

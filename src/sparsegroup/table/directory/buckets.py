@@ -11,11 +11,7 @@ from sparsegroup.kernels.cpu.jit import array_at, jitted, kernel, load, store
 
 @jitted
 def mix(key: Any) -> Any:
-    """A bijection of 64-bit numbers in which every bit depends on every bit (the finalizer of MurmurHash3).
-
-    Args:
-        key: uint64.
-    """
+    """A bijection of 64-bit numbers in which every bit depends on every bit (the finalizer of MurmurHash3)."""
     key = (key ^ (key >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     key = (key ^ (key >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return key ^ (key >> np.uint64(33))

@@ -21,35 +21,24 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Admission:
-    """A decision about distinct keys that have no row, not yet carried out.
+    """A decision about distinct keys that have no row, not yet carried out."""
 
-    Attributes:
-        count: How many get one.
-        keys: `[n]`, all of them; None where all are admitted and none has been seen before.
-        admitted: `[n]`, which get one; None for all.
-        counts: `[n]`, in how many lookups each has come; None if no policy was asked.
-        refused: How many more would get one if there were room.
-        again: Whether this lookup has been counted already.
-    """
-
-    count: int
-    keys: Int64s | None = None
-    admitted: Bools | None = None
-    counts: Int64s | None = None
-    refused: int = 0
-    again: bool = False
+    count: int  # of keys that get one
+    keys: Int64s | None = None  # [n], all of them; None where all are admitted and none has been seen before
+    admitted: Bools | None = None  # [n], which get one; None for all
+    counts: Int64s | None = None  # [n], in how many lookups each has come; None if no policy was asked
+    refused: int = 0  # how many more would get one if there were room
+    again: bool = False  # whether this lookup has been counted already
 
 
 @dataclass
 class Counters:
-    """What a directory counts: the optimizer's steps, rows that were evicted, keys that found no room, and when, in
-    steps or seconds, the eviction policy was asked last.
-    """
+    """What a directory counts."""
 
-    steps: int = 0
-    evicted: int = 0
-    refused: int = 0
-    last_check: int = 0
+    steps: int = 0  # the optimizer's
+    evicted: int = 0  # rows
+    refused: int = 0  # keys for which there was no room
+    last_check: int = 0  # when, in steps or seconds, the eviction policy was asked last
 
 
 class Directory:
@@ -145,7 +134,10 @@ class Directory:
         if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
             decision = Admission(count, keys() if self.seen.needs_keys else None, again=again)
         else:
-            decision = self._ask(keys(), policy, again)
+            asked = keys()
+            counts = self.occurrences.counts(asked, draws=policy.draws, again=again)
+            admitted = answer(policy.admits, np.bool_, asked, counts)
+            decision = Admission(int(admitted.sum()), asked, admitted, counts, again=again)
         if self.num_rows + decision.count > self.max_rows:
             raise RuntimeError(
                 f"the table is full: max_rows={self.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
@@ -153,11 +145,6 @@ class Directory:
             )
         places = decision.count if room is None else room(decision.count)
         return decision if places == decision.count else _cut(decision, keys(), places)
-
-    def _ask(self, keys: Int64s, policy: AdmissionPolicy, again: bool) -> Admission:
-        counts = self.occurrences.counts(keys, draws=policy.draws, again=again)
-        admitted = answer(policy.admits, np.bool_, keys, counts)
-        return Admission(int(admitted.sum()), keys, admitted, counts, again=again)
 
     def rows_added(self, count: int) -> None:
         """So many rows have been added to the index."""

@@ -15,12 +15,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 LATEST = (1 << 32) - 1
-"""The last moment that there is."""
+"""The last moment, in steps or in seconds, that can be stored."""
 
 BYTES = 8
-"""Of a row."""
+"""What a row's last use and number of uses take."""
 
-_AT_A_TIME = 1 << 18
+ROWS_AT_A_TIME = 1 << 18
+"""So many, where all rows are looked at."""
 
 
 class RowUses:
@@ -67,8 +68,8 @@ class RowUses:
     def retain(self, surviving: npt.NDArray[np.bool_]) -> None:
         """Keep the rows of the mask `[rows]`, renumbered in their order."""
         end = 0
-        for first in range(0, len(surviving), _AT_A_TIME):  # in place
-            mask = surviving[first : first + _AT_A_TIME]
+        for first in range(0, len(surviving), ROWS_AT_A_TIME):  # in place
+            mask = surviving[first : first + ROWS_AT_A_TIME]
             some = self._uses[first : first + len(mask)][mask]
             self._uses[end : end + len(some)] = some
             end += len(some)
@@ -97,10 +98,6 @@ def _mark_all(rows: Any, now: Any, uses: Any) -> None:
 
 
 _mark_kernel = kernel(_mark_all, "the rows' uses")
-
-
-ROWS_AT_A_TIME = 1 << 18
-"""So many, where all rows are looked at."""
 
 
 class RowBlock:

@@ -104,19 +104,6 @@ def _keys_of_rows(first: int, last: int, state: Any, pages: Any, keys: Any) -> N
             slot += 16
 
 
-def _entries_of(wanted: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
-    """Write keys and rows of the rows that the mask `wanted` names."""
-    count = 0
-    for bucket in range(state[PHYSICAL]):
-        slot = bucket_address(bucket, pages)
-        for _ in range(4):
-            row = load(slot + 8) - 1
-            if row >= 0 and wanted[row]:
-                keys[count], rows[count] = load(slot), row
-                count += 1
-            slot += 16
-
-
 def _end(state: Any, pages: Any) -> int:
     """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
     end = state[NEW]
@@ -133,7 +120,6 @@ _insert_kernel = kernel(_insert_all, "the table's index (insert)")
 _find_kernel = kernel(_find_all, "the table's index (find)")
 _scan_kernel = kernel(_scan, "the table's index (scan)")
 _keys_kernel = kernel(_keys_of_rows, "the table's index (keys)")
-_entries_kernel = kernel(_entries_of, "the table's index (entries)")
 _end_kernel = kernel(_end, "the table's index (end)")
 _stretch_kernel = kernel(_stretch, "the table's index (growth)")
 
@@ -202,11 +188,7 @@ class Index:
         return self.with_buckets(least) if 2 * least <= self.buckets else self
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` keys in all.
-
-        Raises:
-            MemoryError: The system has no more; nothing has changed.
-        """
+        """Make room for `count` keys in all; MemoryError changes nothing."""
         while (buckets := self._buckets_for(count)) > self.state[NEW]:
             self._stretch(int(self.state[OLD]) + 1)  # to the end; it has arrived long since, but in a small table
             self._lay_out(buckets)
@@ -254,11 +236,7 @@ class Index:
             self.extend()
 
     def insert(self, keys: Int64s, rows: Int64s) -> None:
-        """Add keys that are not there yet. `reserve` first.
-
-        Raises:
-            ValueError: One is there; those before it are added.
-        """
+        """Add keys that are not there yet, after `reserve`; ValueError if one is: those before it are added."""
         while (done := _insert_kernel(keys, rows, self.state, self.pages)) < len(keys):
             if done < 0:
                 raise ValueError(f"key {keys[-1 - done]} appears twice")
@@ -277,13 +255,6 @@ class Index:
         _keys_kernel(first, last, self.state, self.pages, keys)
         return keys
 
-    def entries_of(self, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
-        """Keys and rows of the rows that a mask over all rows names, in no particular order."""
-        count = int(np.count_nonzero(wanted))
-        keys, rows = np.empty(count, np.int64), np.empty(count, np.int64)
-        _entries_kernel(wanted, self.state, self.pages, keys, rows)
-        return keys, rows
-
     def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
         """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. Not to be changed meanwhile."""
         step = at_most // 4
@@ -300,16 +271,16 @@ _WORD = 64
 
 
 def keep_rows(index: Index, kept: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
-    """Keep the rows of the mask `[num_keys]`, renumbered in their order; the index stays as large as it is.
+    """Keep the rows of the mask `[num_keys]`, renumbered in their order; gives keys and former rows of the others.
 
-    Returns:
-        Keys and former rows of the others, in no particular order.
+    The index stays as large as it is.
     """
     words = np.zeros(-(-len(kept) // _WORD), np.uint64)
     bits = np.packbits(kept, bitorder="little")
     words.view(np.uint8)[: len(bits)] = bits  # little-endian, as the machines are that the kernels are compiled for
     before = np.zeros(len(words) + 1, np.int64)
-    _count_kernel(words, before)
+    if len(kept):
+        np.cumsum(np.add.reduceat(kept, np.arange(0, len(kept), _WORD), dtype=np.int64), out=before[1:])
     gone = len(kept) - int(before[-1])
     keys, rows = np.empty(gone, np.int64), np.empty(gone, np.int64)
     _keep_kernel(words, before, index.state, index.pages, keys, rows)
@@ -323,11 +294,6 @@ def ones(word: Any) -> Any:
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
     return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
-
-
-def _count_all(words: Any, before: Any) -> None:
-    for i in range(len(words)):
-        before[i + 1] = before[i] + ones(words[i])
 
 
 def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, gone_rows: Any) -> None:
@@ -363,5 +329,4 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, g
     state[COUNT] = stayed
 
 
-_count_kernel = kernel(_count_all, "the table's index (counting)")
 _keep_kernel = kernel(_keep_all, "the table's index (removal)")

@@ -115,9 +115,7 @@ class HyperLogLog:
         """Count keys `[n]`; those that have been counted before change nothing."""
         _add_kernel(keys, self._field_bits, self._registers.shape[1].bit_length() - 1, self._registers)
 
-    def drop(self, keys: Int64s) -> None:
-        """Count keys that have lost their row, as far as they have not been counted."""
-        self.add(keys)
+    drop = add  # keys that have lost their row have been seen
 
     def recount(self, known: Callable[[], Int64s], total: int | None) -> None:
         """Count the `known` keys, too; there were `total` at least."""

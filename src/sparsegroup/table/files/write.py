@@ -6,7 +6,7 @@ Reading it (`files/read`) drops the rows of `dropped` and sets those of `keys`, 
 changes to an empty table. Rows keep their order and with it their numbers. Each rank of a sharded table writes one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,9 +30,6 @@ Int64s = npt.NDArray[np.int64]
 
 _PIECE_BYTES = 8 << 20
 """Bytes of rows, or of keys, in memory at a time besides the table; more if the table is large."""
-
-_BYTES_TO_SORT = 40
-"""Bytes of a changed row while the keys are brought into the order of the rows."""
 
 _KEYS_PER_BUCKET = 4
 
@@ -133,18 +130,16 @@ def write_table(table: Table, path: Path, changes: Changes | None = None) -> tup
     """
     rows, directory = table.rows, table.directory
     at_once = max(_PIECE_BYTES, int(_SHARE * table.memory().total))
-    keys: Iterable[Int64s]
+    spans = list(pieces_of(directory.num_rows, 8, 0, at_once))
+    keys: Iterable[Int64s] = (directory.index.keys_of_rows(span.start, span.stop) for span in spans)
     if changes is None:
         count, dropped, state = directory.num_rows, directory.dropped.view(np.int64), directory.state()
-        spans = ((span.start, span.stop) for span in pieces_of(count, 8, 0, at_once))
-        keys = (directory.index.keys_of_rows(first, last) for first, last in spans)
         blocks = rows.blocks(count)
     else:
         mask, dropped = changes.mask(directory.num_rows), changes.removed
         count, state = int(np.count_nonzero(mask)), directory.state(np.flatnonzero(mask))
-        changed = list(_spans(mask, at_once // _BYTES_TO_SORT))
-        keys = (_keys_within(table, mask, first, last) for first, last in changed)
-        blocks = _blocks_within(rows, mask, changed)
+        keys = (some[mask[span]] for some, span in zip(keys, spans, strict=True))
+        blocks = _blocks_within(rows, mask, spans)
     key = np.dtype(np.int64)
     shapes = {
         "keys": (key, (count,)),
@@ -158,33 +153,12 @@ def write_table(table: Table, path: Path, changes: Changes | None = None) -> tup
     return file.facts, TableFacts.of(table, count)
 
 
-def _keys_within(table: Table, mask: npt.NDArray[np.bool_], first: int, last: int) -> Int64s:
-    """The keys of those rows first, …, last - 1 that are in the mask, in the order of the rows."""
-    inside = np.zeros_like(mask)
-    inside[first:last] = mask[first:last]
-    keys, numbers = table.directory.index.entries_of(inside)
-    return keys[np.argsort(numbers)]
-
-
-def _blocks_within(rows: Rows, mask: npt.NDArray[np.bool_], spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+def _blocks_within(rows: Rows, mask: npt.NDArray[np.bool_], spans: Iterable[slice]) -> Iterator[Any]:
     """The rows of the mask, `[rows, parts · dim]` at a time."""
-    for first, last in spans:
-        numbers = first + np.flatnonzero(mask[first:last])
+    for span in spans:
+        numbers = span.start + np.flatnonzero(mask[span])
         for piece in pieces(len(numbers), rows):
             yield rows.read_whole(numbers[piece])
-
-
-def _spans(mask: npt.NDArray[np.bool_], at_most: int) -> Iterator[tuple[int, int]]:
-    """Ranges that cover the mask, with `at_most` of its rows in each, or few more."""
-    first = found = 0
-    step = max(1, min(at_most, 1 << 16))
-    for begin in range(0, len(mask), step):
-        here = int(np.count_nonzero(mask[begin : begin + step]))
-        if found and found + here > at_most:
-            yield first, begin
-            first, found = begin, 0
-        found += here
-    yield first, len(mask)
 
 
 def pieces(count: int, rows: Rows) -> Iterator[slice]:
