@@ -30,7 +30,7 @@ def temporary_name(path: Path, prefix: str, suffix: str = "") -> Path:
 
 @contextmanager
 def name_errors(path: object) -> Iterator[None]:
-    """Errors of the system that name no file name this one, also those that libraries in Rust raise as their own."""
+    """Errors of the system that name no file name this one, also if libraries in Rust raise them as their own."""
     try:
         yield
     except ValueError:  # of this package, or of what was given

@@ -127,7 +127,7 @@ class TableLoadPlanner(DefaultLoadPlanner):
     DCP fills the tensors of a state dict in place, so that a fresh table, which has no rows, could take none. This
     planner makes room first: the entries of each `HashEmbedding`, and of an optimizer's state of one, become those of
     the checkpoint. Everything else is loaded as by `DefaultLoadPlanner`. A table is known by its entries `keys` and
-    `dropped`, an optimizer's state of one by `keys` beside `step`.
+    `dropped`, an optimizer's state of one by `keys` in addition to `step`.
 
     A table that lies on several ranks (`process_group`) has the entries of each under names of its own,
     `rank_0_of_2.keys`. Whatever number of ranks has written them, one process alone or others, each rank reads the

@@ -77,7 +77,7 @@ def plan_tables(
 
     Args:
         model: Not changed.
-        options: Name of a table → arguments of its `HashEmbedding`, beside those of all.
+        options: Name of a table → arguments of its `HashEmbedding`, added to those of all tables.
         process_group: That of `DistributedModelParallel`; None: all ranks.
         device: Where the tables will be: the one that `DistributedModelParallel` is given.
         **every: Arguments of the `HashEmbedding` of all tables.
@@ -293,7 +293,7 @@ class HashEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignor
         """The sharded collection. All ranks have to call it.
 
         Raises:
-            ValueError: The plan is another's than `plan_tables`, the collection is one that tables cannot stand in for,
+            ValueError: The plan is another's than `plan_tables`, the collection is one that tables cannot replace,
                 or an option is out of range.
         """
         _check(module)

@@ -229,7 +229,7 @@ class TensorStep:
 
 
 def check_rows(rows: Tensor, count: int, where: object) -> None:
-    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write where they are told."""
+    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write there unchecked."""
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         raise IndexError(
             f"a sparse gradient has rows {int(rows.min())} to {int(rows.max())}, the parameter has {count} ({where})"

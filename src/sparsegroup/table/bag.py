@@ -14,7 +14,7 @@ from sparsegroup.table.lookup.lookup import as_int64, checked_keys, field_keys
 
 @runtime_checkable
 class Jagged(Protocol):
-    """A `torchrec.JaggedTensor`, or a `KeyedJaggedTensor`, which has `keys` and `stride`, too."""
+    """A `torchrec.JaggedTensor`, or a `KeyedJaggedTensor`, which also has `keys` and `stride`."""
 
     def values(self) -> Tensor:
         """`[n]`, the values of all bags, those of the first feature first."""
@@ -108,7 +108,7 @@ def _ends_of(lengths: Tensor) -> Tensor:
 class HashEmbeddingBag(HashEmbedding):
     """`HashEmbedding` followed by the sum or mean over bags of keys: `nn.EmbeddingBag` without a vocabulary.
 
-    It takes TorchRec's `KeyedJaggedTensor`, too, without TorchRec being needed.
+    It also takes TorchRec's `KeyedJaggedTensor`, without needing TorchRec.
 
     Args:
         dim: Length of a vector.

@@ -44,7 +44,7 @@ class TableCounts:
 
     @property
     def num_seen(self) -> int:
-        """Distinct keys ever seen in training, those that `shrink` has dropped included."""
+        """Distinct keys ever seen in training, including the keys that `shrink` has dropped."""
         return sum(table.num_seen for table in self._counted())
 
     @property
@@ -340,7 +340,7 @@ class HashEmbedding(TableCounts, nn.Module):
     def lookup(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`, `[*keys.shape, dim]`, zeros for those without a row; no graph, nothing is inserted.
 
-        These are the rows as they are: fallback vectors do not stand in here.
+        These are the rows themselves: fallback vectors do not replace any.
         """
         if self.across is not None:
             return self.across.rows(self._as_array(keys)).view(*keys.shape, self.dim)
@@ -385,7 +385,7 @@ class HashEmbedding(TableCounts, nn.Module):
         """Keys `[n]` int64 and vectors `[n, dim]` of the live rows, n ≤ `batch_size` at a time, in row order.
 
         Raises:
-            RuntimeError: Rows came or went meanwhile.
+            RuntimeError: Rows were added or dropped while this ran.
         """
         check_int("batch_size", batch_size, 1, 1 << 40)
         for keys, rows in self.table.scan(batch_size):
@@ -394,7 +394,7 @@ class HashEmbedding(TableCounts, nn.Module):
     def shrink(self) -> int:
         """Drop the rows that are exactly zero, or those that `eviction` says, and give their memory back to the system.
 
-        A dropped key that returns is a new row from its start; it is not counted anew in `num_seen` (which costs 8
+        A dropped key that returns is a new row from its start; it is not counted again in `num_seen` (which costs 8
         bytes per dropped key).
 
         Returns:

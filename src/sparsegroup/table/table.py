@@ -328,7 +328,7 @@ class Table:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
 
         Raises:
-            RuntimeError: Rows were added or dropped meanwhile.
+            RuntimeError: Rows were added or dropped while this ran.
         """
         with self.at_rest():
             numbering, count = self.directory.numbering, self.directory.num_rows

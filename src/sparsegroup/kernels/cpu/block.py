@@ -364,7 +364,7 @@ def step(
                     x, u, state, g, hessian, d, S, T, H,
                     row_scalars, initial, parameters, tau, threshold, frozen,
                 )  # fmt: skip
-            else:  # `advance` comes once for tensors and rows: each place is compiled anew
+            else:  # `advance` comes once for tensors and rows: each place is compiled separately
                 advance(
                     x, u, state, g, hessian, groups, d, S, T, quiet,
                     row_scalars, initial, parameters, tau, threshold, frozen,

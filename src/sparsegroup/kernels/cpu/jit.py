@@ -148,7 +148,7 @@ class KernelCache(FunctionCache):
 
 
 class _Compilation:
-    """What goes on while Numba looks for a kernel on disk and, unless it finds it, compiles it.
+    """The wait while Numba looks for a kernel on disk and, unless it finds it, compiles it.
 
     Args:
         name: What the kernel is called in messages.
@@ -252,7 +252,7 @@ def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] 
     Args:
         function: The source, from a module of this package.
         name: What it is called in messages.
-        bindings: Global name → what it stands for.
+        bindings: Global name → its value.
     """
     return Kernel(function, name, bindings or {})
 
@@ -263,7 +263,7 @@ def address_of(function: Callable[..., Any], signature: Any, bindings: Mapping[s
     Args:
         function: The source, from a module of this package.
         signature: Numba's: numbers in, nothing out.
-        bindings: Global name → what it stands for.
+        bindings: Global name → its value.
         name: What it is called in messages.
     """
     bound = _bound_for_cache(function, bindings)
@@ -467,7 +467,7 @@ def copy(source: Any, target: Any, count: Any) -> None:
 
 @intrinsic_of
 def fill_8(typing_context, address, value):  # type: ignore[no-untyped-def]
-    """Write the float `value` eight times from `address` (int64) on, at once: LLVM makes eight stores of a loop."""
+    """Write the float `value` eight times from `address` (int64) on: LLVM makes eight stores of a loop."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         eight = ir.VectorType(arguments[1].type, 8)

@@ -36,12 +36,12 @@ _STAY = 4000
 
 
 def new() -> npt.NDArray[np.int64]:
-    """The state of a job that nobody has begun."""
+    """The state of a job that no thread has started."""
     return np.zeros(_WORDS, np.int64)
 
 
 def new_with_helpers(bell: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The state of a job that nobody has begun, for its caller, who rings `bell` [1], and for helpers that stay.
+    """The state of a job that no thread has started, for its caller, who rings `bell` [1], and for helpers that stay.
 
     Helpers that do not stay get it as its caller does; the bell is then rung more than once.
     """
@@ -159,7 +159,7 @@ def set_num_threads(number: int | None) -> None:
     """How many threads share a step or a lookup; None, the default, is as many as torch is set to use.
 
     Where torch's own operations are small, as between the lookups of a click model, its threads are better left at one:
-    they go on spinning for a while after each, and take the core from those that would help here.
+    they spin for a while after each, and take the core from the threads that would help here.
 
     Args:
         number: ≥ 1, or None.

@@ -34,7 +34,7 @@ _ARRAY_FUNCTIONS = {"sqrt": "tl.sqrt_rn", "where": "tl.where", "maximum": "nan_m
 """What rules and prox take from the array namespace `xp`."""
 
 _NOT_SPECIALIZED = ("count", "seed", "height")
-"""Numbers that change from step to step: a kernel is not compiled anew for those that 16 divides."""
+"""Numbers that change from step to step: a kernel is not compiled again if 16 divides one."""
 
 
 @cache

@@ -69,7 +69,7 @@ class ExactOccurrences:
         return np.maximum(self.stored(keys) + (not again), 1)
 
     def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool) -> None:
-        """Remember the counts of some distinct keys, and forget those that are admitted."""
+        """Remember the counts of some distinct keys, and forget the admitted keys."""
         counts = np.where(admitted, 0, counts)
         places = self._index.find(keys)
         known = places != ABSENT
@@ -157,7 +157,7 @@ class OccurrenceSketch:
         return np.maximum(self.stored(keys) + (not again), 1)
 
     def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool = False) -> None:
-        """Raise the counters of some distinct keys, but of those that are admitted."""
+        """Raise the counters of distinct keys, except those of the admitted keys."""
         waiting = ~admitted
         _note_kernel(keys[waiting], np.minimum(counts[waiting], HIGHEST), self._counters)
         self._lookups += not again

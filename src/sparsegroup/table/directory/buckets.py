@@ -60,7 +60,7 @@ def hash_of(key: Any, secret: Any) -> Any:
     """The order of a key in the index, int64 in [0, 2³²).
 
     Multiplication by a secret odd number is universal: two keys share the upper 32 bits with probability 2⁻³¹ at most,
-    whoever chose them (Dietzfelbinger et al. 1997, A reliable randomized algorithm for the closest-pair problem). The
+    whatever they are (Dietzfelbinger et al. 1997, A reliable randomized algorithm for the closest-pair problem). The
     secret mask and the mixing before it take away what structure one could give the keys for it.
     """
     mask, factor = secret

@@ -196,7 +196,7 @@ class Directory:
         self.numbering.is_current = False
         self.numbering = RowNumbering(self._is_watched)
 
-    # What is stored, beside keys and rows
+    # What is stored in addition to keys and rows
 
     def state(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
         """What is known in addition to key and row, by name; of some rows, or of all, what is known of rows."""
@@ -219,7 +219,7 @@ class Directory:
             self.uses.load(state, rows)
 
     def count_seen(self, total: int | None = None) -> None:
-        """Have seen `total` keys; None: those that are known."""
+        """Have seen `total` keys; None: the known keys."""
         self.seen.recount(lambda: np.concatenate([self.keys(), self.keys_without_row()]), total)
 
     def keys_without_row(self) -> Int64s:
@@ -229,7 +229,7 @@ class Directory:
 
 
 def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
-    """The decision with the first `places` of those that are admitted; the others are refused."""
+    """The decision that admits only the first `places` of the admitted keys."""
     admitted = np.ones(len(keys), np.bool_) if decision.admitted is None else decision.admitted.copy()
     admitted[np.flatnonzero(admitted)[places:]] = False
     return replace(decision, count=places, keys=keys, admitted=admitted, refused=decision.count - places)

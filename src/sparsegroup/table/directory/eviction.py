@@ -192,7 +192,7 @@ class UnusedFor(EvictionPolicy):
     Args:
         steps: For so many of the optimizer's steps, ≥ 1.
         seconds: Or for so many seconds, ≥ 1, as `set_time` counts them.
-        live: Drop live rows, too.
+        live: Also drop live rows.
         every: So many steps, or seconds, are between two checks, ≥ 1; None: a quarter of the age.
 
     Raises:

@@ -256,7 +256,7 @@ class Index:
         return keys
 
     def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
-        """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. Not to be changed meanwhile."""
+        """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. It must not change while this runs."""
         step = at_most // 4
         end = _end_kernel(self.state, self.pages)
         for first in range(0, end, step):

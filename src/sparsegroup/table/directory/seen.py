@@ -19,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RememberedKeys:
-    """Counts distinct keys exactly: those that lost their row are remembered, in 8 bytes each."""
+    """Counts distinct keys exactly: keys that lost their row are remembered, in 8 bytes each."""
 
     is_exact = True
 
@@ -112,13 +112,13 @@ class HyperLogLog:
         self._registers[:], self._least = 0, 0
 
     def add(self, keys: Int64s | None, count: int = 0, candidates: object = None) -> None:
-        """Count keys `[n]`; those that have been counted before change nothing."""
+        """Count keys `[n]`; keys that were counted before change nothing."""
         _add_kernel(keys, self._field_bits, self._registers.shape[1].bit_length() - 1, self._registers)
 
     drop = add  # keys that have lost their row have been seen
 
     def recount(self, known: Callable[[], Int64s], total: int | None) -> None:
-        """Count the `known` keys, too; there were `total` at least."""
+        """Also count the `known` keys; there were at least `total`."""
         self.add(known())
         self._least = total or 0
 

@@ -1,4 +1,4 @@
-"""A table's file, written in pieces: all of its rows, or those that have changed since.
+"""A table's file, written in pieces: all of its rows, or the rows that have changed since.
 
 A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
 the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `DIRECTORY_STATE`.

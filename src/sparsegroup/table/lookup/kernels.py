@@ -109,7 +109,7 @@ PIECE = 256
 
 
 _DISTINCT, _ROWS, _SPREAD = (np.int64(phase) for phase in range(3))
-"""The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` anew."""
+"""The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` again."""
 
 _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEAD) * 8)
 
@@ -158,7 +158,7 @@ def _find(
 ) -> None:  # fmt: skip
     """The rows of some of `count` distinct keys, or `ABSENT`; `homes` and `later` are scratch memory.
 
-    The buckets of the keys that come next are asked for, too: most likely the same thread looks for them.
+    Also prefetches the buckets of the next keys: most likely the same thread looks for them.
     """
     now, until = measure(state), min(last + AHEAD, count)
     for i in range(first, until):
@@ -289,7 +289,7 @@ def _insert(
 ) -> int:  # fmt: skip
     """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero.
 
-    Their vectors are put into `out`, too.
+    Also puts their vectors into `out`.
     """
     dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1

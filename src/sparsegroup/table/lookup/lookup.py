@@ -250,7 +250,7 @@ class RowLookup:
         *,
         is_counted: bool = False,
     ) -> LookupResult:
-        """Look `keys` up; those that `admission` admits get a row if they have none. None: nothing is inserted.
+        """Look `keys` up; a key without a row gets one if `admission` admits it. None: nothing is inserted.
 
         Args:
             keys: `[n]`.

@@ -79,7 +79,7 @@ class DeviceRows(Rows):
         return _rounded_up(self._first_part + (parts - 1) * self._part_bytes, self._unit)
 
     def layout(self) -> launch.Layout:
-        """Where the rows lie, for the kernels; it holds until rows are reserved, compacted or laid out anew."""
+        """Where the rows lie, for the kernels; it is valid until rows are reserved, compacted or laid out again."""
         return launch.Layout(
             self._addresses,
             self.shift,

@@ -1,6 +1,6 @@
 """Rows in pages of the host's memory: x, u and the optimizer's state side by side, to touch few cache lines.
 
-All parts are of one dtype, but beside weights of float32 two kinds take less: u and the state as bfloat16, where that
+All parts are of one dtype, but with weights of float32 two kinds take less: u and the state as bfloat16, where that
 is asked for, and the state of a group, the same for all elements, as one float32. NumPy has no bfloat16: its bits are
 uint16 here.
 """

@@ -252,6 +252,6 @@ class RowSteps:
 
     def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> None:
         """The rows of the mask stay, the keys `gone` of the former `rows` do not."""
-        if self.changes is not None:  # where keys are known one by one, those that came and went are to be told, too
-            told = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
-            self.changes.keep(kept, gone[told])
+        if self.changes is not None:  # with exact keys, changes must also have the keys that were added and dropped
+            recorded = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
+            self.changes.keep(kept, gone[recorded])

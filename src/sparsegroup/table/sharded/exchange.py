@@ -344,8 +344,8 @@ class KeyExchange:
     """The keys that ranks send each other in one lookup.
 
     Attributes:
-        own: Those that this rank sends.
-        keys: `[m]`, those that it receives: those of rank 0 first, each rank's distinct.
+        own: The keys that this rank sends.
+        keys: `[m]`, the keys that it receives: from rank 0 first, each rank's distinct.
         counts: `[ranks]`, how many it receives from each.
         name: Names the lookup in messages.
     """
