@@ -228,7 +228,7 @@ def test_the_state_dict_of_another_rank_is_refused(count: int, four_ranks: Ranks
         assert (said is None) == (0 < count <= rank)
         if said is not None:
             who = "all ranks" if count < 2 else f"rank {rank} of {count}"
-            wrong = rf"holds the rows of rank {(rank + 1) % 2} of 2 alone, and {who} needs others: .*TableLoadPlanner"
+            wrong = rf"contains only the rows of rank {(rank + 1) % 2} of 2, and this is {who}: .*TableLoadPlanner"
             assert re.search(rf"table {wrong}", said), said
             assert re.search(rf"state 'rank_._of_2.keys' {wrong}", said), said
 

@@ -19,23 +19,23 @@ from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards, neede
 
 
 def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
-    """`DistributedDataParallel` for all of a model but the rows of its tables, which belong to one rank each.
+    """`DistributedDataParallel` for a model except the rows of its tables, each of which belongs to one rank.
 
     The fallback vectors of a table are averaged with the other parameters.
 
     Args:
-        model: Whose tables have a `process_group`, or are each rank's own by `per_rank`.
+        model: All of its tables have a `process_group`, or `per_rank`.
         **options: Arguments of `DistributedDataParallel`.
 
     Raises:
-        ValueError: A table lies on one rank alone: it would part from those of the others.
+        ValueError: A table has neither, and would differ from rank to rank.
     """
     ignored = []
     for name, table in tables_in(model).items():
         if table.across is None and not table.per_rank:
             raise ValueError(
-                f"the table {name or 'itself'!r} would part from those of the other ranks: make it with process_group="
-                "torch.distributed.group.WORLD, or with per_rank=True if each rank shall have its own"
+                f"the table {name or 'itself'!r} would differ from those of the other ranks: make it with "
+                "process_group=torch.distributed.group.WORLD, or with per_rank=True for a separate one on each rank"
             )
         ignored.append(f"{name}.weight" if name else "weight")
     ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
@@ -126,19 +126,19 @@ class TableLoadPlanner(DefaultLoadPlanner):
 
     DCP fills the tensors of a state dict in place, so that a fresh table, which has no rows, could take none. This
     planner makes room first: the entries of each `HashEmbedding`, and of an optimizer's state of one, become those of
-    the checkpoint. Everything else is loaded as by `DefaultLoadPlanner`. A table is known by its entries `keys` and
-    `dropped`, an optimizer's state of one by `keys` in addition to `step`.
+    the checkpoint. Everything else is loaded as by `DefaultLoadPlanner`. A table is recognized by its entries `keys`
+    and `dropped`, an optimizer's state of one by `keys` and `step`.
 
-    A table that lies on several ranks (`process_group`) has the entries of each under names of its own,
-    `rank_0_of_2.keys`. Whatever number of ranks has written them, one process alone or others, each rank reads the
-    parts that have rows of its own, and keeps these.
+    A table on several ranks (`process_group`) has the entries of each rank under separate names, `rank_0_of_2.keys`.
+    Whatever number of ranks, or a single process, has written them: each rank reads the parts that contain rows of its
+    own, and loads only these rows.
 
     Args:
         **options: Those of `DefaultLoadPlanner`.
 
     Raises:
-        ValueError: In `load`: the checkpoint knows something of a table for which the state dict, which has no nested
-            dicts, has no entry; or parts of a table are missing.
+        ValueError: In `load`: the checkpoint has an entry of a table that is missing in the state dict, which has no
+            nested dicts; or parts of a table are missing.
 
     Examples:
         >>> import tempfile, warnings

@@ -140,7 +140,7 @@ def joined_state(states: Sequence[State]) -> State:
 
 
 def share_of_state(state: State, mask_of: Callable[[Array], Array], *, has_first: bool) -> State:
-    """What a rank takes over of the state of a part some of whose keys it has, those that `mask_of` names.
+    """What a rank takes over of the state of a part of which it has some keys, the ones that `mask_of` names.
 
     What is counted without keys is left to the rank that has the part's first bucket, so that the ranks together have
     counted it once.
@@ -167,7 +167,7 @@ class TableSnapshot:
 
     Attributes:
         keys: `[n]`, in the order of the rows.
-        parts: "weight", "u" and the optimizer's state, those that it holds → `[n, dim]`.
+        parts: Some of "weight", "u" and the optimizer's state → `[n, dim]`.
         dropped: `[k]`, keys that had a row and lost it; some may have one again.
         directory: Other state of the directory by name, see `Directory.state`; of rows, in the order of `keys`.
         num_seen: Distinct keys ever seen; None: to be counted.

@@ -213,7 +213,7 @@ class DeviceRows(Rows):
                 self._view(page, part)[span] = value
 
     def _set_pages(self, pages: list[Tensor]) -> None:
-        # An address that is never followed stands in for none: kernels load it for negative rows.
+        # An address where there is none: kernels load it for negative rows, and do not follow it.
         addresses = torch.tensor([page.data_ptr() for page in pages] or [0])
         if self.device.type == "cuda":
             addresses = addresses.pin_memory().to(self.device, non_blocking=True)

@@ -248,7 +248,7 @@ class Collectives:
         return total
 
     def of_all(self, own: list[Any], what: str) -> list[Any]:
-        """The lists of all ranks, which are pickled, one after the other."""
+        """The concatenated lists of all ranks, which are pickled."""
         if self.ranks == 1:
             return own
         data, error = attempt(lambda: pickle.dumps(own))
@@ -345,7 +345,7 @@ class KeyExchange:
 
     Attributes:
         own: The keys that this rank sends.
-        keys: `[m]`, the keys that it receives: from rank 0 first, each rank's distinct.
+        keys: `[m]`, the received ones: first those of rank 0; distinct from each rank.
         counts: `[ranks]`, how many it receives from each.
         name: Names the lookup in messages.
     """
@@ -529,7 +529,7 @@ class Shards:
         return self._run(self._collectives.norm, own, order)
 
     def of_all(self, own: list[Any], what: str) -> list[Any]:
-        """The lists of all ranks, one after the other."""
+        """The concatenated lists of all ranks."""
         return self._run(self._collectives.of_all, own, what)
 
     def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:

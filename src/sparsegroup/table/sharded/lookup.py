@@ -1,4 +1,4 @@
-"""A lookup over all ranks: distinct keys to the ranks of their rows, vectors back, gradients the other way."""
+"""A lookup over all ranks: distinct keys travel to the ranks of their rows, vectors back, gradients there again."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass

@@ -45,8 +45,8 @@ class RankShard:
             return name
         if found != self:
             raise ValueError(
-                f"holds the rows of {found} alone, and {self} needs others: take them over by sparsegroup.checkpoint, "
-                "or by torch.distributed.checkpoint with sparsegroup.integrations.TableLoadPlanner"
+                f"contains only the rows of {found}, and this is {self}: load with sparsegroup.checkpoint, or with "
+                "torch.distributed.checkpoint and sparsegroup.integrations.TableLoadPlanner"
             )
         return name.partition(".")[2]
 
