@@ -10,7 +10,7 @@ import torch
 
 from sparsegroup import HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
-from sparsegroup.names import OptimizerName
+from sparsegroup.settings.names import OptimizerName
 from sparsegroup.training import (
     Config,
     evaluate,

@@ -12,10 +12,10 @@ from onnxruntime.quantization import quantize_dynamic
 import onnxruntime_scores
 from serving_cases import batch_of, columns_of, opened_model
 from sparsegroup.models import NumberEncoder
-from sparsegroup.names import ModelName
 from sparsegroup.serving import ServingModel
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
+from sparsegroup.settings.names import ModelName
 from sparsegroup.training import Config
 
 

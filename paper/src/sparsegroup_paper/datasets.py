@@ -19,7 +19,7 @@ from sparsegroup.data import (
     synthetic_log,
 )
 from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
-from sparsegroup.names import ModelName
+from sparsegroup.settings.names import ModelName
 from sparsegroup.training import Config, OptimizerConfig, read_config
 from sparsegroup_paper.excerpt import excerpt
 

@@ -1,6 +1,6 @@
 """All optimizers of the paper's Table 1 against their Group versions, which the paper promises and does not show."""
 
-from sparsegroup.names import OptimizerName
+from sparsegroup.settings.names import OptimizerName
 from sparsegroup_paper.choices import NO_PENALTY, TOLERANCE, TRIALS, choose_l21, tuned, tuned_finer
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.runs import Plain

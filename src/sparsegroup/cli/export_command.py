@@ -7,7 +7,7 @@ import typer
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import Dtype
+from sparsegroup.settings.names import Dtype
 
 Onnx = Annotated[
     bool | None,

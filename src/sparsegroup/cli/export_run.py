@@ -12,7 +12,6 @@ from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.errors import pip_install
-from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.export_folder import check_free
@@ -21,6 +20,7 @@ from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import export_trained
 from sparsegroup.serving.onnx import has_onnx
 from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.settings.names import Dtype
 from sparsegroup.training import Config
 
 _logger = logging.getLogger(__name__)

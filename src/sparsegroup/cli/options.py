@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from sparsegroup.names import (
+from sparsegroup.settings.names import (
     AfterFirstEpoch,
     AvazuHour,
     ColumnsName,

@@ -20,7 +20,7 @@ from sparsegroup.cli.options import (
     log_option,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName
+from sparsegroup.settings.names import AvazuHour, CriteoNumbers, DatasetName
 
 _MODELS = "the model's"
 

@@ -8,7 +8,7 @@ import typer
 from sparsegroup.cli.app import THREADS, app, starting
 from sparsegroup.cli.options import COLUMNS, RAW_LOG, SORT_FILES, WEIGHT
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
+from sparsegroup.settings.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
 
 @app.command("prepare")

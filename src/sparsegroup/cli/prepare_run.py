@@ -14,7 +14,7 @@ from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.public_counts import compare_with_published
 from sparsegroup.data.raw.file_listing import LogPaths, short_name
-from sparsegroup.names import OnBadRow, SortFiles
+from sparsegroup.settings.names import OnBadRow, SortFiles
 
 
 def prepare_run(

@@ -7,7 +7,7 @@ import typer
 
 from sparsegroup.cli.app import app, starting
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import ShapeName
+from sparsegroup.settings.names import ShapeName
 
 
 @app.command("synthesize")

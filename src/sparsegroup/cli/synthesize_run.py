@@ -12,7 +12,7 @@ from sparsegroup.data.synthetic.log_shapes import DATASETS
 from sparsegroup.data.synthetic.synthesis import synthesize
 from sparsegroup.data.synthetic.typed_click_file import write_clicks
 from sparsegroup.errors import UserError
-from sparsegroup.names import ShapeName
+from sparsegroup.settings.names import ShapeName
 
 _CLICKS = 300_000
 

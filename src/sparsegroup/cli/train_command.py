@@ -40,7 +40,8 @@ from sparsegroup.cli.options import (
     log_option,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.names import NormName, PenaltyName, StateDtype
+from sparsegroup.names import NormName, PenaltyName
+from sparsegroup.settings.names import StateDtype
 
 
 @app.command("train")

@@ -22,7 +22,7 @@ from sparsegroup.data.raw.file_order import by_first_time
 from sparsegroup.data.raw.raw_file import RawFile
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
+from sparsegroup.settings.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
 _logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 from sparsegroup.data.raw.raw_file import Chunk, RawFile, source_of
 from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.names import OnBadRow, SortFiles
+from sparsegroup.settings.names import OnBadRow, SortFiles
 
 PART_CHUNKS = 8
 """Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""

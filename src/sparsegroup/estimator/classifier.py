@@ -22,10 +22,11 @@ from sparsegroup.estimator.binary_target import checked_labels, checked_weights,
 from sparsegroup.estimator.feature_frame import feature_frame
 from sparsegroup.estimator.random_numbers import own_random_numbers
 from sparsegroup.estimator.row_logits import row_logits
-from sparsegroup.names import AfterFirstEpoch, Dtype, ModelChoice, NormName, OptimizerName, ScheduleName, StateDtype
+from sparsegroup.names import NormName
 from sparsegroup.penalties import Penalty
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, export_trained
+from sparsegroup.settings.names import AfterFirstEpoch, Dtype, ModelChoice, OptimizerName, ScheduleName, StateDtype
 from sparsegroup.training.config import Config
 from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.input_columns import Columns

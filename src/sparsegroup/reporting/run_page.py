@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sparsegroup.names import model_title, optimizer_title
 from sparsegroup.reporting.formatting import (
     NONE,
     count,
@@ -22,6 +21,7 @@ from sparsegroup.reporting.page import DrawnChart, Tile, field_rows, page_enviro
 from sparsegroup.reporting.plots import BASELINE, Chart, Unit, run_charts, to_svg
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
 from sparsegroup.reporting.score_plots import score_figures
+from sparsegroup.settings.names import model_title, optimizer_title
 
 
 def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], summary: Summary) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from sparsegroup.artifact.folder import atomic_folder
 from sparsegroup.artifact.manifest import Parent, facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.names import Dtype
 from sparsegroup.serving.difference import difference
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
@@ -29,6 +28,7 @@ from sparsegroup.serving.export_request import ExportRequest
 from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
+from sparsegroup.settings.names import Dtype
 from sparsegroup.training.model_config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
 from sparsegroup.training.run_dir import VOCABULARY
 

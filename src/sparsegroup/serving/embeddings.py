@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
-from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.quantize import TORCH_DTYPES, QuantizedVectors, encode
+from sparsegroup.settings.names import Dtype
 from sparsegroup.table import HashEmbedding
 
 _MOST_FIELDS = 1 << 16

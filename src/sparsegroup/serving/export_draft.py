@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sparsegroup.artifact.manifest import FileFacts
 from sparsegroup.data.keys import fields_of
-from sparsegroup.names import Dtype
 from sparsegroup.serving.embeddings import Embeddings, live_rows
 from sparsegroup.serving.export_folder import file_of
 from sparsegroup.serving.export_manifest import (
@@ -27,6 +26,7 @@ from sparsegroup.serving.finite_rows import check_rows
 from sparsegroup.serving.frozen_copy import tables_of
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.trained_model import TrainedModel
+from sparsegroup.settings.names import Dtype
 from sparsegroup.training.lookup_model import LookupModel
 
 NO_FILE = FileFacts(0, "")

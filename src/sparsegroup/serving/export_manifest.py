@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Manifest, Plain, digest
 from sparsegroup.artifact.validation import Count, Number
 from sparsegroup.bags import BagMode
-from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
+from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import StrictSettings, checked
 from sparsegroup.training import Config
 from sparsegroup.training.input_columns import Columns

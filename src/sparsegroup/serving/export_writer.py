@@ -13,7 +13,6 @@ from sparsegroup.artifact.folder import atomic_folder
 from sparsegroup.artifact.manifest import facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.data.batches import Batch
-from sparsegroup.names import Dtype
 from sparsegroup.serving.acceptance import RandomRows, Scorer, as_test, check_agreement, compare
 from sparsegroup.serving.export_draft import ExportDraft, draft_of
 from sparsegroup.serving.export_error import ExportError
@@ -34,6 +33,7 @@ from sparsegroup.serving.program import load_program, save_program
 from sparsegroup.serving.serving_model import ServingModel
 from sparsegroup.serving.trained_model import TrainedModel
 from sparsegroup.serving.vocabulary import save_vocabulary
+from sparsegroup.settings.names import Dtype
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.run_dir import VOCABULARY
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from sparsegroup.artifact.folder import atomic_folder
 from sparsegroup.artifact.manifest import facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.names import Dtype, ProgramName
 from sparsegroup.serving.embeddings import Embeddings, live_rows
 from sparsegroup.serving.example_call import ExampleCall, evaluating, input_names, output_names, signature_of
 from sparsegroup.serving.export_draft import NO_FILE
@@ -39,6 +38,7 @@ from sparsegroup.serving.frozen_copy import (
 from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
 from sparsegroup.serving.program import load_program, save_program
 from sparsegroup.serving.torch_errors import reason
+from sparsegroup.settings.names import Dtype, ProgramName
 
 _PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsegroup.names import Dtype
 from sparsegroup.serving.export_error import ExportError
+from sparsegroup.settings.names import Dtype
 
 TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,

@@ -1,1 +1,1 @@
-"""Settings: files that declare them."""
+"""Settings: the names to choose by, and the files that contain them."""

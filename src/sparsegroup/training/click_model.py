@@ -8,7 +8,8 @@ from torch import nn
 
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
-from sparsegroup.names import ModelName, bytes_of
+from sparsegroup.names import bytes_of
+from sparsegroup.settings.names import ModelName
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, field_val
 from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_opening import FormatOptions
-from sparsegroup.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 from sparsegroup.optim import GroupOptimizer
+from sparsegroup.settings.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 from sparsegroup.settings.yaml_settings import (
     SettingsError,
     Share,

@@ -8,8 +8,8 @@ from typing import TypedDict
 from sparsegroup.data.batches import Batch, complete
 from sparsegroup.data.log import Log
 from sparsegroup.data.shuffled_log import ShuffledLog
-from sparsegroup.names import AfterFirstEpoch
 from sparsegroup.optim.target import CONTROLS, RAMP
+from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.training.epoch_streams import Epochs
 from sparsegroup.training.evaluation import EVALUATED
 

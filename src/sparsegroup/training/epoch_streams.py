@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from sparsegroup.names import AfterFirstEpoch
+from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.training.evaluation import Sample
 
 Epochs = Iterable[Sample] | Callable[[int], Iterable[Sample]]

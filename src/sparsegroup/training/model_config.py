@@ -9,7 +9,7 @@ from torch import nn
 from sparsegroup.data.log import Log
 from sparsegroup.errors import did_you_mean
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
-from sparsegroup.names import ModelName
+from sparsegroup.settings.names import ModelName
 from sparsegroup.settings.yaml_settings import SettingsError, Share, StrictSettings
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS

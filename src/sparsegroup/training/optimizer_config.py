@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from sparsegroup.groups import is_rows
-from sparsegroup.names import NormName, OptimizerName, ScheduleName, StateDtype, bytes_of, unknown_optimizer
+from sparsegroup.names import NormName, bytes_of
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -35,6 +35,7 @@ from sparsegroup.optim import (
 )
 from sparsegroup.penalties import Lasso, Penalty
 from sparsegroup.rules import REQUIRED, Rule
+from sparsegroup.settings.names import OptimizerName, ScheduleName, StateDtype, unknown_optimizer
 from sparsegroup.settings.yaml_settings import Share, StrictSettings, share_of
 from sparsegroup.training.further_options import check_further_options, check_magnitude
 from sparsegroup.training.rate_schedule import RateSchedule

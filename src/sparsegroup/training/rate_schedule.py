@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from sparsegroup.names import ScheduleName
+from sparsegroup.settings.names import ScheduleName
 
 
 @dataclass(frozen=True)

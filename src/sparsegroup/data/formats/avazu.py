@@ -5,7 +5,7 @@ from functools import partial
 import polars as pl
 
 from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat
-from sparsegroup.names import AvazuHour
+from sparsegroup.settings.names import AvazuHour
 
 # fmt: off
 _FIELDS = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 
 from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat, same
-from sparsegroup.names import CriteoNumbers
+from sparsegroup.settings.names import CriteoNumbers
 
 _INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 _FIELDS = tuple(f"C{i}" for i in range(1, 27))

@@ -15,7 +15,7 @@ from sparsegroup.data.columns.log_sample import LogSample
 from sparsegroup.data.formats.log_format import TEST_FRACTION, Head, LogFormat
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.raw.encoding import SPELLED_LABELS
-from sparsegroup.names import ColumnsName
+from sparsegroup.settings.names import ColumnsName
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
 TIMES = ("ts", "timestamp")

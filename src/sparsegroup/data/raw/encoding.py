@@ -19,7 +19,7 @@ from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
-from sparsegroup.names import OnBadRow
+from sparsegroup.settings.names import OnBadRow
 
 SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
 """Label in lower case → 0 or 1."""

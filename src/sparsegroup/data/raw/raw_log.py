@@ -21,7 +21,7 @@ from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, 
 from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.data.row_runs import Run, overlap, rows_in, taken
-from sparsegroup.names import OnBadRow
+from sparsegroup.settings.names import OnBadRow
 
 _DAY = 24 * 3600
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from sparsegroup.names import model_title, optimizer_title
 from sparsegroup.reporting.formatting import count, exact, percent, size
 from sparsegroup.serving.inspection.inspect_model import Inspection
+from sparsegroup.settings.names import model_title, optimizer_title
 
 Pairs = list[tuple[str, str]]
 
