@@ -45,137 +45,12 @@ from sparsegroup.table.files.read import ALL, read_table
 from sparsegroup.table.table import Table
 from sparsegroup.tensors import shape_of
 
-_LARGEST = torch.finfo(torch.float32).max
-
-
-def check_tables(folder: Path, manifest: CheckpointManifest, ranks: CheckpointRanks) -> None:
-    """Raise unless the tables are the model's, and its ranks together have room for the rows."""
-    saved, tables = dict(manifest.tables.values()), ranks.tables
-    if saved.keys() != tables.keys():
-        raise CheckpointError(
-            f"{folder}: another model's: it has the tables {', '.join(map(repr, sorted(saved))) or 'none'}, "
-            f"the model {', '.join(map(repr, sorted(tables))) or 'none'}"
-        )
-    for where, facts in manifest.tables.values():
-        if mismatch := facts.mismatch(tables[where].config):
-            raise CheckpointError(f"{folder}: another model's: the table {where!r} has {mismatch}")
-    for where, table in tables.items():
-        rows = sum(part.facts.rows for part in manifest.parts(folder, where))
-        check_room(folder, rows, table, 1 if table.ranks is None else ranks.routing.ranks)
-
-
-def check_room(folder: Path, rows: int, table: Table, ranks: int = 1) -> None:
-    """Raise if rows are more than a table may have on its ranks."""
-    if rows > ranks * table.config.max_rows:
-        on = "" if ranks == 1 else f" on each of {ranks} ranks"
-        raise CheckpointError(
-            f"{folder}: {rows:,} rows are more than max_rows={table.config.max_rows:,} of the model{on}"
-        )
-
-
-def check_model(folder: Path, saved: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise unless names, shapes and dtypes are those of the model."""
-    with rows_left_out():
-        own = model.state_dict()
-    for name in sorted(saved.keys() | own.keys()):
-        ours, theirs = (shape_of(content[name]) if name in content else "nothing" for content in (own, saved))
-        if ours != theirs:
-            raise CheckpointError(f"{folder}: another model's: {name} is {theirs} there, {ours} in the model")
-
-
-def check_scheduler(folder: Path, state: SavedState, scheduler: LRScheduler) -> None:
-    """Raise unless the state is of a scheduler of this class."""
-    kind = type(scheduler).__name__
-    if state.scheduler_kind != kind or state.scheduler is None:
-        saved = state.scheduler_kind
-        what = "no learning-rate scheduler" if saved is None else f"the state of a {saved}"
-        raise CheckpointError(f"{folder}: holds {what}, and a {kind} is to be loaded")
-    own = scheduler.state_dict()
-    for name, value in state.scheduler.items():  # each becomes an attribute
-        if name in own and not _is_like(value, own[name]):
-            raise ValueError(f"state.scheduler.{name} is {value!r}, not like {own[name]!r}")
-        if name not in own and (name == "optimizer" or hasattr(type(scheduler), name)):
-            raise ValueError(f"state.scheduler.{name} is no state of a {kind}")
-
-
-def _is_like(value: Any, own: Any) -> bool:
-    """Whether a value can replace the scheduler's own."""
-    if own is None or value is None:
-        return True
-    if isinstance(own, bool) or isinstance(value, bool):
-        return type(value) is type(own)
-    if isinstance(own, float | Tensor):
-        return isinstance(value, int | float | Tensor)
-    if isinstance(own, list | tuple):
-        return isinstance(value, type(own)) and len(value) == len(own) and all(map(_is_like, value, own))
-    return isinstance(value, Mapping if isinstance(own, Mapping) else type(own))
-
-
-def check_kinds(folder: Path, state: SavedState, optimizers: Sequence[Optimizer]) -> None:
-    """Raise unless the optimizers are of the kinds that were saved."""
-    theirs, ours = [one.kind for one in state.optimizers], [kind_of(one) for one in optimizers]
-    if theirs != ours:
-        raise CheckpointError(
-            f"{folder}: was written with the optimizer {', '.join(theirs) or 'none'}, this one is {', '.join(ours)}: "
-            "u and the moments of one mean nothing to the other. Load it without an optimizer: the weights are kept, "
-            "and the new optimizer starts afresh"
-        )
-
-
-def check_optimizer(where: str, saved: SavedOptimizer, optimizer: Optimizer, rows: Mapping[Table, Table]) -> None:
-    """Raise unless steps and settings are in range, and the rows read for the tables have the parts of the rule."""
-    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
-    for number, entry in saved.state.items():
-        if "step" in entry and not 0 <= float(entry["step"]) <= LAST_STEP:
-            raise ValueError(f"{where}.state.{number}.step: a count is expected, got {entry['step']}")
-        if not isinstance(optimizer, GroupOptimizer) or type(number) is not int or number >= len(parameters):
-            continue
-        parameter, group = parameters[number]
-        store = store_of(parameter)
-        table = rows.get(store) if isinstance(store, Table) else None
-        expected = set(optimizer.rule.initial_state(group))
-        if table is not None and (found := set(table.rows.initial) - {"u"}) != expected:
-            raise ValueError(f"{where}.state.{number}: its rows hold {sorted(found)}, the rule has {sorted(expected)}")
-    if not isinstance(optimizer, GroupOptimizer):
-        return
-    for at, (settings, group) in enumerate(zip(saved.param_groups, optimizer.param_groups, strict=False)):
-        for name, value in settings.items():  # in its own range, but beyond that of a step
-            if isinstance(value, int | float) and abs(value) > _LARGEST:
-                raise ValueError(f"{where}.param_groups.{at}.{name} is beyond float32")
-        if settings.get("weight_decay") and any(store_of(parameter) is not None for parameter in group["params"]):
-            raise ValueError(f"{where}.param_groups.{at}.weight_decay cannot be applied to rows of a HashEmbedding")
-
-
-def setting_notes(state: SavedState, optimizers: Sequence[Optimizer], settings: str) -> list[str]:
-    """The settings of optimizers that differ, in words."""
-    taken = "the checkpoint's is taken" if settings == "saved" else "that is taken; u and the moments are kept"
-    scheduled = ("lr", "momentum", "betas") if state.scheduler is not None else ()
-    notes = []
-    for saved, optimizer in zip(state.optimizers, optimizers, strict=True):
-        for before, group in zip(saved.param_groups, optimizer.param_groups, strict=False):
-            for name, value in before.items():
-                if name in ("params", *scheduled) or name not in group or isinstance(value, Tensor):
-                    continue
-                here = group[name].plain if isinstance(group[name], Penalty) else group[name]
-                if here != value:
-                    notes.append(f"{name} is {value!r} in the checkpoint and {here!r} here: {taken}")
-    return list(dict.fromkeys(notes))
-
-
-def version_notes(manifest: CheckpointManifest) -> list[str]:
-    """The versions that differ, in words."""
-    now = versions()
-    return [
-        f"it was written with {name} {was}, this is {now[name]}: the same bits are not promised"
-        for name, was in manifest.versions.items()
-        if name in now and now[name] != was
-    ]
-
-
 Settings = Literal["saved", "own"]
 
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, SafetensorError, RuntimeError)
 """What reading a damaged file may raise."""
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -279,22 +154,22 @@ def _read(
     manifest = chain[-1][1]
     try:
         state = _state(folder, manifest)
-        check_tables(folder, manifest, ranks)
-        check_model(folder, state.model, model)
-        notes = version_notes(manifest)
+        _check_tables(folder, manifest, ranks)
+        _check_model(folder, state.model, model)
+        notes = _version_notes(manifest)
         if optimizers:
-            check_kinds(folder, state, optimizers)
-            notes += setting_notes(state, optimizers, settings)
+            _check_kinds(folder, state, optimizers)
+            notes += _setting_notes(state, optimizers, settings)
         if scheduler is not None:
-            check_scheduler(folder, state, scheduler)
+            _check_scheduler(folder, state, scheduler)
         for rank in state.ranks:
             check_rng_state(rank.rng)
         rows = {table: _rows(chain, where, table, ranks) for where, table in ranks.tables.items()}
         for table, read in rows.items():
-            check_room(folder, read.num_rows, table)
+            _check_room(folder, read.num_rows, table)
             read.cut_to_limit()
         for place, (saved, optimizer) in enumerate(zip(state.optimizers, optimizers, strict=False)):
-            check_optimizer(f"state.optimizers.{place}", saved, optimizer, rows)
+            _check_optimizer(f"state.optimizers.{place}", saved, optimizer, rows)
     except CheckpointError:
         raise
     except _DAMAGE as error:
@@ -325,6 +200,130 @@ def _rows(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: T
         if needed := [part.path.name for part in level if part.share_in(wanted)]:
             manifest.check_files(folder, CheckpointError, *needed)
     return read_table(table.config, levels, wanted)
+
+
+def _check_tables(folder: Path, manifest: CheckpointManifest, ranks: CheckpointRanks) -> None:
+    """Raise unless the tables are the model's, and its ranks together have room for the rows."""
+    saved, tables = dict(manifest.tables.values()), ranks.tables
+    if saved.keys() != tables.keys():
+        raise CheckpointError(
+            f"{folder}: another model's: it has the tables {', '.join(map(repr, sorted(saved))) or 'none'}, "
+            f"the model {', '.join(map(repr, sorted(tables))) or 'none'}"
+        )
+    for where, facts in manifest.tables.values():
+        if mismatch := facts.mismatch(tables[where].config):
+            raise CheckpointError(f"{folder}: another model's: the table {where!r} has {mismatch}")
+    for where, table in tables.items():
+        rows = sum(part.facts.rows for part in manifest.parts(folder, where))
+        _check_room(folder, rows, table, 1 if table.ranks is None else ranks.routing.ranks)
+
+
+def _check_room(folder: Path, rows: int, table: Table, ranks: int = 1) -> None:
+    """Raise if rows are more than a table may have on its ranks."""
+    if rows > ranks * table.config.max_rows:
+        on = "" if ranks == 1 else f" on each of {ranks} ranks"
+        raise CheckpointError(
+            f"{folder}: {rows:,} rows are more than max_rows={table.config.max_rows:,} of the model{on}"
+        )
+
+
+def _check_model(folder: Path, saved: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise unless names, shapes and dtypes are those of the model."""
+    with rows_left_out():
+        own = model.state_dict()
+    for name in sorted(saved.keys() | own.keys()):
+        ours, theirs = (shape_of(content[name]) if name in content else "nothing" for content in (own, saved))
+        if ours != theirs:
+            raise CheckpointError(f"{folder}: another model's: {name} is {theirs} there, {ours} in the model")
+
+
+def _check_scheduler(folder: Path, state: SavedState, scheduler: LRScheduler) -> None:
+    """Raise unless the state is of a scheduler of this class."""
+    kind = type(scheduler).__name__
+    if state.scheduler_kind != kind or state.scheduler is None:
+        saved = state.scheduler_kind
+        what = "no learning-rate scheduler" if saved is None else f"the state of a {saved}"
+        raise CheckpointError(f"{folder}: holds {what}, and a {kind} is to be loaded")
+    own = scheduler.state_dict()
+    for name, value in state.scheduler.items():  # each becomes an attribute
+        if name in own and not _is_like(value, own[name]):
+            raise ValueError(f"state.scheduler.{name} is {value!r}, not like {own[name]!r}")
+        if name not in own and (name == "optimizer" or hasattr(type(scheduler), name)):
+            raise ValueError(f"state.scheduler.{name} is no state of a {kind}")
+
+
+def _is_like(value: Any, own: Any) -> bool:
+    """Whether a value can replace the scheduler's own."""
+    if own is None or value is None:
+        return True
+    if isinstance(own, bool) or isinstance(value, bool):
+        return type(value) is type(own)
+    if isinstance(own, float | Tensor):
+        return isinstance(value, int | float | Tensor)
+    if isinstance(own, list | tuple):
+        return isinstance(value, type(own)) and len(value) == len(own) and all(map(_is_like, value, own))
+    return isinstance(value, Mapping if isinstance(own, Mapping) else type(own))
+
+
+def _check_kinds(folder: Path, state: SavedState, optimizers: Sequence[Optimizer]) -> None:
+    """Raise unless the optimizers are of the kinds that were saved."""
+    theirs, ours = [one.kind for one in state.optimizers], [kind_of(one) for one in optimizers]
+    if theirs != ours:
+        raise CheckpointError(
+            f"{folder}: was written with the optimizer {', '.join(theirs) or 'none'}, this one is {', '.join(ours)}: "
+            "u and the moments of one mean nothing to the other. Load it without an optimizer: the weights are kept, "
+            "and the new optimizer starts afresh"
+        )
+
+
+def _check_optimizer(where: str, saved: SavedOptimizer, optimizer: Optimizer, rows: Mapping[Table, Table]) -> None:
+    """Raise unless steps and settings are in range, and the rows read for the tables have the parts of the rule."""
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+    for number, entry in saved.state.items():
+        if "step" in entry and not 0 <= float(entry["step"]) <= LAST_STEP:
+            raise ValueError(f"{where}.state.{number}.step: a count is expected, got {entry['step']}")
+        if not isinstance(optimizer, GroupOptimizer) or type(number) is not int or number >= len(parameters):
+            continue
+        parameter, group = parameters[number]
+        store = store_of(parameter)
+        table = rows.get(store) if isinstance(store, Table) else None
+        expected = set(optimizer.rule.initial_state(group))
+        if table is not None and (found := set(table.rows.initial) - {"u"}) != expected:
+            raise ValueError(f"{where}.state.{number}: its rows hold {sorted(found)}, the rule has {sorted(expected)}")
+    if not isinstance(optimizer, GroupOptimizer):
+        return
+    for at, (settings, group) in enumerate(zip(saved.param_groups, optimizer.param_groups, strict=False)):
+        for name, value in settings.items():  # in its own range, but beyond that of a step
+            if isinstance(value, int | float) and abs(value) > _LARGEST:
+                raise ValueError(f"{where}.param_groups.{at}.{name} is beyond float32")
+        if settings.get("weight_decay") and any(store_of(parameter) is not None for parameter in group["params"]):
+            raise ValueError(f"{where}.param_groups.{at}.weight_decay cannot be applied to rows of a HashEmbedding")
+
+
+def _setting_notes(state: SavedState, optimizers: Sequence[Optimizer], settings: str) -> list[str]:
+    """The settings of optimizers that differ, in words."""
+    taken = "the checkpoint's is taken" if settings == "saved" else "that is taken; u and the moments are kept"
+    scheduled = ("lr", "momentum", "betas") if state.scheduler is not None else ()
+    notes = []
+    for saved, optimizer in zip(state.optimizers, optimizers, strict=True):
+        for before, group in zip(saved.param_groups, optimizer.param_groups, strict=False):
+            for name, value in before.items():
+                if name in ("params", *scheduled) or name not in group or isinstance(value, Tensor):
+                    continue
+                here = group[name].plain if isinstance(group[name], Penalty) else group[name]
+                if here != value:
+                    notes.append(f"{name} is {value!r} in the checkpoint and {here!r} here: {taken}")
+    return list(dict.fromkeys(notes))
+
+
+def _version_notes(manifest: CheckpointManifest) -> list[str]:
+    """The versions that differ, in words."""
+    now = versions()
+    return [
+        f"it was written with {name} {was}, this is {now[name]}: the same bits are not promised"
+        for name, was in manifest.versions.items()
+        if name in now and now[name] != was
+    ]
 
 
 def _load_optimizer(

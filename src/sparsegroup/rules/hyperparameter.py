@@ -1,4 +1,4 @@
-"""Hyperparameters of a rule: names, defaults, and the ranges that they must lie in."""
+"""Hyperparameters of a rule: names, defaults, and their valid values."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` (excluded unless `includes_low`) up to `high`, which is excluded.
-
-    `words`, if any, replace the interval in messages.
-    """
+    """Finite numbers from `low`, if `includes_low`, up to `high`, excluded; `words` may replace them in messages."""
 
     low: float
     high: float = math.inf
@@ -31,10 +28,7 @@ class Range:
         return f"{'>=' if self.includes_low else '>'} {self.low:g}"
 
     def check(self, what: str, value: object, where: str = "") -> None:
-        """Raise TypeError unless `value` is a number, ValueError unless it is in the range.
-
-        The message begins with `what` and ends with `where`.
-        """
+        """Raise TypeError or ValueError, from `what` to `where`, unless `value` is a number in the range."""
         place = f" ({where})" if where else ""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{what} must be a number, got {value!r}{place}")
@@ -51,13 +45,10 @@ class Described:
     words: str
     holds: Callable[[Any], bool]
 
-    def __str__(self) -> str:
-        return self.words
-
     def check(self, what: str, value: object, where: str = "") -> None:
-        """Raise ValueError unless `value` is valid; the message begins with `what` and ends with `where`."""
+        """Raise ValueError, from `what` to `where`, unless `value` is valid."""
         if not self.holds(value):
-            raise ValueError(f"{what} must be {self}, got {value!r}{f' ({where})' if where else ''}")
+            raise ValueError(f"{what} must be {self.words}, got {value!r}{f' ({where})' if where else ''}")
 
 
 FLAG = Described("True or False", lambda value: isinstance(value, bool))
