@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import signature
 from numbers import Real
 from typing import Any, Literal, TypeVar, get_args
@@ -13,10 +13,9 @@ import torch
 from sparsegroup.errors import did_you_mean
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.step import NUMPY_DTYPES
-from sparsegroup.names import bytes_of
 from sparsegroup.table.directory.admission import HIGHEST, AdmissionPolicy, EveryKey
 from sparsegroup.table.directory.buckets import MOST_ROWS
-from sparsegroup.table.directory.eviction import LFU, EvictionPolicy, RankingPolicy, Unit, ZeroRows
+from sparsegroup.table.directory.eviction import EvictionPolicy, RankingPolicy, Unit
 from sparsegroup.table.lookup.kernels import Init
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
@@ -29,7 +28,11 @@ _SKETCHED = 16
 
 @dataclass(frozen=True)
 class TableConfig:
-    """See `HashEmbedding`."""
+    """See `HashEmbedding`.
+
+    Raises:
+        ValueError, TypeError: An argument out of range.
+    """
 
     dim: int
     std: float
@@ -37,19 +40,61 @@ class TableConfig:
     seed: int
     max_rows: int
     field_bits: int
-    skips_nonfinite: bool
+    nonfinite: Literal["raise", "skip"]
     huge_pages: bool
-    dtype: np.dtype[Any]
-    """Of vectors on the host."""
     weight_dtype: torch.dtype
     device: torch.device
     admission: AdmissionPolicy
     eviction: EvictionPolicy
     max_bytes: int | None
-    ranking: RankingPolicy
+    ranking: RankingPolicy | None
     has_fallback: bool
-    on_device: bool
-    """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
+
+    def __post_init__(self) -> None:
+        check_int("dim", self.dim, 1, 1 << 20)
+        check_int("seed", self.seed, 0, (1 << 64) - 1)
+        check_int("field_bits", self.field_bits, 0, 16)
+        check_int("max_rows", self.max_rows, 1, MOST_ROWS)
+        for name, base in (("admission", AdmissionPolicy), ("eviction", EvictionPolicy), ("ranking", RankingPolicy)):
+            if not isinstance(policy := getattr(self, name), base) and (name, policy) != ("ranking", None):
+                kind = base.__name__
+                raise TypeError(f"{name} must be of a class derived from sparsegroup.table.{kind}, got {policy!r}")
+        if self.max_bytes is not None and self.admission.k > HIGHEST:
+            raise ValueError(
+                f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {self.admission}"
+            )
+        if self.ranking is not None and self.max_bytes is None:
+            raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
+        if isinstance(self.std, bool) or not isinstance(self.std, Real):
+            raise TypeError(f"std must be a number, got {self.std!r}")
+        if not 0 <= float(self.std) < float("inf"):
+            raise ValueError(f"std must be finite and >= 0, got {self.std!r}")
+        object.__setattr__(self, "std", float(self.std))
+        if self.init not in get_args(Init):
+            raise ValueError(f"init must be 'normal' or 'uniform', got {self.init!r}")
+        if self.nonfinite not in ("raise", "skip"):
+            raise ValueError(f"nonfinite must be 'raise' or 'skip', got {self.nonfinite!r}")
+        dtypes = (torch.float32, torch.bfloat16, torch.float16) if self.on_device else tuple(NUMPY_DTYPES)
+        if self.on_device and self.dim > runtime.WIDEST_GROUP:
+            raise ValueError(f"dim must be <= {runtime.WIDEST_GROUP:,} on {self.device}, got {self.dim:,}")
+        if self.weight_dtype not in dtypes:
+            allowed = " or ".join(map(str, dtypes))
+            raise ValueError(f"dtype must be {allowed} on {self.device}, got {self.weight_dtype}")
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Whether the rows are in a GPU's memory (or in that of Triton's interpreter)."""
+        return self.device.type != "cpu" or runtime.serves(self.device)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of vectors on the host."""
+        return NUMPY_DTYPES.get(self.weight_dtype, np.dtype(np.float32))
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether rows with a non-finite gradient are skipped."""
+        return self.nonfinite == "skip"
 
     @property
     def scratch_bytes(self) -> int:
@@ -79,85 +124,8 @@ class TableConfig:
         return 0 if isinstance(self.admission, EveryKey) else max(4096, self.max_bytes // _SKETCHED)
 
 
-def checked_config(
-    *,
-    dim: int,
-    std: float,
-    init: Init,
-    seed: int,
-    max_rows: int | None,
-    field_bits: int,
-    nonfinite: Literal["raise", "skip"],
-    huge_pages: bool,
-    admission: AdmissionPolicy | None,
-    eviction: EvictionPolicy | None,
-    max_bytes: int | str | None,
-    ranking: RankingPolicy | None,
-    fallback: bool,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> TableConfig:
-    """The config of a table by the arguments of `HashEmbedding`.
-
-    Raises:
-        ValueError, TypeError: An argument out of range.
-        RuntimeError: A GPU, and no Triton.
-    """
-    check_int("dim", dim, 1, 1 << 20)
-    check_int("seed", seed, 0, (1 << 64) - 1)
-    check_int("field_bits", field_bits, 0, 16)
-    for name, policy, base in (
-        ("admission", admission, AdmissionPolicy),
-        ("eviction", eviction, EvictionPolicy),
-        ("ranking", ranking, RankingPolicy),
-    ):
-        if policy is not None and not isinstance(policy, base):
-            raise TypeError(f"{name} must be of a class derived from sparsegroup.table.{base.__name__}, got {policy!r}")
-    if max_bytes is not None and admission is not None and admission.k > HIGHEST:
-        raise ValueError(f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {admission}")
-    if ranking is not None and max_bytes is None:
-        raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
-    if max_rows is not None:
-        check_int("max_rows", max_rows, 1, MOST_ROWS)
-    if isinstance(std, bool) or not isinstance(std, Real):
-        raise TypeError(f"std must be a number, got {std!r}")
-    if not 0 <= float(std) < float("inf"):
-        raise ValueError(f"std must be finite and >= 0, got {std!r}")
-    if init not in get_args(Init):
-        raise ValueError(f"init must be 'normal' or 'uniform', got {init!r}")
-    if nonfinite not in ("raise", "skip"):
-        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    place = _device(device)
-    on_device = place.type != "cpu" or runtime.serves(place)
-    known = (torch.float32, torch.bfloat16, torch.float16) if on_device else tuple(NUMPY_DTYPES)
-    if on_device and dim > runtime.WIDEST_GROUP:
-        raise ValueError(f"dim must be <= {runtime.WIDEST_GROUP:,} on {place}, got {dim:,}")
-    if dtype not in known:
-        raise ValueError(f"dtype must be {' or '.join(map(str, known))} on {place}, got {dtype}")
-    return TableConfig(
-        dim=dim,
-        std=float(std),
-        init=init,
-        seed=seed,
-        max_rows=MOST_ROWS if max_rows is None else max_rows,
-        field_bits=field_bits,
-        skips_nonfinite=nonfinite == "skip",
-        huge_pages=bool(huge_pages),
-        admission=EveryKey() if admission is None else admission,
-        eviction=ZeroRows() if eviction is None else eviction,
-        max_bytes=None if max_bytes is None else bytes_of(max_bytes),
-        ranking=LFU() if ranking is None else ranking,
-        has_fallback=bool(fallback),
-        dtype=NUMPY_DTYPES.get(dtype, np.dtype(np.float32)),
-        weight_dtype=dtype,
-        device=place,
-        on_device=on_device,
-    )
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    """As torch has it: the default device for None, and the current one of several."""
+def device_of(device: torch.device | str | None) -> torch.device:
+    """As torch has it: the default device for None, the current one of several. Raises if a table cannot be there."""
     place = torch.get_default_device() if device is None else torch.device(device)
     if place.type == "cpu":
         return torch.device("cpu")

@@ -9,10 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsegroup.kernels.step import TORCH_DTYPES
+from sparsegroup.names import bytes_of
 from sparsegroup.optim.stored import StoredParameter
-from sparsegroup.table.config import check_int, checked_config, with_argument_hints
-from sparsegroup.table.directory.admission import AdmissionPolicy
-from sparsegroup.table.directory.eviction import LATEST, EvictionPolicy, RankingPolicy
+from sparsegroup.table.config import TableConfig, check_int, device_of, with_argument_hints
+from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey
+from sparsegroup.table.directory.buckets import MOST_ROWS
+from sparsegroup.table.directory.eviction import LATEST, EvictionPolicy, RankingPolicy, ZeroRows
 from sparsegroup.table.files.state_dict import PartEntries, load_rows, save_rows, unknown_entries, with_state_entries
 from sparsegroup.table.lookup.autograd import Int64s, for_autograd
 from sparsegroup.table.lookup.compile import register, vectors_by_operator, wants_operator
@@ -77,7 +79,8 @@ class TableCounts:
         """
         check_int("seconds", seconds, 0, LATEST)
         for table in self._counted():
-            table.set_time(seconds)
+            with table.at_rest():
+                table.directory.set_time(seconds)
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Keys seen, rows and live rows of each field, by the number in a key's top `field_bits` bits.
@@ -204,22 +207,22 @@ class HashEmbedding(TableCounts, nn.Module):
         wire_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        config = checked_config(
+        config = TableConfig(
             dim=dim,
             std=std,
             init=init,
             seed=seed,
-            max_rows=max_rows,
+            max_rows=MOST_ROWS if max_rows is None else max_rows,
             field_bits=field_bits,
             nonfinite=nonfinite,
-            huge_pages=huge_pages,
-            admission=admission,
-            eviction=eviction,
-            max_bytes=max_bytes,
+            huge_pages=bool(huge_pages),
+            weight_dtype=torch.get_default_dtype() if dtype is None else dtype,
+            device=device_of(device),
+            admission=EveryKey() if admission is None else admission,
+            eviction=ZeroRows() if eviction is None else eviction,
+            max_bytes=None if max_bytes is None else bytes_of(max_bytes),
             ranking=ranking,
-            fallback=fallback,
-            device=device,
-            dtype=dtype,
+            has_fallback=bool(fallback),
         )
         shards = None
         if process_group is None:

@@ -21,7 +21,7 @@ from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import SET_KEYS
 from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit
-from sparsegroup.table.directory.eviction import ROWS_AT_A_TIME
+from sparsegroup.table.directory.eviction import LFU, ROWS_AT_A_TIME
 from sparsegroup.table.files.snapshot import TableSnapshot
 from sparsegroup.table.lookup.autograd import Int64s, KeySearch, LookupResult
 from sparsegroup.table.lookup.fallback import mask_new_rows
@@ -82,7 +82,7 @@ class Table:
 
     def _compose(self, directory: Directory, storage: RowStorage, claim: StateOwner | None = None) -> None:
         self.directory, self.storage = directory, storage
-        self._evictor = Evictor(self.config.eviction, self.config.ranking, self._limit, directory, storage)
+        self._evictor = Evictor(self.config.eviction, self.config.ranking or LFU(), self._limit, directory, storage)
         self._steps = RowSteps(self.config, directory, storage, self._lock, self._evictor.note_step, self._limit, claim)
         self._lookup = RowLookup(
             directory, storage, self.starts, self._steps.mark, self._limit, scratch_bytes=self.config.scratch_bytes
@@ -171,14 +171,9 @@ class Table:
         self._lock.schedule(search)
         self._prefetched = insert, result
 
-    def wait_for_prefetch(self) -> None:
-        """Wait until another thread has found the keys of `prefetch`."""
-        self._lock.run_scheduled()
-
     def _ahead_for(self, keys: Int64s, insert: bool) -> KeySearch | None:
-        """What a prefetch of the same lookup has found, for one lookup only; None if there was none, or it failed."""
-        if self._prefetched is None:
-            return None
+        """What a prefetch of the same lookup has found, for one lookup only; None if it was another, or failed."""
+        assert self._prefetched is not None
         was_inserting, search = self._prefetched
         if was_inserting != insert or search.exception() is not None or not np.array_equal(search.result().keys, keys):
             return None
@@ -370,11 +365,6 @@ class Table:
         with self._lock.held, self._lock:
             self._lock.check_process("shrink the table")
             return self._retain(self._evictor.surviving_policy())
-
-    def set_time(self, seconds: int) -> None:
-        """See `HashEmbedding`."""
-        with self._lock.held, self._lock:
-            self.directory.set_time(seconds)
 
     def _evict_due(self) -> None:
         """Drop the rows that the policy or the limit of bytes drops by now, unless a gradient of them is pending."""

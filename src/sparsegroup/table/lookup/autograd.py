@@ -28,17 +28,13 @@ _MOST_REMEMBERED = 1 << 22
 
 
 class KeySearch:
-    """The rows of a batch of keys.
-
-    Args:
-        keys: `[n]`.
-        inverse: `[n]`, the place of each key among the distinct ones.
-        rows: `[distinct]` int64, their rows, `ABSENT` for none.
-        row_array: The memory of `rows`.
-        absent: How many of the distinct keys have no row.
-        numbering: That of the rows.
+    """The rows of a batch of `keys` `[n]`.
 
     Attributes:
+        inverse: `[n]`, the place of each key among the distinct ones.
+        rows: `[distinct]` int64, their rows, `ABSENT` for none; `row_array` is the same memory.
+        absent: How many of the distinct keys have no row.
+        numbering: That of the rows.
         num_rows: Rows of the table after a search ahead of time: with more, absent keys may have one.
         first_new: Rows from this number on belong to keys that are new.
         stale: A search of the same keys ahead of time whose rows are no longer valid.
@@ -51,13 +47,7 @@ class KeySearch:
     masked: Int64s = np.empty(0, np.int64)
 
     def __init__(
-        self,
-        keys: Int64s,
-        inverse: Int32s,
-        rows: Tensor,
-        row_array: Int64s,
-        absent: int,
-        numbering: "RowNumbering",
+        self, keys: Int64s, inverse: Int32s, rows: Tensor, row_array: Int64s, absent: int, numbering: "RowNumbering"
     ) -> None:
         self.keys, self.inverse, self.rows, self.row_array = keys, inverse, rows, row_array
         self.absent, self.numbering = absent, numbering

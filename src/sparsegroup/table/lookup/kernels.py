@@ -42,14 +42,7 @@ def start_row(key: Any, seed: Any, init: int, std: float, dim: int, out: Any) ->
     """Write the start of `key`'s row, `[dim]`, into `out`: N(0, std²), or uniform on ±√3 std.
 
     Element pairs 2i, 2i + 1 come from counter i of a generator in counter mode: numbers mixed from (seed, key, i).
-
-    Args:
-        key: int64.
-        seed: uint64, already mixed.
-        init: `NORMAL` or `UNIFORM`.
-        std: Standard deviation.
-        dim: Length of the row.
-        out: `[dim]` float.
+    `seed` is uint64, already mixed.
     """
     stream = mix(np.uint64(key) ^ seed)
     for pair in range((dim + 1) // 2):
@@ -77,19 +70,7 @@ start_rows = kernel(_start_rows, "the table's initializer")
 
 
 class RowStarts:
-    """Where a table's rows start.
-
-    Args:
-        init: "normal" or "uniform".
-        std: Standard deviation.
-        seed: In [0, 2⁶⁴).
-        dim: Length of a row.
-        dtype: That of the vectors.
-
-    Attributes:
-        seed: uint64, mixed so that every bit matters.
-        init: `NORMAL` or `UNIFORM`.
-    """
+    """Where a table's rows of `dim` elements start; `seed` is mixed so that every bit matters."""
 
     def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
         mix_array = mix.py_func  # by NumPy: not worth a kernel
@@ -226,29 +207,14 @@ def _look_up(
 ) -> None:  # fmt: skip
     """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
 
-    The first finds the distinct keys; the second their rows, asks for these and fetches the vectors, a piece at a time;
-    the third gives each key its vector.
+    The first finds the distinct keys in order of appearance, and the place of each key among them (`inverse`, `count`);
+    the second their `rows`, or `ABSENT`, prefetches these and copies the vectors, a piece at a time; the third gives
+    each key its vector in `out`. Without `finds`, `inverse`, `count` and `rows` are known. Without `fetches`, the rows
+    are only prefetched, for another call that fetches.
 
-    Args:
-        turns: See `sparsegroup.kernels.cpu.threads`.
-        finds: Find the rows. Without it `inverse`, `count` and `rows` are given.
-        fetches: Fetch the vectors. Without it `vectors` and `out` stay as they are, and the rows are but asked for, so
-            that they are in a cache when another call fetches.
-        keys: `[n]` int64.
-        seen: Scratch memory, see `distinct_in_order`.
-        distinct: `[n]` int64, out: the distinct keys in order of appearance.
-        hashes: `[n]` int64, out: their hashes.
-        inverse: `[n]` int32, out: the place in `distinct` of each key.
-        count: `[1]` int64, out: how many are distinct.
-        rows: `[n]` int64, out: the rows of the distinct keys, or `ABSENT`.
-        state: What the index says of itself.
-        pages: Address of the addresses of the index's pages.
-        row_pages: Address of the addresses of the rows' pages.
-        shift: log2 of the rows of a page.
-        row_bytes: Bytes of a row.
-        vectors: `[n, dim]`, out: the vectors of the distinct keys, 0 for `ABSENT`.
-        out: `[n, dim]`, out: the vectors of all keys.
-        zero: 0 of the vectors' dtype.
+    `turns` shares the work (see `kernels.cpu.threads`); `seen`, `distinct`, `hashes` and `vectors` are scratch memory.
+    `state` and `pages` are the index's; `row_pages`, `shift` and `row_bytes` say where rows are: the address of the
+    pages' addresses, log2 of the rows of a page, and from row to row. `zero` is 0 of the vectors' dtype.
     """
     homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
     later = array_at(_memory_of_piece(), PIECE, np.int64(0))

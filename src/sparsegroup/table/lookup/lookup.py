@@ -29,11 +29,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def check_world(per_rank: bool) -> None:
-    """Raise RuntimeError where a table would be trained on several ranks without `per_rank`, which says it is meant so.
-
-    A rank's table knows the rows of its own keys by its own numbers: neither DistributedDataParallel nor `all_reduce`
-    can keep the tables of several ranks equal.
-    """
+    """Raise RuntimeError if several ranks would train tables without `per_rank`, which says it is meant so."""
     if per_rank or not dist.is_available() or not dist.is_initialized():
         return
     world = dist.get_world_size()
@@ -213,13 +209,8 @@ def pays_ahead(count: int) -> bool:
 class RowLookup:
     """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
 
-    Args:
-        directory: Key → row.
-        storage: The rows.
-        starts: Where new rows start.
-        on_used: Called with rows when it is noted that they were used.
-        budget: The limit of bytes, if there is one.
-        scratch_bytes: Working memory that is kept for the next lookup, at most.
+    `on_used` is called with rows when it is noted that they were used. At most `scratch_bytes` of working memory are
+    kept for the next lookup.
     """
 
     def __init__(
@@ -228,12 +219,12 @@ class RowLookup:
         storage: RowStorage,
         starts: RowStarts,
         on_used: Callable[[Int64s], None],
-        budget: RowLimit | None = None,
+        limit: RowLimit | None = None,
         *,
         scratch_bytes: int,
     ) -> None:
         self._directory, self._storage, self._starts = directory, storage, starts
-        self._on_used, self._budget = on_used, budget
+        self._on_used, self._limit = on_used, limit
         self._scratch_bytes = scratch_bytes
         self._scratch = kernels.Scratch(0, starts.dim, starts.dtype)
 
@@ -252,15 +243,9 @@ class RowLookup:
     ) -> LookupResult:
         """Look `keys` up; a key without a row gets one if `admission` admits it. None: nothing is inserted.
 
-        Args:
-            keys: `[n]`.
-            admission: Decides about new keys.
-            ahead: The same search, made ahead of time. If it is stale, the keys are looked up again.
-            is_counted: The same lookup has been counted already.
-
-        Raises:
-            RuntimeError: `max_rows` would be exceeded; nothing has changed.
-            MemoryError: The system has no more; nothing has changed.
+        `ahead` is the same search, made ahead of time; if it is stale, the keys are looked up again. `is_counted`: the
+        same lookup has been counted already. Raises RuntimeError if `max_rows` would be exceeded, and MemoryError if
+        the system has no more; nothing has changed then.
         """
         out = None
         try:
@@ -323,11 +308,7 @@ class RowLookup:
         finds: bool,
         alone: bool = False,
     ) -> tuple[int, Int64s]:
-        """Run the lookup's kernel, which fetches into `out` unless that is None.
-
-        Returns:
-            The number of absent keys, and the memory of `rows`.
-        """
+        """Run the lookup's kernel, which fetches into `out` unless that is None: absent keys, the memory of `rows`."""
         row_array, target = array_of(rows), vectors if out is None else array_of(out)
         scratch, index, storage = self._scratch, self._directory.index, self._storage
         absent = threads.share(
@@ -405,10 +386,10 @@ class RowLookup:
 
     def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
         """How many of some new rows there is room for, unless there is room for all."""
-        budget = self._budget
-        if budget is None or isinstance(admission, SetKeys):
+        limit = self._limit
+        if limit is None or isinstance(admission, SetKeys):
             return None
-        return lambda wanted: budget.room(wanted, self._directory, self._storage.rows)
+        return lambda wanted: limit.room(wanted, self._directory, self._storage.rows)
 
     def _insert(self, search: KeySearch, admission: AdmissionPolicy, *, is_counted: bool) -> None:
         """Give rows to those of the search's keys that have none and are admitted."""

@@ -53,7 +53,8 @@ class ShardedLookup:
             self._prefetched = None
             with shards.waiting():
                 exchange = prefetched.exchange.result()
-                table.wait_for_prefetch()
+                with table.at_rest():
+                    pass
         else:
             prefetched = None
             exchange = shards.exchange_keys(keys, "a recomputation" if is_again else _purpose(insert))
