@@ -174,7 +174,8 @@ def test_a_forward_does_not_look_for_prefetched_keys(
     table, keys = build(3), KEYS.view(-1, 5)
     expected = table(keys).detach()
     table.train(training).prefetch(keys)
-    monkeypatch.setattr(RowLookup, "_find", None)
+    with table.table.at_rest():  # when the prefetch is done
+        monkeypatch.setattr(RowLookup, "_find", None)
     assert_identical(table(keys.clone()).detach(), expected)
 
 
@@ -185,6 +186,8 @@ def test_unknown_keys_are_not_looked_for_again_in_evaluation(monkeypatch: pytest
     table.eval()
     expected = table(KEYS)
     table.prefetch(KEYS)
+    with table.table.at_rest():  # when the prefetch is done
+        pass
     with monkeypatch.context() as patch:
         patch.setattr(RowLookup, "_find", None)
         assert_identical(table(KEYS), expected)

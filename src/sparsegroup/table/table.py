@@ -123,8 +123,8 @@ class Table:
             numbering.await_gradient(result.info)
             if insert and not is_again and not self._is_repeatable:
                 numbering.remember(result.search)
-                has_new = len(result.search.new_places) > 0  # else no GPU is waited for
-                if has_new and self.config.has_fallback and self.ranks is None:
+                if self.config.has_fallback and self.ranks is None and len(result.search.new_places):
+                    # without new keys no GPU is waited for
                     mask_new_rows(result, *self.live_and_seen())
             return result
 
