@@ -45,6 +45,9 @@ class Described:
     words: str
     holds: Callable[[Any], bool]
 
+    def __str__(self) -> str:
+        return self.words
+
     def check(self, what: str, value: object, where: str = "") -> None:
         """Raise ValueError, from `what` to `where`, unless `value` is valid."""
         if not self.holds(value):
