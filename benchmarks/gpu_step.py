@@ -31,7 +31,7 @@ import timing
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.step import Slot
+from sparsegroup.kernels.step import ParameterMemory
 from sparsegroup.models import DCN
 from sparsegroup.optim.group_step import GroupStep
 
@@ -180,13 +180,12 @@ def sparse_kernel(optimizer: GroupAdam, weight: nn.Parameter) -> Run:
     from sparsegroup.kernels.gpu import launch  # needs Triton
 
     gradient, state, rule = weight.grad, optimizer.state[weight], optimizer.rule
-    states = tuple(state[name] for name in rule.state)
     step = GroupStep(rule, optimizer.param_groups[0])
-    slot = Slot(weight.detach(), state["u"], states, step.execution)
+    slot = ParameterMemory(weight.detach(), state, tuple(rule.state), "rows", wants_kernels=True, capturable=False)
     runs = launch.runs_of(gradient._values(), gradient._indices()[0])
     counters = torch.zeros(3, dtype=torch.int64, device=weight.device)
-    numbers = step.numbers(float(state["step"]))
-    return lambda: launch.step_rows(rule, slot, runs, counters, step.settings, numbers)
+    numbers = step.scalars(float(state["step"]))
+    return lambda: launch.step_rows(rule, slot, runs, counters, step.constants, numbers)
 
 
 def sparse_ms(bench: Bench, rows: int, dim: int, touched: int) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """How many modules a piece of work passes: CONTRIBUTING describes these walks, and they stay as short as it says."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+import pytest
 import torch
 
 from sparsegroup import GroupAdam, HashEmbedding
@@ -44,3 +45,34 @@ def test_a_key_passes_nine_modules_from_the_embedding_to_autograd() -> None:
     passed = walk(lambda: table(keys))
     assert_passes(passed, most=9, returns=2)
     assert (passed[0], passed[-1]) == ("sparsegroup.table.hash_embedding", "sparsegroup.table.lookup.autograd")
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Without helping threads, which take part only in large steps."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_a_gradient_of_a_tensor_passes_nine_modules() -> None:
+    x = torch.nn.Parameter(torch.randn(16, 8))
+    optimizer = GroupAdam([x], l21=1e-3)
+    x.grad = torch.randn(16, 8)
+    for _ in range(2):
+        optimizer.step()
+    assert_passes(walk(optimizer.step), most=9, returns=2)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_a_gradient_of_a_table_passes_twelve_modules() -> None:
+    table, keys = HashEmbedding(8), torch.arange(256).reshape(64, 4)
+    optimizer = GroupAdam(table.parameters(), l21=1e-3)
+    for step in range(3):
+        optimizer.zero_grad()
+        table(keys).square().sum().backward()
+        if step < 2:
+            optimizer.step()
+    assert_passes(walk(optimizer.step), most=12, returns=2)

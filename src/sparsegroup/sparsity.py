@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec, grouping
-from sparsegroup.optim.local_shard import has_whole_groups, is_spread, local_part, summed_over_shards, whole
+from sparsegroup.optim.local_shard import has_whole_groups, is_sharded, local_part, summed_over_shards, whole
 from sparsegroup.optim.optimizer import GroupOptimizer
 from sparsegroup.optim.stored import RowStore, store_of
 
@@ -117,7 +117,7 @@ def sparsity_report(optimizer: GroupOptimizer) -> SparsityReport:
 
 def _counts(parameter: Tensor, spec: GroupSpec) -> tuple[int, int, int]:
     """Groups with a non-zero element, groups, and non-zero elements."""
-    if is_spread(type(parameter)):
+    if is_sharded(type(parameter)):
         if not has_whole_groups(parameter, spec):
             return _counts(whole(parameter), spec)
         live, total, elements = summed_over_shards(parameter, _counts(local_part(parameter), spec))

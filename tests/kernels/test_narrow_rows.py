@@ -13,6 +13,7 @@ from row_model import RowModel
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import rows as narrow_copies
 from sparsegroup.kernels.cpu import step as compiled_step
+from sparsegroup.optim.group_step import step_seed
 from sparsegroup.rules import ADAM
 from sparsegroup.table.rows import host
 from sparsegroup.table.rows.host import HostRows, kinds_of
@@ -111,7 +112,7 @@ def _widen(source, target, count):
 @pytest.mark.parametrize(("element", "step", "part"), [(0, 1, 0), (2**31 - 7, 9, 3), (-12, 10**9 + 7, 1)])
 def test_the_kernels_round_as_eager_pytorch_does(count: int, element: int, step: int, part: int) -> None:
     """To the bit, for all kinds of floats and numbers of elements that wrap."""
-    values, seed = any_floats(count)[:count].contiguous(), rounding.step_seed(step)
+    values, seed = any_floats(count)[:count].contiguous(), step_seed(step)
     out, back = np.zeros(count + 1, np.uint16), np.zeros(count + 1, np.float32)
     _round_off(values.numpy(), out, count, element, seed, part)
     elements = (torch.arange(count) + element).to(torch.int32)

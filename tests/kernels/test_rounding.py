@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels import rounding
+from sparsegroup.optim.group_step import step_seed
 
 SPECIAL = (
     0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.0**-126, -(2.0**-126), 2.0**-149, -(2.0**-149), 2.0**-133,
@@ -32,7 +33,7 @@ def numbered(values: Tensor) -> Tensor:
 
 
 def by_chance(values: Tensor, t: int = 1, part: int = 0) -> Tensor:
-    return rounding.to_bfloat16(values, numbered(values), rounding.step_seed(t), part)
+    return rounding.to_bfloat16(values, numbered(values), step_seed(t), part)
 
 
 def test_to_the_nearest_is_as_torch_converts() -> None:
@@ -100,7 +101,7 @@ def test_chance_is_that_of_seed_part_and_element() -> None:
     values = torch.full((10_000,), 1 + 2**-8)
     first = by_chance(values)
     assert torch.equal(by_chance(values), first)
-    seed = torch.tensor(rounding.step_seed(1), dtype=torch.int32)
+    seed = torch.tensor(step_seed(1), dtype=torch.int32)
     assert torch.equal(rounding.to_bfloat16(values, numbered(values), seed, 0), first)
     assert torch.equal(rounding.to_bfloat16(values[7:], numbered(values)[7:], seed, 0), first[7:])
     for other in (by_chance(values, part=1), by_chance(values, part=2), by_chance(values, t=2), first.roll(1)):
@@ -108,7 +109,7 @@ def test_chance_is_that_of_seed_part_and_element() -> None:
 
 
 def test_seeds_are_int32_and_differ() -> None:
-    seeds = {rounding.step_seed(t) for t in range(10_000)}
+    seeds = {step_seed(t) for t in range(10_000)}
     assert len(seeds) == 10_000
     assert all(-(1 << 31) <= seed < 1 << 31 for seed in seeds)
-    assert -(1 << 31) <= rounding.step_seed(1 << 40) < 1 << 31
+    assert -(1 << 31) <= step_seed(1 << 40) < 1 << 31

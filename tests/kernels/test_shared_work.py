@@ -80,7 +80,7 @@ def test_one_who_comes_when_all_is_done_does_nothing():
     late()
     late()
     assert threads.is_settled(state)
-    assert threads.result(state) == 8
+    assert state[threads.RESULT] == 8
     assert (marks == 1).all()
 
 

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from sparsegroup import rules
 from sparsegroup.kernels.gpu import launch
-from sparsegroup.kernels.step import Execution, Regularizer, Slot, StepConstants, StepScalars, TensorStep
+from sparsegroup.kernels.step import ParameterMemory, Regularizer, StepConstants, StepScalars, TensorPlan
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
@@ -144,11 +144,16 @@ def launch_all(
         numbers = StepScalars(of_scalars, of_start, torch.tensor(7, dtype=torch.int32))
     hessian = zeros(gradient_dtype) if rule.has_second_input else None
     state = tuple(zeros(state_dtype) for _ in rule.state)
-    slot = Slot(zeros(dtype), zeros(state_dtype) if carries_u else None, state, Execution("rows", None, None, False))
+    entry = {"step": torch.zeros(()), **({"u": zeros(state_dtype)} if carries_u else {})}
+    entry |= dict(zip(rule.state, state, strict=True))
+    slot = ParameterMemory(zeros(dtype), entry, tuple(rule.state), "rows", wants_kernels=True, capturable=False)
     g = zeros(gradient_dtype)
+    plan = TensorPlan(slot.x, g, hessian)
 
-    launch.step_tensor(rule, TensorStep(slot, numbers, g, hessian), width, settings)
-    launch.step_many(rule, [TensorStep(slot, host, g, hessian)] * 2, width, settings)
+    plan.memory, plan.scalars = slot, numbers
+    launch.step_tensor(rule, plan, width, settings)
+    plan.scalars = host
+    launch.step_many(rule, [plan] * 2, width, settings)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
     gradient = launch.runs_of(g, rows) if repeated else launch.GradientRuns(g, rows, hessian)
     launch.step_rows(rule, slot, gradient, counters, settings, numbers)

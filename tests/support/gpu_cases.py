@@ -19,10 +19,11 @@ pytest.importorskip("triton")
 
 from sparsegroup import rules
 from sparsegroup.groups import Along, Grouping
-from sparsegroup.kernels import eager, rounding
+from sparsegroup.kernels import eager
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.rounding import was_updated
-from sparsegroup.kernels.step import Execution, Regularizer, Slot, StepConstants, StepScalars, TensorStep
+from sparsegroup.kernels.step import ParameterMemory, Regularizer, StepConstants, StepScalars, TensorPlan
+from sparsegroup.optim.group_step import step_seed
 from sparsegroup.rules import Rule
 
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)
@@ -39,11 +40,18 @@ HYPERPARAMETERS = {
     "nesterov": True,
 }
 REGULARIZER = Regularizer(l1=0.05, l21=0.5, l2=0.01)
-SEED = rounding.step_seed(3)
+SEED = step_seed(3)
 SHIFT = 2
 """Pages of a table have 2**SHIFT rows."""
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+
+
+def memory_of(x: Tensor, u: Tensor | None, state: Sequence[Tensor]) -> ParameterMemory:
+    """The memory of a tensor with its state."""
+    names = tuple(map(str, range(len(state))))
+    entry = {"step": torch.zeros(()), **({} if u is None else {"u": u}), **dict(zip(names, state, strict=True))}
+    return ParameterMemory(x, entry, names, "rows", wants_kernels=True, capturable=False)
 
 
 @dataclass(frozen=True)
@@ -57,11 +65,13 @@ class Parts:
     hessian: Tensor | None
 
     @property
-    def slot(self) -> Slot:
-        return Slot(self.x, self.u, self.state, Execution("rows", None, None, False))
+    def slot(self) -> ParameterMemory:
+        return memory_of(self.x, self.u, self.state)
 
-    def with_numbers(self, numbers: StepScalars) -> TensorStep:
-        return TensorStep(self.slot, numbers, self.g, self.hessian)
+    def with_numbers(self, numbers: StepScalars) -> TensorPlan:
+        plan = TensorPlan(self.x, self.g, self.hessian)
+        plan.memory, plan.scalars = self.slot, numbers
+        return plan
 
     def runs(self, rows: Tensor, *, repeats: bool = False) -> launch.GradientRuns:
         """The gradient of `rows`."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
-from sparsegroup.table.lookup.autograd import GradientLines, RowNumbering, info_of_gradient
+from sparsegroup.optim.stored import lines_of
+from sparsegroup.table.lookup.autograd import GradientLines
 from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -258,7 +259,7 @@ def test_what_travels_with_a_gradient_goes_with_it() -> None:
     numbering = table.table.directory.numbering
 
     def lines(gradient: Tensor) -> GradientLines | None:
-        return info_of_gradient(gradient._indices()[0], numbering)
+        return lines_of(gradient._indices()[0])
 
     gradient = table.weight.grad
     found = lines(gradient)
@@ -266,7 +267,7 @@ def test_what_travels_with_a_gradient_goes_with_it() -> None:
     assert found.count == gradient._nnz()
     assert lines(gradient.coalesce()) is None
     assert lines(gradient + gradient) is None
-    assert info_of_gradient(gradient._indices()[0], RowNumbering()) is None  # another table's
+    assert found.numbering is numbering
     gradient._values().mul_(2)
     assert lines(gradient) is found
     gone = weakref.ref(found)

@@ -22,7 +22,7 @@ from torch import Tensor
 from sparsegroup import prox
 from sparsegroup.groups import Grouping, grouping
 from sparsegroup.kernels.rounding import mark_updated, to_bfloat16, was_updated
-from sparsegroup.kernels.step import Regularizer, Slot, StepConstants, StepRequest, TensorStep, as_stored, compute_dtype
+from sparsegroup.kernels.step import Backend, ParameterMemory, Regularizer, StepConstants, TensorPlan, compute_dtype
 from sparsegroup.rules import Rule
 
 
@@ -144,27 +144,25 @@ def _sigma(rule: Rule, block: Block, scalars: Sequence[float]) -> Tensor:
     return of_all
 
 
-class EagerBackend:
+class EagerBackend(Backend):
     """The step of `rule` in eager PyTorch: any device, dtype and grouping."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
 
-    def takes(self, slot: Slot, sparse: bool) -> bool:
+    def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Every parameter."""
         return True
 
-    def check(self) -> None:
-        """Nothing is reported late."""
-
-    def step(self, request: StepRequest) -> None:
+    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
         """See `Backend.step`."""
-        for tensor in request.tensors:
-            self._step(tensor.summed(), request.settings)
+        for plan in plans:
+            plan.sum_rows()
+            self._step(plan, constants)
 
-    def _step(self, tensor: TensorStep, settings: StepConstants) -> None:
-        slot, rows, numbers = tensor.slot, tensor.rows, tensor.numbers
-        dtype = compute_dtype(slot.dtype)
+    def _step(self, plan: TensorPlan, constants: StepConstants) -> None:
+        memory, rows, scalars = plan.memory, plan.rows, plan.scalars
+        dtype = compute_dtype(memory.dtype)
 
         def read(part: Tensor) -> Tensor:
             return (part if rows is None else part[rows]).to(dtype)
@@ -177,33 +175,35 @@ class EagerBackend:
 
         def write_state(number: int, part: Tensor, value: Tensor) -> None:
             if part.dtype == torch.bfloat16:
-                value = to_bfloat16(value.float(), _elements(part, rows), numbers.seed, number)
+                value = to_bfloat16(value.float(), _elements(part, rows), scalars.seed, number)
             write(part, value)
 
-        before = Block(read(slot.x), None if slot.u is None else read(slot.u), [read(part) for part in slot.state])
+        before = Block(
+            read(memory.x), None if memory.u is None else read(memory.u), [read(part) for part in memory.state]
+        )
         after = advance(
             self.rule,
             before,
-            [g.to(dtype) for g in (tensor.gradient, tensor.hessian) if g is not None],
-            numbers.scalars,
-            [as_stored(value, part.dtype) for value, part in zip(settings.initial, slot.state, strict=True)],
-            numbers.start[0] if self.rule.sigma_0 is not None else None,
-            settings.regularizer,
-            slot.groups if rows is None else grouping("rows", before.x.shape, slot.x.device),
-            slot.dtype,
+            [g.to(dtype) for g in (plan.gradient, plan.hessian) if g is not None],
+            scalars.scalars,
+            constants.stored_as(tuple(part.dtype for part in memory.state)).initial,
+            scalars.start[0] if self.rule.sigma_0 is not None else None,
+            constants.regularizer,
+            memory.groups if rows is None else grouping("rows", before.x.shape, memory.x.device),
+            memory.dtype,
         )
-        for number, (part, moment) in enumerate(zip(slot.state, after.state, strict=True), 1):
+        for number, (part, moment) in enumerate(zip(memory.state, after.state, strict=True), 1):
             write_state(number, part, moment)
-        moves = numbers.start[1]
+        moves = scalars.start[1]
         x, u = after.x, after.u
         if isinstance(moves, Tensor):  # only the device knows: x and u are written as they were
             x = torch.where(moves != 0, x, before.x.to(x.dtype))
             u = None if u is None or before.u is None else torch.where(moves != 0, u, before.u)
         elif not moves:
             return
-        write(slot.x, x)
-        if u is not None and slot.u is not None:
-            write_state(0, slot.u, u)
+        write(memory.x, x)
+        if u is not None and memory.u is not None:
+            write_state(0, memory.u, u)
 
 
 def _elements(tensor: Tensor, rows: Tensor | None) -> Tensor:

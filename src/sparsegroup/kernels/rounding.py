@@ -80,19 +80,13 @@ def rounded_bits(bits: Any, chance: Any) -> Any:
     return xp.where(finite, bits + (chance & 0xFFFF), quiet) & -65536
 
 
-def step_seed(t: Any) -> Any:
-    """The int32 seed of step `t`, an int or an int64 tensor."""
-    mixed = ((t * 0x9E3779B1) + (1 << 31)) % (1 << 32) - (1 << 31)
-    return mixed.to(torch.int32) if isinstance(mixed, Tensor) else mixed
-
-
 def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int) -> Tensor:
     """`values`, float32, rounded stochastically; what is not +0 does not become +0 (see `update_mark`).
 
     Args:
         values: Any shape.
         elements: int32, shaped as `values`: what tells elements apart.
-        seed: From `step_seed`; 0-d int32 where it is a tensor.
+        seed: That of `StepScalars`; 0-d int32 where it is a tensor.
         part: Which part of the state it is: u is 0, the rule's states are 1, 2, ….
     """
     if not isinstance(seed, Tensor):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,69 +13,97 @@ from torch import Tensor
 from sparsegroup.groups import Grouping, GroupSpec, contiguous_groups, grouping
 from sparsegroup.penalties import Lasso, Norm, Penalty, PracticalNorm
 
+NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+"""The dtypes that the compiled step computes with."""
+TORCH_DTYPES = {theirs: ours for ours, theirs in NUMPY_DTYPES.items()}
+
+
+class _Memory:
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Tensor, typestr: str) -> None:
+        self.tensor = tensor  # to be kept as long as the view
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "typestr": typestr,
+            "version": 3,
+        }
+
+
+def array_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """The memory of a contiguous CPU tensor as an array.
+
+    Unlike with `tensor.numpy()`, torch may resize the tensor afterwards, as `zero_()` on a sparse gradient that it
+    belongs to does; the view must not be used any more then.
+    """
+    kind = "f" if tensor.is_floating_point() else "i"
+    return np.asarray(_Memory(tensor, f"{'<' if np.little_endian else '>'}{kind}{tensor.element_size()}"))
+
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of arithmetic, and of state unless another is asked for: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@dataclass(frozen=True)
-class Execution:
-    """How a param group wants to be stepped: its groups, and torch's arguments of the same names."""
-
-    groups: GroupSpec
-    foreach: bool | None
-    fused: bool | None
-    capturable: bool
-
-    @property
-    def wants_kernels(self) -> bool:
-        """Whether compiled kernels may be taken: neither `foreach=True` nor `fused=False`."""
-        return not self.foreach and self.fused is not False
-
-    def is_same(self, other: "Execution") -> bool:
-        """Whether nothing differs; `groups` is compared by identity, for it may be a tensor."""
-        return (
-            self.groups is other.groups
-            and self.foreach is other.foreach
-            and self.fused is other.fused
-            and self.capturable is other.capturable
-        )
-
-
-class Slot:
-    """The memory of one parameter: its weights, u and the rule's state.
+class ParameterMemory:
+    """The memory of one parameter: its weights, u and the rule's state. Valid while all of it stays where it is.
 
     Args:
         x: The parameter, of any shape.
-        u: The dual residual, shaped as `x`; None for a parameter that carries none.
-        state: The rule's state in the order of `rule.state`, each shaped as `x`.
-        execution: How its param group wants it to be stepped.
+        entry: The optimizer's state of it: "step" (0-d float32), "u" if it carries u, and the rule's state.
+        names: The rule's state, in its order.
+        groups: As of the param group, which decides `wants_kernels` and `capturable`, too.
+        wants_kernels: Whether compiled kernels may be taken.
+        capturable: Whether the step may be captured in a CUDA graph.
 
     Attributes:
-        x, u, state, execution: See above.
-        shape, dtype, is_empty: The parameter's; it is empty where it has no element.
+        x, wants_kernels, capturable: See above.
+        u: The dual residual, shaped as `x`; None for a parameter that carries none.
+        state: The rule's state in the order of `rule.state`, each shaped as `x`.
+        shape, stride, dtype, is_empty: The parameter's; it is empty if it has no element.
         carries_u: Whether there is a u.
-        parts: x, u where it is carried, and the state.
+        parts: x, u if it is carried, and the state.
         addresses: Where the parts begin in memory.
-        width: The number of elements of a group, where groups lie one after the other; else 0.
-        count: The number of groups, where they lie one after the other; else 0.
+        width, count: Elements of a group and the number of groups if groups lie one after the other; else 0.
         fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
             on its device, so that one address per part says it all.
+        counter: The step count: an array over the host's tensor, or the device's tensor.
+        entries, entry_addresses: The tensors of `entry` in its order, and where they begin.
+        backends: The backend that steps it by dense, and by sparse gradients; None until one is needed.
     """
 
-    def __init__(self, x: Tensor, u: Tensor | None, state: tuple[Tensor, ...], execution: Execution) -> None:
-        self.x, self.u, self.state, self.execution = x, u, state, execution
-        self.shape, self.dtype, self.is_empty = x.shape, x.dtype, not x.numel()
-        self.carries_u = u is not None
-        self.parts: tuple[Tensor, ...] = (x, *state) if u is None else (x, u, *state)
+    def __init__(
+        self,
+        x: Tensor,
+        entry: dict[str, Any],
+        names: tuple[str, ...],
+        groups: GroupSpec,
+        *,
+        wants_kernels: bool,
+        capturable: bool,
+    ) -> None:
+        self.x, self.u = x, entry.get("u")
+        self.state: tuple[Tensor, ...] = tuple(entry[name] for name in names)
+        self.wants_kernels, self.capturable = wants_kernels, capturable
+        self.shape, self.stride, self.dtype, self.is_empty = x.shape, x.stride(), x.dtype, not x.numel()
+        self.carries_u = self.u is not None
+        self.parts: tuple[Tensor, ...] = (x, *self.state) if self.u is None else (x, self.u, *self.state)
         self.addresses = [part.data_ptr() for part in self.parts]
         self.fits = (all(self.addresses) or self.is_empty) and all(
             p.shape == x.shape and p.is_contiguous() and p.device == x.device for p in self.parts
         )
-        layout = contiguous_groups(execution.groups, x.shape)
+        layout = contiguous_groups(groups, x.shape)
         self.is_contiguous_in_groups = layout is not None
         self.width, self.count = layout or (0, 0)
+        self._groups = groups
+        self.entries: list[Tensor] = list(entry.values())
+        self.entry_addresses = [tensor.data_ptr() for tensor in self.entries]
+        self.counter: Any = array_of(entry["step"]) if entry["step"].device.type == "cpu" else entry["step"]
+        self.backends: list[Any] = [None, None]
 
     @cached_property
     def state_dtypes(self) -> frozenset[torch.dtype]:
@@ -85,7 +113,7 @@ class Slot:
     @cached_property
     def groups(self) -> Grouping:
         """The groups of the parameter."""
-        return grouping(self.execution.groups, self.shape, self.x.device)
+        return grouping(self._groups, self.shape, self.x.device)
 
 
 @cache
@@ -94,8 +122,7 @@ def as_stored(value: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(value, dtype=dtype))
 
 
-@dataclass(frozen=True)
-class StepScalars:
+class StepScalars(NamedTuple):
     """What depends on the step.
 
     Attributes:
@@ -107,12 +134,6 @@ class StepScalars:
     scalars: tuple[Any, ...]
     start: tuple[Any, Any]
     seed: int | Tensor
-
-    @classmethod
-    def of_row(cls, row: Tensor, seed: Tensor) -> "StepScalars":
-        """The numbers from scalars, σ₀ and whether x moves, in one tensor on the device."""
-        *scalars, sigma_0, moves = row.unbind(0)
-        return cls(tuple(scalars), (sigma_0, moves), seed)
 
     @property
     def on_device(self) -> bool:
@@ -148,7 +169,7 @@ class Regularizer:
         """Whether any λ is positive."""
         return self.l1 > 0 or self.l2 > 0 or self.l21 > 0
 
-    @property
+    @cached_property
     def tau(self) -> float:
         """λ21, scaled to the norm: times √d, the threshold of a group of d elements."""
         return self.l21 * self.norm.tau_scale
@@ -159,9 +180,9 @@ class Regularizer:
         return 1.0 if self.l1 == 0 else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepConstants:
-    """What the groups of a launch share.
+    """What the groups of a param group share until a hyperparameter changes. Kernels keep what they make of it.
 
     Attributes:
         regularizer: λ1, λ21, λ2, norm and penalty.
@@ -174,58 +195,75 @@ class StepConstants:
     initial: tuple[float, ...]
     sigma_0: float | None
     frozen: bool
+    _rounded: dict[tuple[torch.dtype, ...], "StepConstants"] = field(default_factory=dict, init=False, repr=False)
+
+    def is_same(self, other: "StepConstants") -> bool:
+        """Whether nothing differs."""
+        return (self.regularizer, self.initial, self.sigma_0, self.frozen) == (
+            other.regularizer,
+            other.initial,
+            other.sigma_0,
+            other.frozen,
+        )
+
+    def stored_as(self, dtypes: tuple[torch.dtype, ...]) -> "StepConstants":
+        """The same with the initial states rounded to the dtypes in which states are stored."""
+        if dtypes not in self._rounded:
+            self._rounded[dtypes] = replace(self, initial=tuple(map(as_stored, self.initial, dtypes)))
+        return self._rounded[dtypes]
 
 
-@dataclass(slots=True)
-class TensorStep:
-    """One parameter's part of a step.
+@dataclass(slots=True, eq=False)
+class TensorPlan:
+    """What a step does to one tensor. `memory` and `scalars` are set when nothing can fail any more.
 
     Attributes:
-        slot: Where the parameter and its state lie.
-        numbers: What depends on the step count of this parameter.
+        parameter: The tensor: a parameter, or this rank's part of one.
         gradient: Shaped as the parameter, or as its `rows`; of any floating dtype.
         hessian: Shaped as `gradient`; for second-order rules the diagonal of the Hessian, for those with `mean_square`
             the mean of g² over each element's group.
         rows: `[n]` int64, the rows of a sparse gradient; None for a dense one.
         repeats: Whether `rows` may hold a row several times, whose gradients are to be added up.
         unchecked: Whether `rows` may lie beyond the parameter.
+        whole: The DTensor of which `parameter` is this rank's part, or None.
+        memory: Where the parameter and its state lie.
+        scalars: What depends on the step count of this parameter.
     """
 
-    slot: Slot
-    numbers: StepScalars
+    parameter: Tensor
     gradient: Tensor
     hessian: Tensor | None = None
     rows: Tensor | None = None
     repeats: bool = False
     unchecked: bool = False
+    whole: Tensor | None = None
+    memory: ParameterMemory = field(init=False)
+    scalars: StepScalars = field(init=False)
 
-    def is_contiguous(self) -> bool:
-        """Whether gradient and Hessian are."""
-        return self.gradient.is_contiguous() and (self.hessian is None or self.hessian.is_contiguous())
+    def with_hessian(self, diagonal: Tensor) -> "TensorPlan":
+        """The same with the Hessian's diagonal, or what else the rule takes as such."""
+        return replace(self, hessian=diagonal.to(self.gradient.dtype))
 
-    def contiguous(self) -> "TensorStep":
-        """The same with gradients that are contiguous."""
-        if self.is_contiguous():
-            return self
-        hessian = None if self.hessian is None else self.hessian.contiguous()
-        return replace(self, gradient=self.gradient.contiguous(), hessian=hessian)
+    def make_contiguous(self) -> None:
+        """Make gradient and Hessian contiguous."""
+        self.gradient = self.gradient.contiguous()
+        self.hessian = None if self.hessian is None else self.hessian.contiguous()
 
-    def summed(self) -> "TensorStep":
-        """The same with each row once.
+    def sum_rows(self) -> None:
+        """Have each row of a sparse gradient once.
 
         Raises:
             IndexError: The gradient has rows that the parameter has not.
         """
         if self.rows is None:
-            return self
+            return
         if self.unchecked:
-            check_rows(self.rows, self.slot.shape[0], "a parameter whose gradient was left to the kernels")
-        if not self.repeats:
-            return self
-        size = (self.slot.shape[0], *self.gradient.shape[1:])
-        gradient = self.gradient.to(compute_dtype(self.slot.dtype))
-        total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
-        return replace(self, rows=total.indices()[0], gradient=total.values(), repeats=False)
+            check_rows(self.rows, self.memory.shape[0], "a parameter whose gradient was left to the kernels")
+        if self.repeats:
+            size = (self.memory.shape[0], *self.gradient.shape[1:])
+            gradient = self.gradient.to(compute_dtype(self.memory.dtype))
+            total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
+            self.rows, self.gradient, self.repeats = total.indices()[0], total.values(), False
 
 
 def check_rows(rows: Tensor, count: int, where: object) -> None:
@@ -236,68 +274,35 @@ def check_rows(rows: Tensor, count: int, where: object) -> None:
         )
 
 
-@dataclass(frozen=True)
-class StepRequest:
-    """One step of parameters that share their hyperparameters.
+class Backend:
+    """A way to carry out the steps of one rule. It may keep what it needs from step to step.
 
     Attributes:
-        group: The number of their param group: a backend may keep what it prepared for it.
-        settings: λ, the rule's initial state, σ₀, and whether the learning rate is 0.
-        tensors: The parameters' parts; none is empty.
+        has_reports: Whether a device may report something of a step later, so that `check` must be called.
     """
 
-    group: int
-    settings: StepConstants
-    tensors: Sequence[TensorStep]
+    has_reports = False
 
-
-class Backend(Protocol):
-    """A way to carry out the steps of one rule. It may keep what it needs from step to step."""
-
-    def takes(self, slot: Slot, sparse: bool) -> bool:
+    def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Whether it can step the parameter, by dense or by sparse gradients."""
+        raise NotImplementedError
 
-    def step(self, request: StepRequest) -> None:
+    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
         """One step of parameters that it takes: x, u and the state change in place.
+
+        Args:
+            group: The number of their param group: a backend may keep what it prepared for it.
+            constants: What they share.
+            plans: The parameters' plans; none is empty.
 
         Raises:
             IndexError: A sparse gradient has rows that its parameter has not, where the host can see it.
         """
+        raise NotImplementedError
 
     def check(self) -> None:
-        """Raise what a device has reported of steps before, if it has come by now; never waits.
+        """Raise what a device has reported of earlier steps, if it has arrived by now; never waits.
 
         Raises:
             IndexError: A sparse gradient had rows that its parameter has not; they were left out.
         """
-
-
-NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
-"""The dtypes that the compiled step computes with."""
-TORCH_DTYPES = {theirs: ours for ours, theirs in NUMPY_DTYPES.items()}
-
-
-class _Memory:
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: Tensor, typestr: str) -> None:
-        self.tensor = tensor  # to be kept as long as the view
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "typestr": typestr,
-            "version": 3,
-        }
-
-
-def array_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """The memory of a contiguous CPU tensor as an array.
-
-    Unlike with `tensor.numpy()`, torch may resize the tensor afterwards, as `zero_()` on a sparse gradient that it
-    belongs to does; the view must not be used any more then.
-    """
-    kind = "f" if tensor.is_floating_point() else "i"
-    return np.asarray(_Memory(tensor, f"{'<' if np.little_endian else '>'}{kind}{tensor.element_size()}"))

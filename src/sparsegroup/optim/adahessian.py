@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from sparsegroup.optim.arguments import Options
+from sparsegroup.optim.group_step import GroupStep, Plan
 from sparsegroup.optim.optimizer import GroupOptimizer
-from sparsegroup.optim.plans import ParameterPlan
 from sparsegroup.optim.stored import StoredParameter
 from sparsegroup.rules import ADAHESSIAN
 
@@ -219,12 +219,12 @@ class GroupAdaHessian(GroupOptimizer):
                 "GroupAdaHessian cannot run under GradScaler: its scale would enter the Hessian; use bfloat16 autocast"
             )
 
-    def _completed(self, plans: list[list[ParameterPlan]]) -> list[list[ParameterPlan]]:
-        """The plans with diagonals of the Hessian; where these cannot be had, no random number has been drawn."""
+    def _completed(self, planned: list[tuple[GroupStep, list[Plan]]]) -> list[tuple[GroupStep, list[Plan]]]:
+        """The plans with diagonals of the Hessian; if these cannot be computed, no random number has been drawn."""
         groups = [group for group in self.param_groups for p in group["params"] if p.grad is not None]
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not parameters:
-            return plans
+            return planned
         with draws_undone_on_error(self.generator, parameters):
             with torch.enable_grad():
                 diagonals = hessian_diagonals(parameters, [p.grad for p in parameters], self.generator)
@@ -232,7 +232,7 @@ class GroupAdaHessian(GroupOptimizer):
                 block_average(diagonal.detach(), group["spatial_average_block_size"], parameter.ndim)
                 for group, parameter, diagonal in zip(groups, parameters, diagonals, strict=True)
             )
-            completed = [[plan.with_hessian(next(averaged)) for plan in of_group] for of_group in plans]
+            completed = [(step, [plan.with_hessian(next(averaged)) for plan in plans]) for step, plans in planned]
         for parameter in parameters:
             parameter.grad = parameter.grad.detach()
         return completed

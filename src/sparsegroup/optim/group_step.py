@@ -1,14 +1,24 @@
-"""One step of one param group: what its hyperparameters and its step count come to."""
+"""One step of one param group: what steppers plan for its parameters, and how these plans are carried out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.rounding import step_seed
-from sparsegroup.kernels.step import Execution, Regularizer, StepConstants, StepScalars, compute_dtype
-from sparsegroup.optim.places import State
+from sparsegroup.kernels.step import (
+    Backend,
+    ParameterMemory,
+    Regularizer,
+    StepConstants,
+    StepScalars,
+    TensorPlan,
+    compute_dtype,
+)
+from sparsegroup.optim.group_census import GroupCensus
+from sparsegroup.optim.local_shard import local_entry
 from sparsegroup.optim.stored import KEYS, StateOwner
 from sparsegroup.rules import Rule
 
@@ -19,105 +29,302 @@ LEAST_LR = 2.0**-20
 """The learning rate of a sweep where it is 0: small enough for σ to be what decides, too large to overflow."""
 
 _KEPT = 16
-"""Step counts of which the numbers are kept: parameters that came together are at the same."""
+"""Step counts whose scalars are kept: parameters that were added together are at the same."""
+
+
+Entry = dict[str, Any]
+"""The optimizer's state of one parameter."""
+
+
+class ParameterSite(NamedTuple):
+    """Which parameter an error is about; its text is for messages.
+
+    Attributes:
+        group: The number of the param group.
+        number: The parameter's number in it.
+        names: The names of the group's parameters, or None.
+    """
+
+    group: int
+    number: int
+    names: Sequence[str] | None = None
+
+    def __str__(self) -> str:
+        return f"param group {self.group}, {self.names[self.number] if self.names else f'parameter {self.number}'}"
+
+
+class RowsPlan(Protocol):
+    """What a step will do to a table's rows. All that can fail has been checked, and nothing is changed yet.
+
+    Attributes:
+        parameter: The parameter.
+    """
+
+    @property
+    def parameter(self) -> Tensor: ...
+
+    @property
+    def gradient(self) -> Tensor:
+        """`[n, dim]`, in the order in which a Hessian's diagonal must come: that of the coalesced gradient."""
+
+    def with_hessian(self, diagonal: Tensor) -> Self:
+        """The same with the Hessian's diagonal, shaped as `gradient`.
+
+        Raises:
+            FloatingPointError: It is not finite, and such rows are not skipped.
+        """
+
+    def run(self, step: "GroupStep", scalars: StepScalars, entry: Entry) -> None:
+        """Take the step."""
+
+
+Plan: TypeAlias = TensorPlan | RowsPlan
+
+
+class Stepper(Protocol):
+    """What an optimizer does with one kind of parameter: with tensors, parts of DTensors, or rows of a table."""
+
+    def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
+        """Raise ValueError, TypeError or RuntimeError unless the parameter fits its param group."""
+
+    def plan(
+        self, parameter: Tensor, gradient: Tensor, step: "GroupStep", states: Mapping[Tensor, Entry], number: int
+    ) -> Plan:
+        """Read the gradient. All that can fail fails here; nothing is changed.
+
+        Args:
+            parameter: The parameter.
+            gradient: As backward has left it.
+            step: The step of its param group.
+            states: The optimizer's state; it has no entry for the parameter before its first step.
+            number: The parameter's in the param group, for messages.
+        """
+
+    def census(
+        self, parameter: Tensor, step: "GroupStep", entry: Entry, sample: int, draw: np.random.Generator
+    ) -> list[GroupCensus]:
+        """Up to which λ21 the parameter's groups survive; of `sample` groups, or of all for 0."""
+
+    def sweep(self, parameter: Tensor, step: "GroupStep", entry: Entry, *, zero_untrained: bool) -> None:
+        """Apply the closed form to all groups without a gradient; see `GroupOptimizer.sweep`."""
+
+    def exported(self, parameter: Tensor, entry: Entry) -> Entry:
+        """The state as `state_dict` has it."""
+
+    def adapted(self, parameter: Tensor, entry: Entry, rule: Rule, where: str) -> Entry:
+        """A loaded state as torch's loader can take it. Raises ValueError or TypeError if it does not fit."""
+
+    def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
+        """Bring a state that torch's loader has passed on to where it belongs; `entry` is changed."""
 
 
 class GroupStep:
-    """One step of one param group.
+    """One step of one param group, resolved once and kept until a hyperparameter changes.
 
     Args:
         rule: The base optimizer.
         group: The param group.
         number: Its number.
+        steppers: The stepper of each parameter; for `run` only.
+        before: The step until now. Its constants are kept if they are the same, and what kernels made of them.
+
+    Attributes:
+        wants_u: Whether parameters carry u: there is a λ > 0, or the rule needs it.
+        takes_gradients_unchanged: Whether a dense gradient of the parameter's dtype is stepped with as it is.
+        parameters: The `id` of each parameter: memory that was prepared for others may be gone.
     """
 
-    def __init__(self, rule: Rule, group: Mapping[str, Any], number: int = 0) -> None:
-        self.rule = rule
-        self.group = group
-        self.number = number
-        self.execution = Execution(group["groups"], group["foreach"], group["fused"], bool(group["capturable"]))
-        self.regularizer = Regularizer.of(group)
+    def __init__(
+        self,
+        rule: Rule,
+        group: Mapping[str, Any],
+        number: int = 0,
+        steppers: Sequence[Stepper] = (),
+        before: "GroupStep | None" = None,
+    ) -> None:
+        self.rule, self.group, self.number, self.steppers = rule, group, number, steppers
+        self.groups = group["groups"]
+        self.capturable = bool(group["capturable"])
+        self.wants_kernels = not group["foreach"] and group["fused"] is not False
+        self.parameters = list(map(id, group["params"]))
         self.initial = rule.initial_state(group)
-        self.wants_u = self.regularizer.active or rule.sigma_0 is not None
-        self.takes_gradients_as_they_are = not group["maximize"] and not group.get("weight_decay")
-        lr = 1.0 if self.execution.capturable else float(group["lr"])
+        self.takes_gradients_unchanged = not (group["maximize"] or group.get("weight_decay") or rule.mean_square)
+        lr = 1.0 if self.capturable else float(group["lr"])
         frozen = lr < VANISHING_LR
         # lr = 0 is an infinite σ: the moments advance, x and u stay. Any other rate gives the same moments.
-        self._rate = 1.0 if frozen else lr
-        sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, self._rate)
-        self.settings = StepConstants(self.regularizer, tuple(self.initial.values()), sigma_0, frozen)
-        self._numbers: dict[float, StepScalars] = {}
+        rate = 1.0 if frozen else lr
+        sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, rate)
+        constants = StepConstants(Regularizer.of(group), tuple(self.initial.values()), sigma_0, frozen)
+        self.constants: StepConstants = constants
+        if before is not None and before.constants.is_same(constants):
+            self.constants = before.constants
+        self.regularizer = self.constants.regularizer
+        self.wants_u = self.regularizer.active or rule.sigma_0 is not None
+        self._arguments = rule.scalar_arguments(group, rate)
+        self._scalars: dict[float, StepScalars] = {}
 
     @classmethod
     def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
         """A step in which the closed form alone is taken; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
         return cls(rule, {**group, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
 
-    def numbers(self, t: float) -> StepScalars:
-        """The numbers of step `t`, on the host."""
-        known = self._numbers.get(t)
+    def shares_memory(self, other: "GroupStep") -> bool:
+        """Whether what was prepared of the parameters' memory for another step of the group holds for this one."""
+        return (
+            self.groups is other.groups
+            and not isinstance(self.groups, Tensor)  # which may have been changed in place
+            and self.wants_kernels == other.wants_kernels
+            and self.capturable == other.capturable
+            and self.parameters == other.parameters
+        )
+
+    def scalars(self, t: float) -> StepScalars:
+        """What depends on the step count `t`, on the host."""
+        known = self._scalars.get(t)
         if known is None:
-            if len(self._numbers) == _KEPT:
-                self._numbers.clear()
-            scalars = self.rule.host_scalars(self.group, int(t), self._rate)
-            start = (self.settings.sigma_0 or 0.0, 0.0 if self.settings.frozen else 1.0)
-            known = self._numbers[t] = StepScalars(scalars, start, step_seed(int(t)))
+            if len(self._scalars) == _KEPT:
+                self._scalars.clear()
+            constants, count = self.constants, {"t": int(t)} if self.rule.counts_steps else {}
+            seed = step_seed(int(t))
+            scalars = self.rule.scalars(**self._arguments, **count)
+            start = (constants.sigma_0 or 0.0, 0.0 if constants.frozen else 1.0)
+            known = self._scalars[t] = StepScalars(scalars, start, seed)
         return known
 
-    def prepare(self, parameter: Tensor, state: State) -> None:
-        """Add to `state` what it lacks."""
+    # State
+
+    def prepare(self, parameter: Tensor, entry: Entry) -> None:
+        """Add to the state of a tensor what it lacks."""
         dtype = self.group["state_dtype"] or compute_dtype(parameter.dtype)
-        device = parameter.device if self.execution.capturable else torch.device("cpu")
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        device = parameter.device if self.capturable else torch.device("cpu")
+        if not entry:
+            entry["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for name, value in self.initial.items():
-                state[name] = torch.full_like(parameter, value, dtype=dtype)
-        elif state["step"].device != device:
-            state["step"] = state["step"].to(device)
-        if "u" not in state and self._carries_u(parameter):
-            state["u"] = torch.zeros_like(parameter, dtype=dtype)
+                entry[name] = torch.full_like(parameter, value, dtype=dtype)
+        elif entry["step"].device != device:
+            entry["step"] = entry["step"].to(device)
+        if "u" not in entry and self._carries_u(parameter):
+            entry["u"] = torch.zeros_like(parameter, dtype=dtype)
 
-    def prepare_in_rows(self, parameter: Tensor, state: State, claim: StateOwner | None = None) -> None:
-        """Add to the state of a parameter in a store what it lacks: the step, and the claim under each part's name.
-
-        Args:
-            parameter: The parameter.
-            state: Its state; changed.
-            claim: By which the store holds the state; None for a new one.
-        """
-        if KEYS not in state:
-            state.setdefault("step", torch.zeros((), dtype=torch.float32))
-            state.update(dict.fromkeys((KEYS, *self.initial), claim or StateOwner()))
-        if "u" not in state and self._carries_u(parameter):
-            state["u"] = state[KEYS]
+    def prepare_in_rows(self, parameter: Tensor, entry: Entry, owner: StateOwner | None = None) -> None:
+        """Add to the state of a table's rows what it lacks: the step, and `owner` under each part's name."""
+        if KEYS not in entry:
+            entry.setdefault("step", torch.zeros((), dtype=torch.float32))
+            entry.update(dict.fromkeys((KEYS, *self.initial), owner or StateOwner()))
+        if "u" not in entry and self._carries_u(parameter):
+            entry["u"] = entry[KEYS]
 
     def _carries_u(self, parameter: Tensor) -> bool:
         """Low-precision parameters carry u at λ = 0 too: it holds what their rounding lost."""
         return self.wants_u or parameter.dtype != compute_dtype(parameter.dtype)
 
+    # The step
 
-def advance_steps(step: GroupStep, steps: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[StepScalars]:
-    """Count a step of parameters, and give the numbers of each, without the host knowing any of them.
+    def run(
+        self,
+        plans: Sequence[Plan],
+        states: Mapping[Tensor, Entry],
+        memories: dict[int, ParameterMemory],
+        backends: Sequence[Backend],
+    ) -> None:
+        """Carry out the plans of the group's parameters: tensors together, rows of tables by their own plans.
 
-    Args:
-        step: The step of the param group.
-        steps: 0-d float32, on the parameters' devices; changed.
-        dtypes: In which each computes.
-    """
-    if not steps:
-        return []
-    torch._foreach_add_(list(steps), 1)
-    numbers: dict[int, StepScalars] = {}
-    kinds = [(one.device, dtype) for one, dtype in zip(steps, dtypes, strict=True)]
-    for kind in dict.fromkeys(kinds):
-        here = [index for index, its in enumerate(kinds) if its == kind]
-        numbers.update(zip(here, _numbers_on_device(step, [steps[index] for index in here], kind[1]), strict=True))
-    return [numbers[index] for index in range(len(steps))]
+        Args:
+            plans: One for each parameter with a gradient.
+            states: The optimizer's state. `states[parameter]` is empty before a parameter's first step.
+            memories: By the `id` of a parameter, where it and its state lay in the step before; changed.
+            backends: The backends of the rule, the preferred first; the last takes everything.
+        """
+        tensors: list[TensorPlan] = []
+        for plan in plans:
+            if isinstance(plan, TensorPlan):
+                plan.memory = self._memory(plan, states, memories)
+                tensors.append(plan)
+            else:
+                entry = states[plan.parameter]
+                self.prepare_in_rows(plan.parameter, entry)
+                count = entry["step"]
+                count += 1
+                plan.run(self, self.scalars(count.item()), entry)
+        if self.capturable:
+            _count_on_device(self, tensors)
+        requests: dict[Backend, list[TensorPlan]] = {}
+        for plan in tensors:
+            memory, is_sparse = plan.memory, plan.rows is not None
+            if not self.capturable:
+                count = memory.counter.item() + 1.0
+                memory.counter[()] = count
+                plan.scalars = self.scalars(count)
+            if memory.is_empty:
+                continue
+            backend = memory.backends[is_sparse]
+            if backend is None:
+                backend = memory.backends[is_sparse] = next(one for one in backends if one.takes(memory, is_sparse))
+            requests.setdefault(backend, []).append(plan)
+        for backend, some in requests.items():
+            backend.step(self.number, self.constants, some)
+
+    def _memory(
+        self, plan: TensorPlan, states: Mapping[Tensor, Entry], memories: dict[int, ParameterMemory]
+    ) -> ParameterMemory:
+        """Where the tensor and its state lie; what the state lacks is added."""
+        parameter = plan.parameter
+        if plan.whole is None:
+            entry = states[parameter]
+        else:
+            self.prepare(plan.whole, states[plan.whole])
+            entry = local_entry(states[plan.whole])
+        known = memories.get(id(parameter))  # a tensor's own hash takes as long as all the rest
+        if known is not None and _is_current(known, parameter, entry) and (known.carries_u or not self.wants_u):
+            return known
+        self.prepare(parameter, entry)
+        memory = memories[id(parameter)] = ParameterMemory(
+            parameter,
+            entry,
+            tuple(self.rule.state),
+            self.groups,
+            wants_kernels=self.wants_kernels,
+            capturable=self.capturable,
+        )
+        return memory
 
 
-def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor], dtype: torch.dtype) -> list[StepScalars]:
+def step_seed(t: Any) -> Any:
+    """The int32 seed of step `t`, an int or an int64 tensor."""
+    mixed = ((t * 0x9E3779B1) + (1 << 31)) % (1 << 32) - (1 << 31)
+    return mixed.to(torch.int32) if isinstance(mixed, Tensor) else mixed
+
+
+def _is_current(memory: ParameterMemory, parameter: Tensor, entry: Entry) -> bool:
+    """Whether the parameter and all of its state are still where they were."""
+    x = memory.x
+    return (
+        x is parameter
+        and x.data_ptr() == memory.addresses[0]
+        and x.stride() == memory.stride
+        and x.shape == memory.shape
+        and len(entry) == len(memory.entries)
+        and all(map(is_, entry.values(), memory.entries))
+        and [tensor.data_ptr() for tensor in memory.entries] == memory.entry_addresses
+    )
+
+
+def _count_on_device(step: GroupStep, plans: Sequence[TensorPlan]) -> None:
+    """Count a step of some tensors, and set the scalars of each, without the host knowing any of them."""
+    if not plans:
+        return
+    torch._foreach_add_([plan.memory.counter for plan in plans], 1)
+    alike: dict[tuple[torch.device, torch.dtype], list[TensorPlan]] = {}
+    for plan in plans:
+        kind = plan.memory.counter.device, compute_dtype(plan.memory.dtype)
+        alike.setdefault(kind, []).append(plan)
+    for (_, dtype), some in alike.items():
+        _set_scalars_on_device(step, some, dtype)
+
+
+def _set_scalars_on_device(step: GroupStep, plans: Sequence[TensorPlan], dtype: torch.dtype) -> None:
     rule, group = step.rule, step.group
-    t = torch.stack(list(steps)).double()
+    t = torch.stack([plan.memory.counter for plan in plans]).double()
     lr: Any = group["lr"]
     if isinstance(lr, Tensor):
         lr = lr.to(t.device, torch.float64).reshape(())
@@ -130,5 +337,6 @@ def _numbers_on_device(step: GroupStep, steps: Sequence[Tensor], dtype: torch.dt
     columns = [*rule.host_scalars(group, t, rate), sigma_0, moves]
     table = torch.stack([c.expand_as(t) if isinstance(c, Tensor) else torch.full_like(t, c) for c in columns], 1)
     seeds = step_seed(t.long())
-    rows = zip(table.to(dtype).unbind(0), seeds.unbind(0), strict=True)
-    return [StepScalars.of_row(row, seed) for row, seed in rows]
+    for plan, row, seed in zip(plans, table.to(dtype).unbind(0), seeds.unbind(0), strict=True):
+        *scalars, its_sigma_0, its_moves = row.unbind(0)
+        plan.scalars = StepScalars(tuple(scalars), (its_sigma_0, its_moves), seed)

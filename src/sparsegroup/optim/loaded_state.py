@@ -14,12 +14,12 @@ LAST_STEP = 2.0**53
 
 
 @dataclass(frozen=True)
-class Shielded:
+class UncastTensor:
     """A state tensor on its way through torch's loader, which would cast it to the parameter's dtype."""
 
     tensor: Tensor
 
-    def unshield(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    def cast(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor as state of `parameter`: on its device, in `dtype`, laid out like it."""
         return torch.empty_like(parameter, dtype=dtype).copy_(self.tensor)
 
@@ -49,9 +49,10 @@ def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], whe
         raise ValueError(f"state 'step' must be a number from 0 to 2⁵³, got {float(entry['step']):g} ({where})")
 
 
-def shielded(entry: Mapping[str, Any]) -> dict[str, Any]:
+def uncast(entry: Mapping[str, Any]) -> dict[str, Any]:
     """A checked entry for torch's loader."""
     complete = {"step": torch.zeros((), dtype=torch.float32), **entry} if entry else {}
     return {
-        name: torch.as_tensor(value).clone() if name == "step" else Shielded(value) for name, value in complete.items()
+        name: torch.as_tensor(value).clone() if name == "step" else UncastTensor(value)
+        for name, value in complete.items()
     }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def is_spread(kind: type[Tensor]) -> bool:
+def is_sharded(kind: type[Tensor]) -> bool:
     """Whether tensors of a type are DTensors, such as the parameters that FSDP2 makes."""
     if kind is Tensor or kind is torch.nn.Parameter or not torch.distributed.is_available():
         return False
@@ -23,31 +23,31 @@ def is_spread(kind: type[Tensor]) -> bool:
     return issubclass(kind, DTensor)
 
 
-def as_spread(tensor: Tensor) -> "DTensor":
+def as_sharded(tensor: Tensor) -> "DTensor":
     """The same tensor, which is a DTensor."""
     return cast("DTensor", tensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """What lies on this rank of a DTensor: the same object at each call, unlike `to_local()` of a parameter."""
-    return as_spread(tensor)._local_tensor
+    return as_sharded(tensor)._local_tensor
 
 
 def local_entry(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A parameter's state with what lies on this rank of each DTensor in it."""
-    return {name: local_part(value) if is_spread(type(value)) else value for name, value in entry.items()}
+    return {name: local_part(value) if is_sharded(type(value)) else value for name, value in entry.items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, which of a DTensor each rank has a part of; all ranks have to call it."""
-    return as_spread(tensor).full_tensor() if is_spread(type(tensor)) else tensor
+    return as_sharded(tensor).full_tensor() if is_sharded(type(tensor)) else tensor
 
 
 def laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
     """`value`, a DTensor, or a tensor that each rank has whole, laid out over the ranks as `parameter`."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh, placements = as_spread(parameter).device_mesh, as_spread(parameter).placements
+    mesh, placements = as_sharded(parameter).device_mesh, as_sharded(parameter).placements
     if not isinstance(value, DTensor):
         everywhere = value.to(parameter.device)
         value = DTensor.from_local(everywhere, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -56,7 +56,7 @@ def laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
 
 def split_mesh_dims(parameter: Tensor) -> dict[int, int]:
     """Dimensions of the device mesh over which a parameter is split → the dimension of the parameter that they cut."""
-    spread = as_spread(parameter)
+    spread = as_sharded(parameter)
     mesh = spread.device_mesh
     return {
         number: placement.dim  # of Shard, and of FSDP2's _StridedShard, which is no Shard to some versions of torch
@@ -77,7 +77,7 @@ def check_groups_are_whole(parameter: Tensor, spec: GroupSpec, where: object) ->
     if has_whole_groups(parameter, spec):
         return
     dim = _group_dim(spec, parameter.ndim)
-    placed = ", ".join(map(str, as_spread(parameter).placements))
+    placed = ", ".join(map(str, as_sharded(parameter).placements))
     given = "a tensor of ids" if isinstance(spec, Tensor) else repr(spec)
     sharding = "" if dim is None else f"shard its dimension {dim} (fully_shard: by shard_placement_fn), "
     raise ValueError(
@@ -101,7 +101,7 @@ def summed_over_shards(parameter: Tensor, counts: Sequence[int]) -> list[int]:
     """Σ of `counts` over the ranks that hold different parts of a parameter; all ranks have to call it."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    split, mesh = split_mesh_dims(parameter), as_spread(parameter).device_mesh
+    split, mesh = split_mesh_dims(parameter), as_sharded(parameter).device_mesh
     placements = [Partial("sum") if number in split else Replicate() for number in range(mesh.ndim)]
     own = torch.tensor(counts, device=parameter.device)
     total: list[int] = DTensor.from_local(own, mesh, placements, run_check=False).full_tensor().tolist()

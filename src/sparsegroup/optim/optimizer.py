@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import is_rows
-from sparsegroup.optim.adapters import adapter_of
+from sparsegroup.kernels.backends import backends_of
+from sparsegroup.kernels.step import Backend, ParameterMemory
 from sparsegroup.optim.arguments import check_given, check_hyperparameters, known_options, plain_threshold
 from sparsegroup.optim.constructor import bound_arguments, shown_signature
-from sparsegroup.optim.executor import StepExecutor
 from sparsegroup.optim.group_census import GroupCensus
-from sparsegroup.optim.group_step import GroupStep
-from sparsegroup.optim.plans import ParameterPlan
+from sparsegroup.optim.group_step import GroupStep, Plan
+from sparsegroup.optim.shard_adapter import stepper_of
 from sparsegroup.optim.state_loading import adapt_state_dict
 from sparsegroup.optim.stored import store_of
 from sparsegroup.penalties import Norm, Penalty
@@ -29,7 +29,7 @@ ParamGroup: TypeAlias = dict[str, Any]
 Result = TypeVar("Result")
 
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
-_PLAIN = (*_FIXED, tuple)
+_PARAMS = ("params", "param_names")
 
 _MANY_ROWS = 256
 """Rows of a weight of which a batch may hold some only."""
@@ -141,7 +141,7 @@ class GroupOptimizer(Optimizer):
             check_given(parameter, type(self).__name__, f" ({here})")
             if not isinstance(parameter, Tensor):
                 raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
-            adapter_of(parameter).check(parameter, group, here)
+            stepper_of(parameter).check(parameter, group, here)
 
     def state_dict(self) -> StateDict:
         """The state, as any torch optimizer gives it.
@@ -154,7 +154,7 @@ class GroupOptimizer(Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
             if index in state_dict["state"]:
-                state_dict["state"][index] = adapter_of(parameter).exported(parameter, state_dict["state"][index])
+                state_dict["state"][index] = stepper_of(parameter).exported(parameter, state_dict["state"][index])
         return state_dict
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -181,7 +181,7 @@ class GroupOptimizer(Optimizer):
         groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
         for parameter, entry in self.state.items():
             if isinstance(parameter, Tensor):  # torch carries along entries that are of no parameter
-                adapter_of(parameter).restore(parameter, entry, self.rule, groups[parameter])
+                stepper_of(parameter).restore(parameter, entry, self.rule, groups[parameter])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients, or with `set_to_none=False` make them zero."""
@@ -222,22 +222,31 @@ class GroupOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        steps, plans = self._on_all_ranks(self._planned, "a step")
+        planned = self._on_all_ranks(self._planned, "a step")
         if self.rule.second_order:
-            plans = self._on_all_ranks(lambda: self._completed(plans), "the second derivatives of a step")
-        for step, planned in zip(steps, plans, strict=True):
-            if planned:
-                self._executor.carry_out(step, planned, self.state)
+            planned = self._on_all_ranks(lambda: self._completed(planned), "the second derivatives of a step")
+        for step, plans in planned:
+            step.run(plans, self.state, self._memories, self._backends)
         return loss
 
-    def _planned(self) -> tuple[list[GroupStep], list[list[ParameterPlan]]]:
+    def _planned(self) -> list[tuple[GroupStep, list[Plan]]]:
         """All of a step that can fail; nothing is changed."""
-        self._executor.check()
+        for backend in self._backends:
+            if backend.has_reports:
+                backend.check()
         steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
-        return steps, [self._plan(step) for step in steps]
+        planned: list[tuple[GroupStep, list[Plan]]] = []
+        for step in steps:
+            plans: list[Plan] = []
+            for number, (parameter, stepper) in enumerate(zip(step.group["params"], step.steppers, strict=True)):
+                gradient = parameter.grad
+                if gradient is not None:
+                    plans.append(stepper.plan(parameter, gradient, step, self.state, number))
+            planned.append((step, plans))
+        return planned
 
     def _on_all_ranks(self, action: Callable[[], Result], what: str) -> Result:
-        """What an action gives; where tables lie on several ranks, it raises on all of them if it does on one."""
+        """The result of an action; if tables lie on several ranks, it raises on all of them if it does on one."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return action()
         stores = (store_of(parameter) for group in self.param_groups for parameter in group["params"])
@@ -281,7 +290,7 @@ class GroupOptimizer(Optimizer):
             if step.regularizer.active:
                 for parameter in group["params"]:
                     if parameter.requires_grad and self.state.get(parameter):
-                        adapter_of(parameter).sweep(
+                        stepper_of(parameter).sweep(
                             parameter, step, self.state[parameter], zero_untrained=zero_untrained
                         )
 
@@ -307,7 +316,7 @@ class GroupOptimizer(Optimizer):
             one
             for parameter in stored or group["params"]
             if self.state.get(parameter)
-            for one in adapter_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
+            for one in stepper_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
         ]
 
     def _check_ready(self) -> None:
@@ -318,67 +327,81 @@ class GroupOptimizer(Optimizer):
                 if not group["capturable"]:
                     raise RuntimeError(f"only a step with capturable=True can be captured (param group {index})")
 
-    def _plan(self, step: GroupStep) -> list[ParameterPlan]:
-        """All of a param group's step that can fail; nothing is changed."""
-        states = self.state
-        plans = [
-            adapter_of(parameter).plan(parameter, step, states, index)
-            for index, parameter in enumerate(step.group["params"])
-            if parameter.grad is not None
-        ]
-        return [plan.with_mean_square(step.group["groups"]) for plan in plans] if self.rule.mean_square else plans
-
-    def _completed(self, plans: list[list[ParameterPlan]]) -> list[list[ParameterPlan]]:
-        """The plans of the param groups with what the rule wants beside gradients: nothing, but for second order."""
-        return plans
+    def _completed(self, planned: list[tuple[GroupStep, list[Plan]]]) -> list[tuple[GroupStep, list[Plan]]]:
+        """The plans with what a second-order rule needs beside gradients."""
+        return planned
 
     @cached_property
-    def _executor(self) -> StepExecutor:
-        return StepExecutor(self.rule)
+    def _backends(self) -> tuple[Backend, ...]:
+        return backends_of(self.rule)
+
+    @cached_property
+    def _memories(self) -> dict[int, ParameterMemory]:
+        """Where parameters and their state lay in the step before, by their `id`."""
+        return {}
+
+    @cached_property
+    def _group_steps(self) -> "dict[int, _KnownStep]":
+        """The step of each param group until now."""
+        return {}
 
     def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
-        """The step of a param group, whose hyperparameters are checked: the same one as long as they do not change."""
-        known: dict[int, _KnownStep] = self.__dict__.setdefault("_group_steps", {})
-        before, parameters = known.get(number), list(map(id, group["params"]))
-        if before is not None and before.is_of(group, parameters):
-            return before.step
-        self._executor.note_parameters(number, parameters)
-        options = [_unchanging(name, group) for name in group if name != "params"]
-        if not all(option is None or isinstance(option, _PLAIN) for option in options):  # it may have been changed
-            known.pop(number, None)
-            self._check_group(group, f"param group {number}")
-            return GroupStep(self.rule, group, number)
-        if before is None or before.signature != (options, parameters) or before.step.group is not group:
-            self._check_group(group, f"param group {number}")
-            before = known[number] = _KnownStep(group, (options, parameters), GroupStep(self.rule, group, number))
-        return before.step
+        """The step of a param group, whose hyperparameters are checked: the same as long as they do not change."""
+        known = self._group_steps.get(number)
+        if known is not None and known.is_of(group):
+            return known.step
+        self._check_group(group, f"param group {number}")
+        before = None if known is None else known.step
+        step = GroupStep(self.rule, group, number, list(map(stepper_of, group["params"])), before)
+        self._group_steps[number] = _KnownStep(group, step)
+        if before is None or not step.shares_memory(before):
+            self._memories.clear()
+        return step
 
 
 class _KnownStep:
-    """The step of a param group, and what it was made of.
+    """The step of a param group, and what tells whether it still is."""
 
-    Args:
-        group: The param group.
-        signature: Its options as they can be compared, and the `id` of each parameter.
-        step: The step.
-    """
+    __slots__ = ("_fingerprint", "_is_fixed", "_options", "step")
 
-    __slots__ = ("_options", "signature", "step")
+    def __init__(self, group: ParamGroup, step: GroupStep) -> None:
+        self.step = step
+        self._options, self._fingerprint = list(group.values()), _fingerprint(group)
+        self._is_fixed = all(_is_fixed(option) for name, option in group.items() if name not in _PARAMS)
 
-    def __init__(self, group: ParamGroup, signature: tuple[list[Any], list[int]], step: GroupStep) -> None:
-        self.signature, self.step = signature, step
-        # What cannot change within is the same if it is the same object, which is seen in a fifth of the time.
-        fixed = all(_is_fixed(option) for name, option in group.items() if name not in ("params", "param_names"))
-        self._options = list(group.values()) if fixed else []
+    def is_of(self, group: ParamGroup) -> bool:
+        """Whether neither a parameter nor an option of the group has changed, as far as can be seen."""
+        if self.step.group is not group or self.step.parameters != list(map(id, group["params"])):
+            return False
+        # Options that cannot change in place are the same if they are the same objects, which is the fastest check.
+        if self._is_fixed and len(self._options) == len(group) and all(map(is_, self._options, group.values())):
+            return True
+        return self._fingerprint is not None and self._fingerprint == _fingerprint(group)
 
-    def is_of(self, group: ParamGroup, parameters: list[int]) -> bool:
-        """Whether the group is still the same, as far as that can be seen at once."""
-        return (
-            self.step.group is group
-            and len(self._options) == len(group)
-            and all(map(is_, self._options, group.values()))
-            and self.signature[1] == parameters
-        )
+
+def _is_fixed(option: Any) -> bool:
+    """Whether an option cannot change in place."""
+    if isinstance(option, tuple):
+        return all(map(_is_fixed, option))
+    return option is None or isinstance(option, _FIXED)
+
+
+def _fingerprint(group: ParamGroup) -> list[Any] | None:
+    """What tells that options have changed, perhaps in place; None if that cannot be seen."""
+    prints = [_print_of(name, group) for name in group if name != "params"]
+    return prints if all(one is None or isinstance(one, (*_FIXED, tuple)) for one in prints) else None
+
+
+def _print_of(name: str, group: ParamGroup) -> Any:
+    """An option as it can be compared with what it was; a tensor that the host need not read by its memory."""
+    option = group[name]
+    if isinstance(option, list):
+        return tuple(option)
+    if isinstance(option, dict):
+        return tuple(option.items())
+    if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
+        return id(option), option.data_ptr(), option._version if name == "groups" else None
+    return option
 
 
 def _warn_of_decay(group: ParamGroup, where: str) -> None:
@@ -396,21 +419,3 @@ def _warn_of_decay(group: ParamGroup, where: str) -> None:
             RuntimeWarning,
             stacklevel=5,
         )
-
-
-def _is_fixed(option: Any) -> bool:
-    if isinstance(option, tuple):
-        return all(map(_is_fixed, option))
-    return option is None or isinstance(option, _FIXED)
-
-
-def _unchanging(name: str, group: ParamGroup) -> Any:
-    """An option as it can be compared with what it was; of a tensor that the host need not read, which it is."""
-    option = group[name]
-    if isinstance(option, list):
-        return tuple(option)
-    if isinstance(option, dict):
-        return tuple(option.items())
-    if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
-        return id(option), option.data_ptr(), option._version if name == "groups" else None
-    return option

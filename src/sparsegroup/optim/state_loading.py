@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparsegroup.optim.adapters import adapter_of
 from sparsegroup.optim.arguments import EXECUTION, REFUSED, read_threshold, refuse
-from sparsegroup.optim.loaded_state import shielded
+from sparsegroup.optim.loaded_state import uncast
+from sparsegroup.optim.shard_adapter import stepper_of
 from sparsegroup.rules import Rule
 
 
@@ -51,5 +51,5 @@ def adapt_state_dict(
         for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
             if saved_id in state:
                 entry = {name: value for name, value in state[saved_id].items() if value is not None}
-                state[saved_id] = shielded(adapter_of(parameter).adapted(parameter, entry, rule, where))
+                state[saved_id] = uncast(stepper_of(parameter).adapted(parameter, entry, rule, where))
     return {**state_dict, "param_groups": groups, "state": state}

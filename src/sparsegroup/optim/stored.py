@@ -1,10 +1,9 @@
-"""Parameters whose rows lie in a store of their own, such as a table that grows: what an optimizer needs of them."""
+"""Parameters whose rows lie in a table, and their gradients."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
@@ -12,10 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.step import StepConstants, StepScalars
 from sparsegroup.optim.stored_arithmetic import computed, refuse
-from sparsegroup.optim.stored_gradient import StoredGradient
-from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -44,92 +40,41 @@ def rows_left_out() -> Iterator[None]:
 
 
 class StateOwner:
-    """An optimizer's right to keep its state in a store: one holds at a time.
+    """An optimizer's right to keep its state in a table's rows: one optimizer has it at a time.
 
     In the optimizer's own `state` it stands under the names of the parts that lie in the rows, `KEYS` first, so that
-    whoever goes by these names, as `torch.distributed.checkpoint` does, finds those that `state_dict` has.
+    what goes by these names, as `torch.distributed.checkpoint` does, finds those that `state_dict` has.
     """
-
-
-@dataclass(frozen=True)
-class RowStep:
-    """What an optimizer asks of a step over a store's rows.
-
-    Attributes:
-        rule: The base optimizer.
-        claim: The optimizer's; another's state in the rows ends with the step.
-        initial: The rule's state of a row that no gradient has touched: name → value.
-        state_dtype: The dtype of u and the rule's state; None for the store's own.
-        wants_u: Whether there is a regularizer to carry u for.
-        numbers: What depends on the step.
-        settings: λ and what else the kernels need.
-    """
-
-    rule: Rule
-    claim: StateOwner
-    initial: Mapping[str, float]
-    state_dtype: torch.dtype | None
-    wants_u: bool
-    numbers: StepScalars
-    settings: StepConstants
-
-
-class RowPlan(Protocol):
-    """A step over a store's rows that has been checked. Nothing has changed so far."""
-
-    @property
-    def gradient(self) -> Tensor:
-        """`[n, dim]`, in the order in which a Hessian's diagonal must come: that of the coalesced gradient."""
-
-    def with_hessian(self, diagonal: Tensor) -> "RowPlan":
-        """The same with the Hessian's diagonal, shaped as `gradient`.
-
-        Raises:
-            FloatingPointError: It is not finite, and the store does not skip such rows; nothing has changed.
-        """
-
-    def apply(self, request: RowStep) -> None:
-        """Take the step: lay out u and the rule's state, count skipped rows, run the kernel."""
 
 
 class StoreRanks(Protocol):
-    """The ranks that a store's rows lie on. Whatever is asked, all of them have to ask it.
+    """The ranks that a table's rows lie on. All of them have to call the same of these.
 
     Attributes:
         rank: The number of this one among them.
-        group: What distinguishes these ranks from those of other stores.
+        group: What distinguishes these ranks from those of other tables.
     """
 
     rank: int
     group: Any
 
     def do(self, action: Callable[[], Result], what: str) -> Result:
-        """What an action gives, which all ranks carry out; it raises on all of them or on none. `what` names it."""
+        """The result of an action of all ranks; it raises on all of them or on none. `what` names it."""
 
     def norm(self, own: Tensor, order: float) -> Tensor:
-        """The p-norm of what lies on all ranks, p being `order`, by that of this rank's part; 0-d as it is."""
+        """The p-norm, p being `order`, over all ranks by that of this rank's part; 0-d as it is."""
 
     def of_all(self, own: list[Any], what: str) -> list[Any]:
         """The lists of all ranks as one, in the order of ranks; `what` is in them, in messages, can be pickled."""
 
 
 class RowStore(Protocol):
-    """Rows of weights, found by number, with an optimizer's state beside them."""
+    """What a `StoredParameter` needs of the table that holds its rows."""
 
     @property
-    def ranks(self) -> StoreRanks | None:
-        """The ranks that rows of the same parameter lie on; None where all are here."""
-
-    def own_name(self, entry: str) -> str:
-        """What an entry of the rows is called in state dicts; on several ranks, each has names of its own."""
-
-    def entry_of(self, name: str) -> str:
-        """The entry that is called so, of all rows or of this rank's.
-
-        Raises:
-            ValueError: It is of another rank's rows.
-        """
-
+    def stepper(self) -> Any: ...
+    @property
+    def ranks(self) -> StoreRanks | None: ...
     @property
     def num_rows(self) -> int: ...
     @property
@@ -143,85 +88,153 @@ class RowStore(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def plan(
-        self,
-        gradient: Tensor,
-        rule: Rule,
-        *,
-        claim: StateOwner | None,
-        maximize: bool,
-        wants_u: bool,
-        where: object,
-        state_dtype: torch.dtype | None = None,
-    ) -> RowPlan:
-        """All of a step that can fail. Nothing is changed.
+    def own_name(self, entry: str) -> str:
+        """What an entry of the rows is called in state dicts; on several ranks, each has names of its own."""
 
-        Args:
-            gradient: As backward left it.
-            rule: The base optimizer.
-            claim: The optimizer's; None before its first step.
-            maximize: Step with the negative of the gradient.
-            wants_u: See `RowStep`.
-            where: For messages.
-            state_dtype: See `RowStep`.
+    def entry_of(self, name: str) -> str:
+        """The entry that is called so, of all rows or of this rank's. Raises ValueError for another rank's rows."""
 
-        Raises:
-            RuntimeError: Another optimizer has trained the rows since, or the rule cannot be compiled.
-            ValueError: The gradient is not sparse COO, or state cannot be kept in `state_dtype`.
-            IndexError: The gradient has rows that the store has not.
-            FloatingPointError: The gradient, or one of a step before, is not finite, and such rows are not skipped.
-        """
-
-    def survival_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
-        """The largest λ21 at which each row is zero, by the closed form without a gradient.
-
-        Args:
-            request: The step that has no gradient; λ21 and the penalty are of no account.
-            rows: `[n]`, their numbers; None for all.
-
-        Returns:
-            `[n]` float64, infinite where a row never had a non-zero gradient; empty if the rows hold another's state.
-        """
-
-    def sweep(self, request: RowStep, *, drops: bool) -> None:
-        """Apply the closed form to all rows without a gradient, if they hold the state of the step's claim.
-
-        Args:
-            request: The step.
-            drops: Whether rows that never had a non-zero gradient become zero; else they stay as they are.
-        """
-
-    def export_state(self, claim: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
+    def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
 
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
-        """Have what `export_state` gave, of the rule's state and perhaps u; rows without an entry start afresh.
-
-        Args:
-            state: The keys and the parts.
-            initial: The rule's state of a row that no gradient has touched.
-            state_dtype: See `RowStep`.
-
-        Returns:
-            By what the rows hold it.
-        """
+        """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
 
     def become(self, other: Any) -> None:
-        """Have what another store of the same kind holds, a copy of it, with the optimizer's state and its claim."""
+        """Become a copy of another table: rows, the optimizer's state and its owner."""
 
     def move_towards(self, other: Any, weight: float) -> None:
-        """Have the rows of another store of the same kind, without an optimizer's state, with averaged vectors.
+        """Average with another table, whose share is `weight`; the optimizer's state goes.
 
-        Args:
-            other: The store; it stays as it is.
-            weight: Its share; 1 - weight is that of the vectors that are here. What is zero in the other becomes zero,
-                and what has been zero here becomes what it is in the other.
+        A weight that is zero in the other becomes zero, and what has been zero here becomes what it is in the other.
         """
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys `[n]` and vectors `[n, dim]` of the live rows."""
+
+
+LINES = "sparsegroup_lines"
+"""The attribute of the row numbers' memory that holds what is known of a gradient's lines."""
+
+
+class RowLines(Protocol):
+    """What is known of the lines of a sparse gradient: it travels with it, attached to the memory of its row numbers.
+
+    Attributes:
+        count: Lines.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def are_distinct(self) -> bool:
+        """Whether each row has one line."""
+
+
+def attach(rows: Tensor, lines: RowLines) -> None:
+    """Let `lines` travel with the gradient whose row numbers are `rows`.
+
+    They stay with it through autograd's accumulation of a single contribution; a sum, `coalesce` or `zero_` makes row
+    numbers of its own, with which they are not.
+    """
+    setattr(rows.untyped_storage(), LINES, lines)
+
+
+def lines_of(rows: Tensor) -> Any:
+    """What came with a gradient whose row numbers are `rows`, `RowLines`; None if nothing did."""
+    return getattr(rows.untyped_storage(), LINES, None)
+
+
+def summed(gradient: Tensor) -> Tensor:
+    """A sparse gradient with a line for each row: itself if that is so already."""
+    lines = lines_of(gradient._indices())
+    if lines is not None and lines.are_distinct and lines.count == gradient._nnz():
+        return gradient
+    return gradient.coalesce()
+
+
+class StoredGradient(Tensor):
+    """The sparse gradient of a `StoredParameter`: a plain tensor but for what torch's clipping does with it.
+
+    PyTorch has no norms of sparse tensors by `torch.linalg.vector_norm`, nor can it clamp them; and what it multiplies
+    in place gets row numbers of its own, with which what the lookup knew of them would be lost. So
+    `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, and what calls them, take tables' gradients too.
+    """
+
+    @classmethod
+    def of(cls, gradient: Tensor | None, ranks: StoreRanks | None = None) -> Tensor | None:
+        """The same object, as one of this class if it is a sparse tensor that has no graph.
+
+        Args:
+            gradient: This rank's rows'.
+            ranks: On which others are.
+        """
+        if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
+            gradient.__class__ = cls
+            if ranks is not None:
+                gradient.sparsegroup_ranks = ranks  # type: ignore[attr-defined]
+        return gradient
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _OWN.get(function, function)(*arguments, **(keywords or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _norm(gradient: Tensor, ord: float = 2.0, **options: Any) -> Tensor:
+    values = summed(gradient)._values() if gradient.layout is torch.sparse_coo else gradient
+    norm: Tensor = torch.linalg.vector_norm(values, ord, **options)
+    ranks: StoreRanks | None = getattr(gradient, "sparsegroup_ranks", None)
+    return norm if ranks is None else ranks.norm(norm, ord)
+
+
+def _scale(gradient: Tensor, factor: Any) -> Tensor:
+    if gradient.layout is not torch.sparse_coo or (isinstance(factor, Tensor) and factor.ndim):
+        return gradient.mul_(factor)
+    gradient._values().mul_(factor)
+    return gradient
+
+
+def _clamp(gradient: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    if gradient.layout is not torch.sparse_coo:
+        return gradient.clamp_(min, max)
+    if (min is not None and min > 0) or (max is not None and max < 0):  # as the rows that the gradient has not are zero
+        raise ValueError(f"a sparse gradient cannot be clamped to [{min}, {max}], which leaves out zero")
+    whole = summed(gradient)
+    if whole is not gradient:
+        gradient.data = whole
+    gradient._values().clamp_(min, max)
+    return gradient
+
+
+def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """The function for lists, some of whose tensors are dense."""
+
+    def of_all(gradients: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+        return [function(gradient, *arguments, **options) for gradient in gradients]
+
+    return of_all
+
+
+_OWN: dict[Any, Callable[..., Any]] = {
+    torch.linalg.vector_norm: _norm,
+    torch._foreach_norm: _each(_norm),
+    Tensor.mul_: _scale,
+    torch._foreach_mul_: _each(_scale),
+    Tensor.clamp_: _clamp,
+    torch._foreach_clamp_min_: _each(lambda gradient, least: _clamp(gradient, min=least)),
+    torch._foreach_clamp_max_: _each(lambda gradient, largest: _clamp(gradient, max=largest)),
+}
 
 
 _GRAD: Any = Tensor.grad  # torch's own attribute
@@ -255,6 +268,11 @@ class StoredParameter(Tensor):
 
     def __init__(self, store: RowStore, requires_grad: bool = True) -> None:
         pass
+
+    @property
+    def stepper(self) -> Any:
+        """What an optimizer does with the rows: a `sparsegroup.optim.group_step.Stepper`."""
+        return self.store.stepper
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""A parameter that is a tensor, with its state in tensors of the same shape: see `ParameterAdapter`."""
+"""The stepper of parameters that are tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,27 +7,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsegroup.groups import check_groups, is_rows
+from sparsegroup.groups import check_groups, is_rows, mean_square
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.step import check_rows, compute_dtype
+from sparsegroup.kernels.step import TensorPlan, check_rows, compute_dtype
 from sparsegroup.optim import tensor_sweep
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.group_census import GroupCensus
-from sparsegroup.optim.group_step import GroupStep
-from sparsegroup.optim.loaded_state import Shielded, check_names
-from sparsegroup.optim.local_shard import check_is_not_flattened, is_spread, whole
-from sparsegroup.optim.plans import ParameterSite, TensorPlan
+from sparsegroup.optim.group_step import Entry, GroupStep, ParameterSite
+from sparsegroup.optim.loaded_state import UncastTensor, check_names
+from sparsegroup.optim.local_shard import check_is_not_flattened, is_sharded, whole
 from sparsegroup.rules import Rule
 
 _COMPUTED = (torch.float32, torch.float64)
 _TAKEN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class TensorAdapter:
-    """See `ParameterAdapter`."""
+class TensorStepper:
+    """See `Stepper`. State of a tensor lies in tensors of the same shape."""
 
     def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
-        """See `ParameterAdapter.check`."""
         if parameter.layout != torch.strided:
             raise ValueError(f"parameters must be dense, got layout {parameter.layout} ({where})")
         if parameter.dtype not in _TAKEN:
@@ -39,33 +37,32 @@ class TensorAdapter:
         check_device(parameter, group, where)
 
     def plan(
-        self, parameter: Tensor, step: GroupStep, states: Mapping[Tensor, dict[str, Any]], number: int
+        self, parameter: Tensor, gradient: Tensor, step: GroupStep, states: Mapping[Tensor, Entry], number: int
     ) -> TensorPlan:
-        """See `ParameterAdapter.plan`."""
-        assert parameter.grad is not None
-        return planned(parameter, parameter.grad, step, number)
+        dtype = parameter.dtype
+        if (
+            step.takes_gradients_unchanged
+            and gradient.layout is torch.strided
+            and gradient.dtype is dtype
+            and dtype in _COMPUTED
+            and gradient.shape == parameter.shape
+        ):
+            return TensorPlan(parameter, gradient)
+        return _read(parameter, gradient, step, number)
 
     def census(
-        self,
-        parameter: Tensor,
-        step: GroupStep,
-        entry: dict[str, Any],
-        sample: int,
-        draw: np.random.Generator,
+        self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
     ) -> list[GroupCensus]:
-        """See `ParameterAdapter.census`. Groups that never had a gradient do not count."""
+        """See `Stepper.census`. Groups that never had a gradient do not count."""
         return [tensor_sweep.census(parameter, step, entry, sample, draw)]
 
-    def sweep(self, parameter: Tensor, step: GroupStep, entry: dict[str, Any], *, zero_untrained: bool) -> None:
-        """See `ParameterAdapter.sweep`."""
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, zero_untrained: bool) -> None:
         tensor_sweep.sweep(parameter, step, entry)
 
-    def exported(self, parameter: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
-        """The entry itself."""
+    def exported(self, parameter: Tensor, entry: Entry) -> Entry:
         return entry
 
-    def adapted(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
-        """See `ParameterAdapter.adapted`."""
+    def adapted(self, parameter: Tensor, entry: Entry, rule: Rule, where: str) -> Entry:
         check_names(entry, rule, (), where)
         for name, value in entry.items():
             if name != "step" and value.shape != parameter.shape:
@@ -74,44 +71,42 @@ class TensorAdapter:
                 )
         return entry
 
-    def restore(self, parameter: Tensor, entry: dict[str, Any], rule: Rule, group: Mapping[str, Any]) -> None:
-        """See `ParameterAdapter.restore`: u and the state keep their dtype, whatever the parameter's is."""
+    def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
+        """See `Stepper.restore`: u and the state keep their dtype, whatever the parameter's is."""
         for name, value in entry.items():
-            if isinstance(value, Shielded):
-                if not is_spread(type(parameter)):
-                    value = Shielded(whole(value.tensor))
-                entry[name] = value.unshield(parameter, group["state_dtype"] or compute_dtype(parameter.dtype))
+            if isinstance(value, UncastTensor):
+                if not is_sharded(type(parameter)):
+                    value = UncastTensor(whole(value.tensor))
+                entry[name] = value.cast(parameter, group["state_dtype"] or compute_dtype(parameter.dtype))
 
 
-def planned(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> TensorPlan:
-    """The part that a tensor with that gradient has in a step; see `ParameterAdapter.plan`."""
-    dtype = parameter.dtype
-    dense = step.takes_gradients_as_they_are and gradient.layout is torch.strided and dtype in _COMPUTED
-    if dense and gradient.dtype is dtype and gradient.shape == parameter.shape:
-        return TensorPlan(parameter, gradient)
+def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> TensorPlan:
+    """The plan of a tensor whose gradient must be checked or changed."""
     group = step.group
-    site = ParameterSite.of(group, (step.number, number))
-    for_device = _is_for_device(parameter, group)
+    site = ParameterSite(step.number, number, group.get("param_names"))
+    for_device = _is_for_device(parameter, step)
     if gradient.layout == torch.sparse_coo:
         plan = _read_sparse(parameter, gradient, step, for_device, site)
     elif gradient.layout == torch.strided:
         plan = TensorPlan(parameter, gradient.detach())
     else:
         raise ValueError(f"gradients must be dense or sparse COO, got layout {gradient.layout} ({site})")
-    gradient, dtype = plan.gradient, compute_dtype(parameter.dtype)
+    dtype = compute_dtype(parameter.dtype)
     if not for_device:
-        gradient = gradient.to(dtype)
+        plan.gradient = plan.gradient.to(dtype)
     if group["maximize"]:
-        gradient = -gradient
+        plan.gradient = -plan.gradient
     if group.get("weight_decay"):
-        gradient = gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
-    return plan.with_gradient(gradient)
+        plan.gradient = plan.gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
+    if step.rule.mean_square:
+        plan.gradient = plan.gradient.to(compute_dtype(plan.gradient.dtype))
+        plan.hessian = mean_square(plan.gradient, step.groups if plan.rows is None else "rows")
+    return plan
 
 
-def _is_for_device(parameter: Tensor, group: Mapping[str, Any]) -> bool:
-    """Whether a kernel on a device may read the gradient as it comes, so that nobody waits for the device."""
-    wants_kernels = not group["foreach"] and group["fused"] is not False
-    return wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
+def _is_for_device(parameter: Tensor, step: GroupStep) -> bool:
+    """Whether a kernel on a device may read the gradient as it is, so that nobody waits for the device."""
+    return step.wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
 
 
 def _read_sparse(

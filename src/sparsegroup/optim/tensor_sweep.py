@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsegroup.groups import Grouping, contiguous_groups, grouping
 from sparsegroup.kernels import eager
 from sparsegroup.kernels.eager import Block
-from sparsegroup.kernels.step import StepScalars, as_stored, compute_dtype
+from sparsegroup.kernels.step import StepScalars, compute_dtype
 from sparsegroup.optim.group_census import GroupCensus
 from sparsegroup.optim.group_step import GroupStep
 
@@ -23,7 +23,7 @@ def census(
 ) -> GroupCensus:
     """See `ParameterAdapter.census`."""
     parts = _parts(parameter, step, entry)
-    shape = contiguous_groups(step.execution.groups, parameter.shape)
+    shape = contiguous_groups(step.groups, parameter.shape)
     weight, pieces = 1.0, _pieces(parameter, step, parts)
     if shape is not None and 0 < sample < shape[1]:
         chosen = torch.from_numpy(draw.integers(0, shape[1], sample)).to(parameter.device)
@@ -42,7 +42,7 @@ def census(
         critical.append(values[touched].double().cpu().numpy())
         live += int((groups.of_each(groups.any(block.x != 0)) & touched).sum())
     touched_ones = np.concatenate([np.empty(0), *critical])
-    width = parameter.numel() // max(1, grouping(step.execution.groups, parameter.shape, parameter.device).count)
+    width = parameter.numel() // max(1, grouping(step.groups, parameter.shape, parameter.device).count)
     return GroupCensus(
         touched_ones, weight, live * weight, len(touched_ones) * weight, width * parameter.dtype.itemsize
     )
@@ -70,7 +70,7 @@ def sweep(parameter: Tensor, step: GroupStep, entry: dict[str, Any]) -> None:
 
 
 def _numbers(step: GroupStep, entry: dict[str, Any]) -> StepScalars:
-    return step.numbers(float(entry["step"]))
+    return step.scalars(float(entry["step"]))
 
 
 def _parts(parameter: Tensor, step: GroupStep, entry: dict[str, Any]) -> list[Tensor | None]:
@@ -81,7 +81,7 @@ def _pieces(
     parameter: Tensor, step: GroupStep, parts: list[Tensor | None]
 ) -> Iterator[tuple[list[Tensor | None], Grouping]]:
     """The parts of the parameter, views of them, with the groups of each."""
-    spec = step.execution.groups
+    spec = step.groups
     shape = contiguous_groups(spec, parameter.shape)
     given = [part for part in parts if part is not None]
     if shape is None or not shape[0] or not all(part.is_contiguous() for part in given):
@@ -101,9 +101,5 @@ def _block(parts: list[Tensor | None], dtype: torch.dtype) -> Block:
     return Block(x, u, [part for part in state if part is not None])
 
 
-def _initial(step: GroupStep, parts: list[Tensor | None]) -> list[float]:
-    return [
-        as_stored(value, part.dtype)
-        for value, part in zip(step.settings.initial, parts[2:], strict=True)
-        if part is not None
-    ]
+def _initial(step: GroupStep, parts: list[Tensor | None]) -> tuple[float, ...]:
+    return step.constants.stored_as(tuple(part.dtype for part in parts[2:] if part is not None)).initial

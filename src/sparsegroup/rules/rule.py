@@ -7,7 +7,7 @@ functions from the global `xp`, so that one source serves every backend (see `bi
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -91,6 +91,11 @@ class Rule:
         """`scalars` for step `t` at learning rate `lr`; float64 tensors of either give tensors."""
         return self.scalars(**_pick(self.scalars, {**hyperparameters, "t": t, "lr": lr}))
 
+    def scalar_arguments(self, hyperparameters: Mapping[str, Any], lr: float) -> dict[str, Any]:
+        """What `scalars` takes in all steps at learning rate `lr`: all but t."""
+        names = [name for name in _parameter_names(self.scalars) if name != "t"]
+        return {name: lr if name == "lr" else hyperparameters[name] for name in names}
+
     def host_sigma_0(self, hyperparameters: Mapping[str, Any], lr: Any) -> Any:
         """`sigma_0` at learning rate `lr`, a number or a tensor."""
         assert self.sigma_0 is not None
@@ -116,10 +121,10 @@ class Rule:
         """Whether `update` takes a second array: of the Hessian, or of mean squares."""
         return self.second_order or self.mean_square
 
-    @property
+    @cached_property
     def counts_steps(self) -> bool:
         """Whether the rule depends on the step number t."""
-        return "t" in inspect.signature(self.scalars).parameters
+        return "t" in _parameter_names(self.scalars)
 
 
 def _pick(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.step import array_of
 from sparsegroup.optim.averaging import with_zeros_of
-from sparsegroup.optim.stored import ROWS_LEFT_OUT, RowStep, StateOwner
-from sparsegroup.rules import Rule
+from sparsegroup.optim.stored import ROWS_LEFT_OUT, StateOwner
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import SET_KEYS
 from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit
@@ -29,7 +28,7 @@ from sparsegroup.table.lookup.kernels import RowStarts
 from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
 from sparsegroup.table.report import FieldCount, TableMemory, count_fields, memory_of
 from sparsegroup.table.rows.rows import WEIGHT, Floats, Rows, RowStorage
-from sparsegroup.table.rows.step import Changes, RowSteps, TablePlan
+from sparsegroup.table.rows.step import Changes, RowSteps
 from sparsegroup.table.rows.storage import new_directory, new_storage
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankShard
@@ -54,6 +53,7 @@ class Table:
         directory: Key → row; to be read at rest.
         storage: The rows, and steps over them; to be read at rest.
         starts: Where rows start.
+        stepper: What an optimizer does with the rows.
         ranks: The ranks that other rows of the same table are on; None where all are here.
         per_rank: Whether each rank trains a separate table.
     """
@@ -70,6 +70,7 @@ class Table:
         self.config, self.ranks, self.per_rank = config, ranks, per_rank
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._lock = TableLock()
+        self.stepper = RowSteps(config, self._lock)
         self._prefetched: tuple[bool, Future[KeySearch]] | None = None
         self._is_repeatable = config.is_repeatable
         directory, storage = directory or new_directory(config), storage or new_storage(config)
@@ -80,12 +81,13 @@ class Table:
         self._compose(directory, storage)
         self._evictor.fit_index()
 
-    def _compose(self, directory: Directory, storage: RowStorage, claim: StateOwner | None = None) -> None:
+    def _compose(self, directory: Directory, storage: RowStorage, owner: StateOwner | None = None) -> None:
         self.directory, self.storage = directory, storage
         self._evictor = Evictor(self.config.eviction, self.config.ranking or LFU(), self._limit, directory, storage)
-        self._steps = RowSteps(self.config, directory, storage, self._lock, self._evictor.note_step, self._limit, claim)
+        on_step = self._evictor.note_step if self._evictor.notes_steps else None
+        self.stepper.use(directory, storage, on_step, self._limit, owner)
         self._lookup = RowLookup(
-            directory, storage, self.starts, self._steps.mark, self._limit, scratch_bytes=self.config.scratch_bytes
+            directory, storage, self.starts, self.stepper.mark, self._limit, scratch_bytes=self.config.scratch_bytes
         )
 
     # Lookup
@@ -180,31 +182,7 @@ class Table:
         self._prefetched = None
         return search.result()
 
-    # The optimizer's steps and state; see `sparsegroup.optim.stored.RowStore`
-
-    def plan(
-        self,
-        gradient: Tensor,
-        rule: Rule,
-        *,
-        claim: StateOwner | None,
-        maximize: bool,
-        wants_u: bool,
-        where: object,
-        state_dtype: torch.dtype | None = None,
-    ) -> TablePlan:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        return self._steps.plan(
-            gradient, rule, claim=claim, maximize=maximize, wants_u=wants_u, where=where, state_dtype=state_dtype
-        )
-
-    def survival_l21(self, request: RowStep, rows: Int64s | None = None) -> Floats:
-        """See `RowStore`."""
-        return self._steps.survival_l21(request, rows)
-
-    def sweep(self, request: RowStep, *, drops: bool) -> None:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        self._steps.sweep(request, drops=drops)
+    # The optimizer's state; see `sparsegroup.optim.stored.RowStore`
 
     @property
     def part(self) -> RankShard:
@@ -219,10 +197,10 @@ class Table:
         """See `sparsegroup.optim.stored.RowStore`."""
         return self.part.entry_of(name)
 
-    def export_state(self, claim: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
+    def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.stored.RowStore`."""
         with self._lock.held, self._lock:
-            if self._steps.claim is not claim:
+            if self.stepper.owner is not owner:
                 return None
             return {} if ROWS_LEFT_OUT.get() else self.snapshot(self.state_names).arrays()
 
@@ -230,13 +208,13 @@ class Table:
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
         """See `sparsegroup.optim.stored.RowStore`."""
-        claim = StateOwner()
+        owner = StateOwner()
         with self._lock.held, self._lock:
-            self._steps.lay_out(claim, initial, "u" in state, state_dtype)
+            self.stepper.lay_out(owner, initial, "u" in state, state_dtype)
             keys = state["keys"]
             own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(keys) == self.ranks.rank
             self.load(TableSnapshot(keys[own], {name: part[own] for name, part in state.items() if name != "keys"}))
-        return claim
+        return owner
 
     # Content and counts
 
@@ -350,7 +328,7 @@ class Table:
         """
         with self._lock.held, self._lock:
             rows = self._rows_for(keys, as_they_are=as_they_are)
-            self._steps.mark(rows)
+            self.stepper.mark(rows)
             self.rows.write(WEIGHT, rows, weights)
             self.storage.recount(self.directory.num_rows)
 
@@ -383,7 +361,7 @@ class Table:
         if surviving.all():
             return 0
         gone, rows = self.directory.retain(surviving)
-        self._steps.keep(surviving, gone, rows)
+        self.stepper.keep(surviving, gone, rows)
         self.rows.compact(surviving)
         self._evictor.fit_index()
         self.storage.recount(self.directory.num_rows)
@@ -409,29 +387,29 @@ class Table:
     @property
     def changes(self) -> Changes | None:
         """What has changed since `track` was called; None if it was not, or all has. To be read at rest."""
-        return self._steps.changes
+        return self.stepper.changes
 
     def track(self, since: str | None) -> None:
         """Note from now on what changes since `since`, by which it will be known; None: stop."""
         with self._lock.held, self._lock:
-            self._steps.track(since)
+            self.stepper.track(since)
 
     def cut_to_limit(self) -> None:
         """Drop rows that have been read beyond `max_bytes`, and fit the index: all of `adopt` that takes memory."""
         with self._lock.held, self._lock:
             self._evict(self._evictor.surviving_limit())
 
-    def adopt(self, other: "Table", claim: StateOwner | None) -> None:
+    def adopt(self, other: "Table", owner: StateOwner | None) -> None:
         """Take over what another table of the same config holds, which must not be used any more."""
         other.cut_to_limit()
         with self._lock.held, self._lock:
             self._lock.check_process("load a table")
             self.directory.renumber()
-            self._compose(other.directory, other.storage, claim)
+            self._compose(other.directory, other.storage, owner)
 
     def become(self, other: "Table") -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
-        self.adopt(copy.copy(other), other._steps.claim)
+        self.adopt(copy.copy(other), other.stepper.owner)
 
     def move_towards(self, other: "Table", weight: float) -> None:
         """See `sparsegroup.optim.stored.RowStore`."""
@@ -467,7 +445,7 @@ class Table:
         """
         with self._lock.held, self._lock:
             self._lock.check_process("load a table")
-            self._steps.track(None)
+            self.stepper.track(None)
             parts = dict(snapshot.parts)
             weight = parts.pop(WEIGHT, None)
             self._evictor.check_room(len(snapshot.keys))
@@ -501,7 +479,7 @@ class Table:
                 "initial": dict(self.rows.initial),
                 "state_dtype": self.rows.state_dtype,
                 "snapshot": self.snapshot(),
-                "claim": self._steps.claim,
+                "owner": self.stepper.owner,
                 "ranks": self.ranks,
                 "per_rank": self.per_rank,
             }
@@ -510,4 +488,4 @@ class Table:
         type(self).__init__(self, state["config"], ranks=state["ranks"], per_rank=state["per_rank"])
         self.storage.lay_out(state["initial"], 0, state["state_dtype"])
         self.load(state["snapshot"])
-        self._compose(self.directory, self.storage, state["claim"])
+        self._compose(self.directory, self.storage, state["owner"])

@@ -3,19 +3,27 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from sparsegroup.kernels.cpu import step
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.cpu.rows import WHOLE
-from sparsegroup.kernels.step import NUMPY_DTYPES, Slot, StepConstants, StepRequest, TensorStep, array_of, compute_dtype
+from sparsegroup.kernels.step import (
+    NUMPY_DTYPES,
+    Backend,
+    ParameterMemory,
+    StepConstants,
+    TensorPlan,
+    array_of,
+    compute_dtype,
+)
 from sparsegroup.rules import Rule
 
 _Kind = tuple[torch.dtype, bool]
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """The compiled step: parameters whose groups lie one after the other, many of them in one launch.
 
     Args:
@@ -24,86 +32,91 @@ class CpuBackend:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._launches: dict[tuple[int, _Kind], tuple[list[Slot], step.Tensors]] = {}
+        self._launches: dict[tuple[int, _Kind], tuple[list[ParameterMemory], step.Tensors]] = {}
 
-    def takes(self, slot: Slot, sparse: bool) -> bool:
+    def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Parameters with state in the compute dtype, if Numba can compile the rule."""
         return (
-            slot.fits
-            and slot.is_contiguous_in_groups
-            and slot.execution.wants_kernels
-            and not slot.execution.capturable
-            and slot.x.device.type == "cpu"
-            and slot.dtype == compute_dtype(slot.dtype)
-            and slot.state_dtypes <= {slot.dtype}
+            memory.fits
+            and memory.is_contiguous_in_groups
+            and memory.wants_kernels
+            and not memory.capturable
+            and memory.x.device.type == "cpu"
+            and memory.dtype == compute_dtype(memory.dtype)
+            and memory.state_dtypes <= {memory.dtype}
             and step.is_ready(
                 self.rule,
-                (WHOLE,) * len(slot.parts),
-                slot.width > BLOCK and (slot.carries_u or sparse),
-                NUMPY_DTYPES[slot.dtype],
+                (WHOLE,) * len(memory.parts),
+                memory.width > BLOCK and (memory.carries_u or sparse),
+                NUMPY_DTYPES[memory.dtype],
             )
         )
 
-    def check(self) -> None:
-        """Nothing is reported late."""
-
-    def step(self, request: StepRequest) -> None:
+    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
         """See `Backend.step`."""
-        together: dict[_Kind, list[TensorStep]] = {}
-        for tensor in request.tensors:
-            slot = tensor.slot
-            if tensor.rows is None:
-                contiguous = tensor if tensor.is_contiguous() else tensor.contiguous()
-                together.setdefault((slot.dtype, slot.carries_u), []).append(contiguous)
+        dense: dict[_Kind, list[TensorPlan]] = {}
+        for plan in plans:
+            if plan.rows is None:
+                memory = plan.memory
+                dense.setdefault((memory.dtype, memory.carries_u), []).append(plan)
             else:
-                self._over_rows(tensor.summed().contiguous(), request.settings)
-        for kind, tensors in together.items():
-            self._over_tensors(request, kind, tensors)
+                self._step_rows(plan, constants)
+        for kind, some in dense.items():
+            self._step_tensors(group, kind, some, constants)
 
-    def _over_tensors(self, request: StepRequest, kind: _Kind, tensors: Sequence[TensorStep]) -> None:
+    def _step_tensors(self, group: int, kind: _Kind, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
         dtype, carries_u = NUMPY_DTYPES[kind[0]], kind[1]
-        slots = [tensor.slot for tensor in tensors]
-        known, where = self._launches.get((request.group, kind), (None, None))
-        if where is None or known != slots:
-            where = _tensors_of(slots, carries_u)
-            self._launches[request.group, kind] = slots, where
-        step.advance_tensors(
-            self.rule,
-            dtype,
-            where,
-            np.array([(_address(t.gradient), _address(t.hessian)) for t in tensors], np.int64),
-            np.array([tensor.numbers.scalars for tensor in tensors], dtype),
-            request.settings,
-        )
+        memories = [plan.memory for plan in plans]
+        known, where = self._launches.get((group, kind), (None, None))
+        if where is None or known != memories:
+            where = _tensors_of(memories, carries_u)
+            self._launches[group, kind] = memories, where
+        first = plans[0].scalars
+        if all(plan.scalars is first for plan in plans):
+            scalars = np.empty((len(plans), len(first.scalars)), dtype)
+            scalars[:] = first.scalars
+        else:
+            scalars = np.array([plan.scalars.scalars for plan in plans], dtype)
+        step.advance_tensors(self.rule, dtype, where, _addresses(plans), scalars, constants)
 
-    def _over_rows(self, tensor: TensorStep, settings: StepConstants) -> None:
-        slot = tensor.slot
-        assert tensor.rows is not None
-        if not len(tensor.rows):
+    def _step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
+        plan.sum_rows()
+        assert plan.rows is not None
+        if not len(plan.rows):
             return
-        dtype = NUMPY_DTYPES[slot.dtype]
-        row_bytes, parts = slot.width * dtype.itemsize, len(slot.parts)
+        memory = plan.memory
+        dtype = NUMPY_DTYPES[memory.dtype]
+        row_bytes, parts = memory.width * dtype.itemsize, len(memory.parts)
         step.advance_rows(
             self.rule,
             dtype,
-            array_of(tensor.rows.contiguous()),
+            array_of(plan.rows.contiguous()),
             step.ONE_PAGE,
-            step.row_layout(row_bytes, tuple(slot.addresses), (row_bytes,) * parts, (WHOLE,) * parts),
-            np.array([(_address(tensor.gradient), _address(tensor.hessian))], np.int64),
-            slot.width,
-            np.array([tensor.numbers.scalars], dtype),
-            settings,
+            step.row_layout(row_bytes, tuple(memory.addresses), (row_bytes,) * parts, (WHOLE,) * parts),
+            _addresses([plan]),
+            memory.width,
+            np.array([plan.scalars.scalars], dtype),
+            constants,
         )
 
 
-def _tensors_of(slots: Sequence[Slot], carries_u: bool) -> step.Tensors:
-    widths = np.array([slot.width for slot in slots], np.int64)
-    counts = np.array([slot.count for slot in slots], np.int64)
-    if not carries_u:  # each element by itself
+def _tensors_of(memories: Sequence[ParameterMemory], carries_u: bool) -> step.Tensors:
+    widths = np.array([memory.width for memory in memories], np.int64)
+    counts = np.array([memory.count for memory in memories], np.int64)
+    if not carries_u:  # each element is a group
         widths, counts = np.ones_like(widths), widths * counts
-    base = np.array([slot.addresses for slot in slots], np.int64)
+    base = np.array([memory.addresses for memory in memories], np.int64)
     return step.Tensors(widths, counts, base, step.pieces(widths, counts))
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:
+    """Where gradient and Hessian of each begin, `[plans, 2]`; 0 for none."""
+    addresses = []
+    for plan in plans:
+        gradient, hessian = plan.gradient, plan.hessian
+        if not gradient.is_contiguous():
+            gradient = plan.gradient = gradient.contiguous()  # the plan keeps it until the step is done
+        if hessian is not None and not hessian.is_contiguous():
+            hessian = plan.hessian = hessian.contiguous()
+        addresses += [gradient.data_ptr(), 0 if hessian is None else hessian.data_ptr()]
+    return np.array(addresses, np.int64).reshape(-1, 2)

@@ -21,8 +21,8 @@ Int64s = npt.NDArray[np.int64]
 
 # Places in the int64 array of a job, each in a cache line of its own.
 _LINE = 8
-_ENTERED, _LEFT, _RESULT, _TAKEN, _FRONT, _BACK, _DONE = range(0, 7 * _LINE, _LINE)
-_BELL, _RUNG = _RESULT + 1, _RESULT + 2  # its address, or 0; how often it had been rung before
+_ENTERED, _LEFT, RESULT, _TAKEN, _FRONT, _BACK, _DONE = range(0, 7 * _LINE, _LINE)
+_BELL, _RUNG = RESULT + 1, RESULT + 2  # its address, or 0; how often it had been rung before
 _PHASE = 4 * _LINE
 _PHASES = 4
 _WORDS = _TAKEN + _PHASES * _PHASE
@@ -89,7 +89,7 @@ def wait(turns: Any, phase: Any, pieces: Any) -> None:
 @jitted
 def leave(turns: Any, result: Any) -> None:
     """End; `result` is added to the others'. A helper that is to stay does, until the next job begins."""
-    fetch_and_add(_at(turns, _RESULT), np.int64(result))
+    fetch_and_add(_at(turns, RESULT), np.int64(result))
     fetch_and_add(_at(turns, _LEFT), np.int64(1))
     if len(turns) > _WORDS:
         looks = 0
@@ -122,11 +122,6 @@ def was_shared(turns: npt.NDArray[np.int64]) -> bool:
 def has_paid(turns: npt.NDArray[np.int64], bell: npt.NDArray[np.int64]) -> bool:
     """Whether a helper that stayed leaves for the next job, and not for none, or for one that began without it."""
     return bool(bell[0] == turns[_RUNG] + 2)
-
-
-def result(turns: npt.NDArray[np.int64]) -> int:
-    """The sum of what those who left have given."""
-    return int(turns[_RESULT])
 
 
 class Habit:
@@ -194,13 +189,13 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     if habits is None or not habits.calling.is_worth_it():
         state = new()
         kernel(state, *arguments)
-        return result(state)
+        return int(state[RESULT])
     state = _call_for(helpers, kernel, arguments, habits.staying)
     kernel(state, *arguments)
     while not is_settled(state):
         time.sleep(0)
     habits.calling.note(was_shared(state))
-    return result(state)
+    return int(state[RESULT])
 
 
 def submit(job: _Job) -> None:

@@ -1,6 +1,7 @@
 """Parameters on a GPU, by Triton's kernels. This module needs no Triton; what it calls does."""
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.step import Slot, StepRequest, TensorStep
+from sparsegroup.kernels.step import Backend, ParameterMemory, StepConstants, TensorPlan
 from sparsegroup.penalties import Lasso, PracticalNorm
 from sparsegroup.rules import Rule
 
@@ -136,7 +137,7 @@ def is_ready(rule: Rule) -> bool:
     return True
 
 
-class GpuBackend:
+class GpuBackend(Backend):
     """The step in Triton: contiguous parameters on a GPU, many in one launch, without waiting for the device."""
 
     def __init__(self, rule: Rule) -> None:
@@ -144,16 +145,16 @@ class GpuBackend:
         self._tables: dict[int, dict[tuple[Any, ...], TensorTable]] = {}
         self._watches: dict[torch.device, Watch] = {}
 
-    def takes(self, slot: Slot, sparse: bool) -> bool:
+    def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Groups that lie one after the other and fit a tile, of a rule that Triton can compile."""
         return (
-            slot.fits
-            and slot.execution.wants_kernels
-            and slot.dtype in runtime.WEIGHT_DTYPES
-            and len(slot.state_dtypes) <= 1
-            and slot.state_dtypes <= _STATE_DTYPES
-            and runtime.serves(slot.x.device)
-            and (0 < slot.width <= runtime.WIDEST_GROUP or not (sparse or slot.carries_u))
+            memory.fits
+            and memory.wants_kernels
+            and memory.dtype in runtime.WEIGHT_DTYPES
+            and len(memory.state_dtypes) <= 1
+            and memory.state_dtypes <= _STATE_DTYPES
+            and runtime.serves(memory.x.device)
+            and (0 < memory.width <= runtime.WIDEST_GROUP or not (sparse or memory.carries_u))
             and is_ready(self.rule)
         )
 
@@ -168,23 +169,24 @@ class GpuBackend:
                     "for one; they were left out"
                 )
 
-    def step(self, request: StepRequest) -> None:
+    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
         """See `Backend.step`. Rows that the parameter has not are left out, and reported by a later `check`."""
         from sparsegroup.kernels.gpu.launch import GradientRuns, runs_of, step_rows, step_tensors
 
-        dense: list[TensorStep] = []
-        for tensor in request.tensors:
-            tensor = tensor.contiguous()
-            if tensor.rows is None:
-                dense.append(tensor)
-            elif len(tensor.rows):
-                g, rows, watch = tensor.gradient, tensor.rows.contiguous(), self._watch(tensor.rows.device)
-                gradient = runs_of(g, rows) if tensor.repeats else GradientRuns(g, rows, tensor.hessian)
-                step_rows(self.rule, tensor.slot, gradient, watch.counters, request.settings, tensor.numbers)
+        dense: list[TensorPlan] = []
+        for plan in plans:
+            plan.make_contiguous()
+            if plan.rows is None:
+                dense.append(plan)
+            elif len(plan.rows):
+                g, rows, watch = plan.gradient, plan.rows.contiguous(), self._watch(plan.rows.device)
+                gradient = runs_of(g, rows) if plan.repeats else GradientRuns(g, rows, plan.hessian)
+                step_rows(self.rule, plan.memory, gradient, watch.counters, constants, plan.scalars)
                 watch.send()
-        step_tensors(self.rule, dense, request.settings, self._tables.setdefault(request.group, {}))
+        step_tensors(self.rule, dense, constants, self._tables.setdefault(group, {}))
 
     def _watch(self, device: torch.device) -> Watch:
         if device not in self._watches:
             self._watches[device] = Watch(device)
+            self.has_reports = True
         return self._watches[device]

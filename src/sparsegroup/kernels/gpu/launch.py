@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import bind
-from sparsegroup.kernels.step import Slot, StepConstants, StepScalars, TensorStep, as_stored
+from sparsegroup.kernels.step import ParameterMemory, StepConstants, StepScalars, TensorPlan, as_stored
 from sparsegroup.rules import Rule
 
 TILE = 1024
@@ -73,30 +73,30 @@ def _floats(*numbers: Any) -> tuple[Any, ...]:
     return tuple(float(number) for number in numbers)
 
 
-def state_dtype_of(slot: Slot) -> torch.dtype | None:
+def state_dtype_of(memory: ParameterMemory) -> torch.dtype | None:
     """The dtype of u and the states, which all have the same; None where there are none."""
-    return next(iter(slot.state_dtypes), None)
+    return next(iter(memory.state_dtypes), None)
 
 
-def pointers_of(slot: Slot) -> dict[str, Any]:
+def pointers_of(memory: ParameterMemory) -> dict[str, Any]:
     """x, u and the states as the kernels take them; a u that is not carried is x, never looked at."""
-    return {"x": slot.x, "u": slot.x if slot.u is None else slot.u, "state": slot.state}
+    return {"x": memory.x, "u": memory.x if memory.u is None else memory.u, "state": memory.state}
 
 
 def step_tensors(
     rule: Rule,
-    tensors: Sequence[TensorStep],
+    tensors: Sequence[TensorPlan],
     settings: StepConstants,
     tables: dict[tuple[Any, ...], "TensorTable"],
 ) -> None:
     """The step by dense gradients, which are contiguous, of tensors of a param group, whose `tables` are kept."""
-    alike: dict[tuple[Any, ...], list[TensorStep]] = {}
+    alike: dict[tuple[Any, ...], list[TensorPlan]] = {}
     for tensor in tensors:
-        slot = tensor.slot
-        width = slot.width if slot.carries_u else 1
+        memory = tensor.memory
+        width = memory.width if memory.carries_u else 1
         # Step numbers that the device alone knows differ from tensor to tensor; in a graph, launches cost little.
-        dtypes = slot.dtype, state_dtype_of(slot), tensor.gradient.dtype
-        alike.setdefault((id(tensor.numbers), slot.x.device, dtypes, slot.carries_u, width), []).append(tensor)
+        dtypes = memory.dtype, state_dtype_of(memory), tensor.gradient.dtype
+        alike.setdefault((id(tensor.scalars), memory.x.device, dtypes, memory.carries_u, width), []).append(tensor)
     for kind, several in alike.items():
         width = kind[-1]
         if len(several) == 1:
@@ -107,20 +107,20 @@ def step_tensors(
             tables[key] = step_many(rule, some, width, settings, tables.get(key))
 
 
-def step_tensor(rule: Rule, tensor: TensorStep, width: int, settings: StepConstants) -> None:
+def step_tensor(rule: Rule, tensor: TensorPlan, width: int, settings: StepConstants) -> None:
     """The step over one tensor of groups of `width` ≤ `runtime.WIDEST_GROUP` elements, group after group."""
-    slot, g = tensor.slot, tensor.gradient
-    groups = slot.x.numel() // width
+    memory, g = tensor.memory, tensor.gradient
+    groups = memory.x.numel() // width
     launch(
-        kernels_of(rule, slot.carries_u, settings).dense,
-        slot.x,
+        kernels_of(rule, memory.carries_u, settings).dense,
+        memory.x,
         groups,
         width,
-        **pointers_of(slot),
+        **pointers_of(memory),
         g=g,
         hessian=g if tensor.hessian is None else tensor.hessian,
         groups=groups,
-        **step_arguments(settings, tensor.numbers, width, state_dtype_of(slot)),
+        **step_arguments(settings, tensor.scalars, width, state_dtype_of(memory)),
     )
 
 
@@ -144,38 +144,38 @@ class TensorTable:
 
 
 def step_many(
-    rule: Rule, tensors: Sequence[TensorStep], width: int, settings: StepConstants, table: TensorTable | None = None
+    rule: Rule, tensors: Sequence[TensorPlan], width: int, settings: StepConstants, table: TensorTable | None = None
 ) -> TensorTable:
     """The step over at most `MOST_TENSORS` tensors of the same dtypes and numbers in one launch.
 
     Takes the table of the step before, if there was one, and gives the one for the next: it holds until a tensor moves.
     """
-    slot, g = tensors[0].slot, tensors[0].gradient
+    memory, g = tensors[0].memory, tensors[0].gradient
     lines = [_line_of(tensor, width) for tensor in tensors]
     if table is None or table.lines != lines:
-        table = TensorTable(lines, width, slot.x.device)
-    dtype = state_dtype_of(slot)
+        table = TensorTable(lines, width, memory.x.device)
+    dtype = state_dtype_of(memory)
     launch(
-        kernels_of(rule, slot.carries_u, settings).dense_many,
-        slot.x,
+        kernels_of(rule, memory.carries_u, settings).dense_many,
+        memory.x,
         table.programs * groups_of_program(width),
         width,
         table=table.table,
         firsts=table.firsts,
-        X=TYPES[slot.dtype],
-        STATE=TYPES[dtype or slot.dtype],
+        X=TYPES[memory.dtype],
+        STATE=TYPES[dtype or memory.dtype],
         GRADIENT=TYPES[g.dtype],
         ALIGNED=table.is_aligned,
         TENSORS=len(table.firsts),
-        **step_arguments(settings, tensors[0].numbers, width, dtype),
+        **step_arguments(settings, tensors[0].scalars, width, dtype),
     )
     return table
 
 
-def _line_of(tensor: TensorStep, width: int) -> list[int]:
-    slot, g = tensor.slot, tensor.gradient.data_ptr()
+def _line_of(tensor: TensorPlan, width: int) -> list[int]:
+    memory, g = tensor.memory, tensor.gradient.data_ptr()
     hessian = g if tensor.hessian is None else tensor.hessian.data_ptr()
-    return [slot.x.numel() // width, g, hessian, *slot.addresses]
+    return [memory.x.numel() // width, g, hessian, *memory.addresses]
 
 
 ROW_TILE = 512
@@ -244,19 +244,24 @@ def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: A
 
 
 def step_rows(
-    rule: Rule, slot: Slot, gradient: GradientRuns, counters: Tensor, settings: StepConstants, numbers: StepScalars
+    rule: Rule,
+    memory: ParameterMemory,
+    gradient: GradientRuns,
+    counters: Tensor,
+    settings: StepConstants,
+    numbers: StepScalars,
 ) -> None:
     """The step over rows of one tensor; for `counters` see `source.tensor_rows`."""
-    height = slot.shape[0]
-    width = slot.x.numel() // height
+    height = memory.shape[0]
+    width = memory.x.numel() // height
     _launch_step(
-        kernels_of(rule, slot.carries_u, settings).tensor_rows,
+        kernels_of(rule, memory.carries_u, settings).tensor_rows,
         gradient,
         width,
-        **pointers_of(slot),
+        **pointers_of(memory),
         height=height,
         counters=counters,
-        **step_arguments(settings, numbers, width, state_dtype_of(slot)),
+        **step_arguments(settings, numbers, width, state_dtype_of(memory)),
     )
 
 

@@ -305,11 +305,15 @@ class Evictor:
         self._evicts = eviction.every is not None or limit is not None
         self.is_due = self._evicts
 
+    @property
+    def notes_steps(self) -> bool:
+        """Whether `note_step` must be called after each step."""
+        return self._evicts or self._directory.uses is not None
+
     def note_step(self) -> None:
         """A step has been taken."""
-        if self._evicts or self._directory.uses is not None:
-            self._directory.tick()
-            self.is_due = self._evicts
+        self._directory.tick()
+        self.is_due = self._evicts
 
     def note_load(self) -> None:
         """Rows have been loaded."""

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sparsegroup.optim.stored import HEIGHT, StoredParameter
-from sparsegroup.optim.stored_gradient import attach, lines_of
+from sparsegroup.optim.stored import HEIGHT, StoredParameter, attach
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup import kernels
 
@@ -215,20 +214,6 @@ class LookupResult(NamedTuple):
     def mask(self) -> None:
         """Set the vectors at the places `search.masked` to zero."""
         self.vectors.index_fill_(0, torch.from_numpy(self.search.masked).to(self.vectors.device), 0)
-
-
-def info_of_gradient(rows: Tensor, numbering: RowNumbering) -> GradientLines | None:
-    """What the lookup knew of a gradient whose row numbers are `rows`, if they are of this `numbering`.
-
-    Raises:
-        RuntimeError: They are stale.
-    """
-    lines: GradientLines | None = lines_of(rows)
-    if lines is not None:
-        lines.numbering.check()
-    if lines is None or lines.numbering is not numbering or lines.count != len(rows):
-        return None
-    return lines
 
 
 def for_autograd(weight: StoredParameter, info: LookupInfo, vectors: Tensor) -> Tensor:

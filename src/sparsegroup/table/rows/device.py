@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.gpu.backend import Transfer, Watch, is_ready
-from sparsegroup.optim.stored import RowStep
+from sparsegroup.kernels.step import StepScalars
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.lookup import kernels
@@ -314,17 +315,17 @@ class DeviceStorage(RowStorage):
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
         return requested or torch.float32
 
-    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+    def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
         memory = self.rows
         launch.step_table(
-            request.rule,
+            step.rule,
             "u" in memory.initial,
             memory.layout(),
             num_rows(),
             _runs_of(gradient),
             self._watch.counters,
-            request.settings,
-            request.numbers,
+            step.constants,
+            scalars,
         )
         self._watch.send()
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from sparsegroup.groups import grouping
 from sparsegroup.kernels import eager
 from sparsegroup.kernels.eager import Block
-from sparsegroup.kernels.step import TORCH_DTYPES, array_of, as_stored, check_rows
-from sparsegroup.optim.stored import RowStep
+from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupResult
 
@@ -129,7 +129,7 @@ def pieces_of(count: int, bytes_of_each: int, first: int = 0, piece_bytes: int =
         yield slice(begin, min(begin + at_a_time, count))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class RowGradient:
     """A gradient as a storage will step with it.
 
@@ -146,15 +146,6 @@ class RowGradient:
     hessian: Tensor | None
     finite: Tensor | None
     lines: GradientLines | None
-
-    def with_hessian(self, diagonal: Tensor, finite: Tensor | None) -> "RowGradient":
-        """The same with a Hessian, of which the lines `finite` are to be stepped with."""
-        both = finite if self.finite is None else self.finite if finite is None else self.finite & finite
-        return replace(self, hessian=diagonal, finite=both)
-
-    def negated(self) -> "RowGradient":
-        """The same with the opposite sign, to maximize."""
-        return replace(self, values=-self.values)
 
     def finite_lines(self) -> "RowGradient":
         """The lines that are to be stepped with."""
@@ -277,51 +268,33 @@ class RowStorage(ABC):
         rows.set_initial(initial, count)
         return moves
 
-    def read_gradient(
-        self, gradient: Tensor, lines: GradientLines | None, num_rows: Callable[[], int], where: object, *, sums: bool
-    ) -> RowGradient:
-        """A sparse COO gradient as `step` takes it; with `sums`, each row once. IndexError for a row that there is not.
-
-        Where the gradient has a graph, a Hessian follows, in the order of coalesced rows.
-        """
-        distinct = lines is not None and lines.are_distinct
-        if gradient.requires_grad or ((sums or self.sums_gradients) and not distinct):
-            check_rows(gradient._indices()[0], num_rows(), where)
-            gradient, lines = gradient.coalesce(), None
-        values = gradient._values().detach()
-        return RowGradient(gradient._indices()[0], values, None, self.finite(values), lines)
-
-    def finite(self, values: Tensor) -> Tensor | None:
-        """Which lines of `values` to step with, `[n]` bool; None for all, or if the step itself omits lines."""
-        return None
-
     @abstractmethod
-    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+    def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
         """The optimizer's step over rows whose parts have been laid out for it; `num_rows` counts the rows."""
 
     # Sweep: by PyTorch on the host, some rows at a time
 
-    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+    def survival_l21(self, rows: Int64s | None, count: int, step: GroupStep, scalars: StepScalars) -> Floats:
         """The largest λ21 at which each of `rows` is zero, float64; infinite if it never had a non-zero gradient.
 
         The `count` rows carry u, and `rows` None means all of them. The step has no gradient.
         """
         norms = [
-            eager.survival_l21(request.rule, block, *self._constants(request, block))
-            for _, block in self._blocks(np.arange(count) if rows is None else rows, request)
+            eager.survival_l21(step.rule, block, *self._constants(step, scalars, block))
+            for _, block in self._blocks(np.arange(count) if rows is None else rows, step, scalars)
         ]
         return torch.cat([torch.empty(0, 1), *norms]).flatten().double().numpy()
 
-    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+    def sweep(self, count: int, step: GroupStep, scalars: StepScalars, *, drops: bool) -> Int64s:
         """Apply the closed form to the `count` rows without a gradient; gives the rows that have changed.
 
         With `drops`, rows that never had a non-zero gradient become zero where λ21 > 0.
         """
         memory = self.rows
         changed = [np.empty(0, np.int64)]
-        for rows, block in self._blocks(np.arange(count), request):
+        for rows, block in self._blocks(np.arange(count), step, scalars):
             x, u, touched = eager.swept(
-                request.rule, block, *self._constants(request, block), memory.part_dtype(WEIGHT)
+                step.rule, block, *self._constants(step, scalars, block), memory.part_dtype(WEIGHT)
             )
             if drops:
                 x = torch.where(touched, x, torch.zeros_like(x))
@@ -333,18 +306,17 @@ class RowStorage(ABC):
         self.recount(count)
         return np.concatenate(changed)
 
-    def _constants(self, request: RowStep, block: Block) -> tuple[Any, Any, Any, Any]:
-        states = zip(request.rule.state, request.settings.initial, strict=True)
-        initial = [as_stored(value, self.rows.part_dtype(name)) for name, value in states]
+    def _constants(self, step: GroupStep, scalars: StepScalars, block: Block) -> tuple[Any, Any, Any, Any]:
+        initial = step.constants.stored_as(tuple(map(self.rows.part_dtype, step.rule.state))).initial
         groups = grouping("rows", block.x.shape, block.x.device)
-        return request.numbers.scalars, initial, request.settings.regularizer, groups
+        return scalars.scalars, initial, step.constants.regularizer, groups
 
-    def _blocks(self, rows: Int64s, request: RowStep) -> Iterator[tuple[Int64s, Block]]:
+    def _blocks(self, rows: Int64s, step: GroupStep, scalars: StepScalars) -> Iterator[tuple[Int64s, Block]]:
         memory = self.rows
         for first in range(0, len(rows), _SWEPT_AT_A_TIME):
             some = np.ascontiguousarray(rows[first : first + _SWEPT_AT_A_TIME])
             x, u, *state = (
                 torch.from_numpy(memory.read(part, some)).to(TORCH_DTYPES[memory.dtype])
-                for part in (WEIGHT, "u", *request.rule.state)
+                for part in (WEIGHT, "u", *step.rule.state)
             )
             yield some, Block(x, u, state)

@@ -1,7 +1,8 @@
 """An optimizer's work on a table's rows: ownership of the state in them, steps, sweeps, and tracking of changes."""
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.cpu.jit import kernel
-from sparsegroup.optim.stored import RowStep, StateOwner
+from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
+from sparsegroup.kernels.step import StepScalars, check_rows, compute_dtype
+from sparsegroup.optim.arguments import check_device
+from sparsegroup.optim.group_census import KEY_BYTES, GroupCensus
+from sparsegroup.optim.group_step import Entry, GroupStep, ParameterSite
+from sparsegroup.optim.loaded_state import UncastTensor, check_names
+from sparsegroup.optim.stored import KEYS, LINES, RowStore, StateOwner, store_of
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory, RowLimit
-from sparsegroup.table.lookup.autograd import info_of_gradient
+from sparsegroup.table.lookup.autograd import GradientLines
 from sparsegroup.table.lookup.lookup import TableLock
 from sparsegroup.table.rows.rows import Floats, RowGradient, RowStorage
 
@@ -73,149 +81,201 @@ def _mark_rows(rows: Any, changed: Any) -> None:
 _mark = kernel(_mark_rows, "the table's changes")
 
 
-def _check_layout(gradient: Tensor, where: object) -> None:
-    """Raise ValueError unless a table's gradient is sparse COO."""
-    if gradient.layout != torch.sparse_coo:
-        raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """See `sparsegroup.optim.stored.RowPlan`.
+@dataclass(slots=True, eq=False)
+class RowPlan(RowGradient):
+    """A step over a table's rows that has been checked. Nothing has changed so far.
 
     Attributes:
-        read: The gradient as the storage will take it.
-        storage: Where the rows are.
-        check_finite: Raises where lines that are not finite may not be left out.
-        carry_out: Takes the step.
+        parameter: The table's parameter.
+        steps: Takes the step.
     """
 
-    read: RowGradient
-    storage: RowStorage
-    check_finite: Callable[[RowGradient], None]
-    carry_out: Callable[[RowGradient, RowStep], None]
+    parameter: Tensor
+    steps: "RowSteps"
 
     @property
     def gradient(self) -> Tensor:
         """`[n, dim]`, a line for each row, in the order in which a Hessian's diagonal must come."""
-        return self.read.values
+        return self.values
 
-    def with_hessian(self, diagonal: Tensor) -> "TablePlan":
-        """The same with the Hessian's diagonal, shaped as `gradient`."""
-        read = self.read.with_hessian(diagonal, self.storage.finite(diagonal))
-        self.check_finite(read)
-        return replace(self, read=read)
+    def with_hessian(self, diagonal: Tensor) -> "RowPlan":
+        """The same with the Hessian's diagonal, shaped as `gradient`. Raises FloatingPointError if it is not finite."""
+        self.hessian = diagonal.to(self.values.dtype)
+        self.steps.check_finite(self, self.hessian)
+        return self
 
-    def apply(self, request: RowStep) -> None:
+    def run(self, step: GroupStep, scalars: StepScalars, entry: Entry) -> None:
         """Take the step."""
-        self.carry_out(self.read, request)
+        self.steps.run(self, step, scalars, entry[KEYS])
 
 
 class RowSteps:
-    """Steps over the rows of a table.
+    """The stepper of a table's rows, see `sparsegroup.optim.group_step.Stepper`.
 
     Args:
         config: The table's.
-        directory: Its keys.
-        storage: Its rows.
-        lock: The table's.
-        on_step: Called when a step has been taken.
-        budget: Limits the bytes, where they are limited.
-        claim: Whose state the rows hold.
+        lock: The table's lock.
 
     Attributes:
-        claim: Whose state the rows hold; None for nobody's.
+        owner: The optimizer whose state the rows hold; None for none.
         changes: What has changed since `track` was called; None if it was not, or all has.
     """
 
-    def __init__(
+    _directory: Directory
+    _storage: RowStorage
+    _on_step: Callable[[], None] | None
+    _limit: RowLimit | None
+
+    def __init__(self, config: TableConfig, lock: TableLock) -> None:
+        self._config, self._lock, self._process = config, lock, os.getpid()
+        self.owner: StateOwner | None = None
+        self.changes: Changes | None = None
+        self._laid_out_for: GroupStep | None = None
+        """The step that the rows are checked and laid out for, with their present owner."""
+
+    def use(
         self,
-        config: TableConfig,
         directory: Directory,
         storage: RowStorage,
-        lock: TableLock,
-        on_step: Callable[[], None],
-        budget: RowLimit | None = None,
-        claim: StateOwner | None = None,
+        on_step: Callable[[], None] | None,
+        limit: RowLimit | None,
+        owner: StateOwner | None,
     ) -> None:
-        self.claim = claim
-        self._budget = budget
-        self._on_step = on_step
-        self.changes: Changes | None = None
-        self._config, self._directory, self._storage, self._lock = config, directory, storage, lock
+        """Step other rows from now on.
+
+        Args:
+            directory, storage: The keys and their rows.
+            on_step: Called after each step.
+            limit: Limits their bytes, if they are limited.
+            owner: Whose state the rows hold.
+        """
+        self._directory, self._storage, self._on_step, self._limit = directory, storage, on_step, limit
+        self.owner, self.changes, self._laid_out_for = owner, None, None
+
+    def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
+        """See `Stepper.check`."""
+        check_groups(group["groups"], parameter.shape, where)
+        if not is_rows(group["groups"]):
+            raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({where})")
+        if group["capturable"]:
+            raise ValueError(
+                f"capturable=True cannot be for a HashEmbedding, whose rows differ from step to step ({where}); give "
+                "it a param group of its own"
+            )
+        check_device(parameter, group, where)
+
+    # The step
 
     def plan(
-        self,
-        gradient: Tensor,
-        rule: Rule,
-        *,
-        claim: StateOwner | None,
-        maximize: bool,
-        wants_u: bool,
-        where: object,
-        state_dtype: torch.dtype | None = None,
-    ) -> TablePlan:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        if claim is not None and self.claim is not claim:
-            raise RuntimeError(
-                f"another optimizer has trained this HashEmbedding since, and keeps its own state in the rows "
-                f"({where}); one table, one optimizer"
+        self, parameter: Tensor, gradient: Tensor, step: GroupStep, states: Mapping[Tensor, Entry], number: int
+    ) -> RowPlan:
+        """See `Stepper.plan`."""
+        entry = states.get(parameter)
+        owner = entry.get(KEYS) if entry else None
+        where = ParameterSite(step.number, number, step.group.get("param_names"))
+        with torch._C.DisableTorchFunctionSubclass():  # a StoredGradient is read as the plain tensor that it is
+            if gradient.layout != torch.sparse_coo:
+                raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
+            storage = self._storage
+            if storage.is_on_device:
+                storage.check_reports(self._described)
+            if self._laid_out_for is not step or self.owner is not owner:
+                self._check(step, owner, where)
+            plan = self._read(parameter, gradient, step, where)
+            if os.getpid() != self._process:
+                self._lock.check_process("train the table")
+            self.check_finite(plan, plan.values)
+            if step.group["maximize"]:
+                plan.values = -plan.values
+            if step.rule.mean_square:
+                values = plan.values.to(compute_dtype(plan.values.dtype))
+                plan = plan.with_hessian(mean_squares_of_rows(values))
+        return plan
+
+    def _check(self, step: GroupStep, owner: StateOwner | None, where: ParameterSite) -> None:
+        """Check what holds until the param group or the rows' layout changes."""
+        group, storage = step.group, self._storage
+        if group.get("weight_decay"):
+            raise ValueError(
+                f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({where}); use l2"
             )
-        _check_layout(gradient, where)
-        storage = self._storage
-        storage.check_reports(self._described)
-        storage.check_step(rule, self._carries_u(claim, wants_u), state_dtype)
-        if self._budget is not None:
-            parts = 1 + self._carries_u(claim, wants_u) + len(rule.state)
-            self._budget.check_layout(parts, self._num_rows(), storage.rows)
-        lines = info_of_gradient(gradient._indices()[0], self._directory.numbering)
-        read = storage.read_gradient(gradient, lines, self._num_rows, where, sums=rule.mean_square)
-        self._lock.check_process("train the table")
-        self._check_finite(read)
-        return TablePlan(read.negated() if maximize else read, storage, self._check_finite, self._carry_out)
+        if owner is not None and self.owner is not owner:
+            raise RuntimeError(
+                f"another optimizer now owns the state of this HashEmbedding ({where}); use one optimizer per table"
+            )
+        carries_u = self._carries_u(owner, step.wants_u)
+        storage.check_step(step.rule, carries_u, group["state_dtype"])
+        if self._limit is not None:
+            self._limit.check_layout(1 + carries_u + len(step.rule.state), self._num_rows(), storage.rows)
+
+    def _read(self, parameter: Tensor, gradient: Tensor, step: GroupStep, where: ParameterSite) -> RowPlan:
+        """The gradient as the storage takes it. Raises IndexError if it has rows that the table does not have."""
+        rows, values = gradient._indices()[0], gradient._values()
+        lines: GradientLines | None = getattr(rows.untyped_storage(), LINES, None)
+        if lines is not None and (lines.numbering is not self._directory.numbering or lines.count != len(rows)):
+            lines.numbering.check()
+            lines = None
+        are_distinct = lines is not None and lines.order is None
+        sums = self._storage.sums_gradients or step.rule.mean_square
+        # With a graph, a Hessian follows, in the order of coalesced rows.
+        if gradient.requires_grad or (sums and not are_distinct):
+            check_rows(rows, self._num_rows(), where)
+            gradient, lines = gradient.coalesce(), None
+            rows, values = gradient._indices()[0], gradient._values()
+        return RowPlan(rows, values.detach(), None, None, lines, parameter, self)
+
+    def check_finite(self, plan: RowPlan, values: Tensor) -> None:
+        """Leave out lines of `values` that are not finite, or raise FloatingPointError; on a device the kernel does."""
+        if self._storage.is_on_device or are_finite(values):
+            return
+        finite = torch.isfinite(values).all(dim=1)
+        if not self._config.skips_nonfinite:
+            rows = self._described(plan.rows[~finite].numpy())
+            raise FloatingPointError(
+                f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
+            )
+        plan.finite = finite if plan.finite is None else plan.finite & finite
+
+    def run(self, plan: RowGradient, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
+        """Take a planned step: lay out u and the rule's state, count skipped rows, run the kernel."""
+        with self._lock.held:
+            if self._laid_out_for is not step or self.owner is not owner:
+                self.lay_out(owner, step.initial, step.wants_u, step.group["state_dtype"])
+                self._laid_out_for = step
+            storage, lines = self._storage, plan.lines
+            if plan.finite is not None:
+                storage.count_skipped(storage.skipped_rows + int((~plan.finite).sum()))
+                plan = plan.finite_lines()
+            if len(plan.rows):
+                if self.changes is not None:
+                    self.changes.mark(plan.rows_on_host())
+                storage.step(plan, step, scalars, self._num_rows)
+            if self._on_step is not None:
+                self._on_step()
+            self._directory.numbering.note_step(lines)
+
+    def lay_out(
+        self, owner: StateOwner, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
+    ) -> None:
+        """Give the rows u, if it is carried, and the parts `initial`; another owner's state ends."""
+        parts = {**({"u": 0.0} if self._carries_u(owner, wants_u) else {}), **initial}
+        self._laid_out_for = None
+        with self._lock.held, self._lock:
+            count = self._directory.num_rows
+            if self.owner is not owner:
+                self.changes = None
+                self._storage.lay_out({}, count, state_dtype)
+                self.owner = owner
+            if self._storage.lay_out(parts, count, state_dtype):
+                self.changes = None
+
+    def _carries_u(self, owner: StateOwner | None, wants_u: bool) -> bool:
+        has_u = owner is not None and self.owner is owner and "u" in self._storage.state_names
+        return has_u or wants_u or self._storage.keeps_rounding
 
     def _num_rows(self) -> int:
         with self._lock.held, self._lock:
             return self._directory.num_rows
-
-    def _check_finite(self, read: RowGradient) -> None:
-        if read.finite is not None and not self._config.skips_nonfinite:
-            rows = self._described(read.rows[~read.finite].numpy())
-            raise FloatingPointError(
-                f"the gradient of {rows} of a HashEmbedding is not finite; nothing has been changed"
-            )
-
-    def _carry_out(self, read: RowGradient, request: RowStep) -> None:
-        with self._lock.held:
-            self.lay_out(request.claim, request.initial, request.wants_u, request.state_dtype)
-            storage = self._storage
-            self._directory.numbering.note_step(read.lines)
-            if read.finite is not None:
-                storage.count_skipped(storage.skipped_rows + int((~read.finite).sum()))
-                read = read.finite_lines()
-            if len(read.rows):
-                if self.changes is not None:
-                    self.changes.mark(read.rows_on_host())
-                storage.step(read, request, self._num_rows)
-            self._on_step()
-
-    def lay_out(
-        self, claim: StateOwner, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
-    ) -> None:
-        """Give the rows u, if it is carried, and the parts `initial`; another claim's state ends."""
-        parts = {**({"u": 0.0} if self._carries_u(claim, wants_u) else {}), **initial}
-        with self._lock.held, self._lock:
-            count = self._directory.num_rows
-            if self.claim is not claim:
-                self.changes = None
-                self._storage.lay_out({}, count, state_dtype)
-                self.claim = claim
-            if self._storage.lay_out(parts, count, state_dtype):
-                self.changes = None
-
-    def _carries_u(self, claim: StateOwner | None, wants_u: bool) -> bool:
-        has_u = claim is not None and self.claim is claim and "u" in self._storage.state_names
-        return has_u or wants_u or self._storage.keeps_rounding
 
     def _described(self, rows: Int64s) -> str:
         with self._lock.held, self._lock:
@@ -223,21 +283,81 @@ class RowSteps:
 
     # Without a gradient
 
-    def survival_l21(self, request: RowStep, rows: Int64s | None) -> Floats:
-        """See `sparsegroup.optim.stored.RowStore`."""
-        with self._lock.held, self._lock:
-            if self.claim is not request.claim:
-                return np.empty(0)
-            self.lay_out(request.claim, request.initial, True, request.state_dtype)
-            return self._storage.survival_l21(rows, self._directory.num_rows, request)
+    def census(
+        self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
+    ) -> list[GroupCensus]:
+        """See `Stepper.census`. Rows that never had a gradient survive no λ21 > 0."""
+        store = _store(parameter)
+        live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
+        count = store.num_rows
+        rows = draw.integers(0, count, sample) if 0 < sample < count else None
+        critical = self._survival_l21(step, entry, rows)
+        critical[np.isinf(critical)] = 0.0
+        weight = count / len(critical) if len(critical) else 0.0
+        here = [GroupCensus(critical, weight, store.num_live, store.num_seen, live_bytes)]
+        return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
 
-    def sweep(self, request: RowStep, *, drops: bool) -> None:
-        """See `sparsegroup.optim.stored.RowStore`."""
+    def _survival_l21(self, step: GroupStep, entry: Entry, rows: Int64s | None) -> Floats:
         with self._lock.held, self._lock:
-            if self.claim is request.claim:
-                self._lock.check_process("sweep the table")
-                self.lay_out(request.claim, request.initial, True, request.state_dtype)
-                self.mark(self._storage.sweep(self._directory.num_rows, request, drops=drops))
+            if self.owner is not entry[KEYS]:
+                return np.empty(0)
+            self.lay_out(entry[KEYS], step.initial, True, step.group["state_dtype"])
+            scalars = step.scalars(float(entry["step"]))
+            return self._storage.survival_l21(rows, self._directory.num_rows, step, scalars)
+
+    def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, zero_untrained: bool) -> None:
+        """See `Stepper.sweep`."""
+        with self._lock.held, self._lock:
+            if self.owner is not entry[KEYS]:
+                return
+            self._lock.check_process("sweep the table")
+            self.lay_out(entry[KEYS], step.initial, True, step.group["state_dtype"])
+            scalars = step.scalars(float(entry["step"]))
+            zeroes = zero_untrained and step.regularizer.l21 > 0
+            self.mark(self._storage.sweep(self._directory.num_rows, step, scalars, drops=zeroes))
+
+    # The optimizer's state
+
+    def exported(self, parameter: Tensor, entry: Entry) -> Entry:
+        """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
+        store = _store(parameter)
+        content = store.export_state(entry[KEYS])
+        if content is None:
+            return {}
+        own = {store.own_name(name): torch.from_numpy(array) for name, array in content.items()}
+        return {"step": entry["step"], **own}
+
+    def adapted(self, parameter: Tensor, entry: Entry, rule: Rule, where: str) -> Entry:
+        """See `Stepper.adapted`. Entries are of all rows, or of this rank's."""
+        named: Entry = {}
+        for name, value in entry.items():
+            try:
+                named[_store(parameter).entry_of(name)] = value
+            except ValueError as error:
+                raise ValueError(f"state {name!r} {error} ({where})") from error
+        check_names(named, rule, (KEYS,), where)
+        for name, value in named.items():
+            if name == KEYS:
+                if value.dtype != torch.int64 or value.ndim != 1 or len(torch.unique(value)) != len(value):
+                    raise ValueError(
+                        f"state 'keys' must be distinct int64 [n], got {value.dtype} {list(value.shape)} ({where})"
+                    )
+            elif name != "step":
+                expected = [len(named[KEYS]), parameter.shape[1]]
+                if list(value.shape) != expected:
+                    raise ValueError(f"state {name!r} has shape {list(value.shape)}, expected is {expected} ({where})")
+        return named
+
+    def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
+        """See `Stepper.restore`. An entry that has its owner is there already (a copied optimizer's)."""
+        if "step" in entry:
+            entry["step"] = entry["step"].cpu()
+        if not entry or isinstance(entry[KEYS], StateOwner):
+            return
+        loaded = {name: value for name, value in entry.items() if isinstance(value, UncastTensor)}
+        state = {name: value.tensor.detach().cpu().numpy() for name, value in loaded.items()}
+        owner = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
+        entry.update(dict.fromkeys(loaded, owner))
 
     # What has changed
 
@@ -255,3 +375,9 @@ class RowSteps:
         if self.changes is not None:  # with exact keys, changes must also have the keys that were added and dropped
             recorded = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
             self.changes.keep(kept, gone[recorded])
+
+
+def _store(parameter: Tensor) -> RowStore:
+    store = store_of(parameter)
+    assert store is not None
+    return store

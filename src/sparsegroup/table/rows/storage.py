@@ -6,13 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from sparsegroup.kernels.cpu import rows as finite
-from sparsegroup.kernels.cpu import step
+from sparsegroup.kernels.cpu import step as cpu_step
 from sparsegroup.kernels.cpu.block import BLOCK
-from sparsegroup.kernels.step import TORCH_DTYPES, array_of
-from sparsegroup.optim.stored import RowStep
+from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
+from sparsegroup.optim.group_step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory
@@ -29,6 +27,7 @@ class HostStorage(RowStorage):
 
     def __init__(self, config: TableConfig) -> None:
         super().__init__(HostRows(config.dim, config.dtype, config.huge_pages, {}))
+        self._layout: tuple[HostRows, Rule, cpu_step.RowLayout] | None = None
 
     # Lookup
 
@@ -46,7 +45,7 @@ class HostStorage(RowStorage):
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         kinds = kinds_of(_parts(rule, carries_u), self._rows.dtype, self.dtype_of_state(state_dtype) == torch.bfloat16)
-        if not step.is_ready(rule, kinds, self._rows.dim > BLOCK, self._rows.dtype):
+        if not cpu_step.is_ready(rule, kinds, self._rows.dim > BLOCK, self._rows.dtype):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
@@ -60,58 +59,64 @@ class HostStorage(RowStorage):
             "out, or make the table with dtype=torch.float32"
         )
 
-    def finite(self, values: Tensor) -> Tensor | None:
-        return None if finite.are_finite(values) else torch.isfinite(values).all(dim=1)
-
-    def step(self, gradient: RowGradient, request: RowStep, num_rows: Callable[[], int]) -> None:
+    def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
-        memory, rule = self._rows, request.rule
-        self._live += step.advance_rows(
+        memory, rule = self._rows, step.rule
+        if self._layout is None or self._layout[:2] != (memory, rule):
+            self._layout = memory, rule, memory.layout(_parts(rule, "u" in memory.initial))
+        self._live += cpu_step.advance_rows(
             rule,
             memory.dtype,
             array_of(rows),
-            step.Pages(memory.pages.addresses, memory.shift),
-            memory.layout(_parts(rule, "u" in memory.initial)),
+            cpu_step.Pages(memory.pages.addresses, memory.shift),
+            self._layout[2],
             np.array([[values.data_ptr(), 0 if hessian is None else hessian.data_ptr()]], np.int64),
             memory.dim,
-            np.array([request.numbers.scalars], memory.dtype),
-            request.settings,
-            int(request.numbers.seed),
+            np.array([scalars.scalars], memory.dtype),
+            step.constants,
+            int(scalars.seed),
         )
 
     # Sweep
 
-    def survival_l21(self, rows: Int64s | None, count: int, request: RowStep) -> Floats:
+    def survival_l21(self, rows: Int64s | None, count: int, step: GroupStep, scalars: StepScalars) -> Floats:
         if self._sweeps_eagerly:
-            return super().survival_l21(rows, count, request)
-        norms, _ = self._swept(rows, count if rows is None else len(rows), request, applies=False)
-        return norms / (math.sqrt(self._rows.dim) * request.settings.regularizer.norm.tau_scale)
+            return super().survival_l21(rows, count, step, scalars)
+        norms, _ = self._swept(rows, count if rows is None else len(rows), step, scalars, applies=False)
+        return norms / (math.sqrt(self._rows.dim) * step.constants.regularizer.norm.tau_scale)
 
-    def sweep(self, count: int, request: RowStep, *, drops: bool) -> Int64s:
+    def sweep(self, count: int, step: GroupStep, scalars: StepScalars, *, drops: bool) -> Int64s:
         if self._sweeps_eagerly:
-            return super().sweep(count, request, drops=drops)
-        _, mask = self._swept(None, count, request, applies=True, drops=drops)
+            return super().sweep(count, step, scalars, drops=drops)
+        _, mask = self._swept(None, count, step, scalars, applies=True, drops=drops)
         return np.flatnonzero(mask)
 
     @property
     def _sweeps_eagerly(self) -> bool:
-        return self._rows.dim > step.WIDEST
+        return self._rows.dim > cpu_step.WIDEST
 
     def _swept(
-        self, rows: Int64s | None, count: int, request: RowStep, *, applies: bool, drops: bool = False
+        self,
+        rows: Int64s | None,
+        count: int,
+        step: GroupStep,
+        scalars: StepScalars,
+        *,
+        applies: bool,
+        drops: bool = False,
     ) -> tuple[Floats, npt.NDArray[np.bool_]]:
         memory = self._rows
-        norms, changed, born = step.sweep_rows(
-            request.rule,
+        norms, changed, born = cpu_step.sweep_rows(
+            step.rule,
             memory.dtype,
             count,
             rows,
-            step.Pages(memory.pages.addresses, memory.shift),
-            memory.layout((WEIGHT, "u", *request.rule.state)),
+            cpu_step.Pages(memory.pages.addresses, memory.shift),
+            memory.layout((WEIGHT, "u", *step.rule.state)),
             memory.dim,
-            np.array(request.numbers.scalars, memory.dtype),
-            request.settings,
+            np.array(scalars.scalars, memory.dtype),
+            step.constants,
             applies=applies,
             drops=drops,
         )
