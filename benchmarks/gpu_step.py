@@ -33,7 +33,7 @@ from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.step import ParameterMemory
 from sparsegroup.models import DCN
-from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.step import GroupStep
 
 LR, L21, ZIPF = 1e-3, 1e-4, 1.05
 DENSE_DIM, DCN_DIM, FIELDS, NUMBERS = 16, 16, 26, 13

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec, grouping
-from sparsegroup.optim.local_shard import has_whole_groups, is_sharded, local_part, summed_over_shards, whole
+from sparsegroup.optim.dtensor import has_whole_groups, is_sharded, local_part, summed_over_shards, whole
 from sparsegroup.optim.optimizer import GroupOptimizer
-from sparsegroup.optim.stored import RowStore, store_of
+from sparsegroup.optim.table_parameter import RowStore, store_of
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from row_model import RowModel
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import rows as narrow_copies
 from sparsegroup.kernels.cpu import step as compiled_step
-from sparsegroup.optim.group_step import step_seed
+from sparsegroup.optim.step import step_seed
 from sparsegroup.rules import ADAM
 from sparsegroup.table.rows import host
 from sparsegroup.table.rows.host import HostRows, kinds_of

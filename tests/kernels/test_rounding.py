@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels import rounding
-from sparsegroup.optim.group_step import step_seed
+from sparsegroup.optim.step import step_seed
 
 SPECIAL = (
     0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.0**-126, -(2.0**-126), 2.0**-149, -(2.0**-149), 2.0**-133,

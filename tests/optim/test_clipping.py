@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.optim.stored import lines_of, summed
+from sparsegroup.optim.table_parameter import lines_of, summed
 from table_cases import as_keys
 
 KEYS = as_keys([5, -1, 5, 2**62, 7, 7, 7])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsegroup.names import bytes_of
-from sparsegroup.optim.group_census import GroupCensus, l21_for
+from sparsegroup.optim.step import GroupCensus, l21_for
 
 
 class TestBytes:

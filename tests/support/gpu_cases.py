@@ -23,7 +23,7 @@ from sparsegroup.kernels import eager
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.rounding import was_updated
 from sparsegroup.kernels.step import ParameterMemory, Regularizer, StepConstants, StepScalars, TensorPlan
-from sparsegroup.optim.group_step import step_seed
+from sparsegroup.optim.step import step_seed
 from sparsegroup.rules import Rule
 
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)

@@ -25,7 +25,7 @@ from sparsegroup import (
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.rounding import to_bfloat16
-from sparsegroup.optim.group_step import step_seed
+from sparsegroup.optim.step import step_seed
 from sparsegroup.table.rows import host
 from table_cases import Lookup, random_keys
 

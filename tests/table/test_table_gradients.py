@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
-from sparsegroup.optim.stored import lines_of
+from sparsegroup.optim.table_parameter import lines_of
 from sparsegroup.table.lookup.autograd import GradientLines
 from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
 

@@ -37,9 +37,9 @@ from sparsegroup.checkpoint.manifest import (
 )
 from sparsegroup.checkpoint.plain import check_rng_state, from_plain, set_rng_state
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.optim.group_step import GroupStep
-from sparsegroup.optim.loaded_state import LAST_STEP
-from sparsegroup.optim.stored import RowStore, StateOwner, rows_left_out, store_of
+from sparsegroup.optim.state import LAST_STEP
+from sparsegroup.optim.step import GroupStep
+from sparsegroup.optim.table_parameter import RowStore, StateOwner, rows_left_out, store_of
 from sparsegroup.penalties import Penalty
 from sparsegroup.table.files.read import ALL, read_table
 from sparsegroup.table.table import Table

@@ -30,7 +30,7 @@ from sparsegroup.checkpoint.manifest import (
 )
 from sparsegroup.checkpoint.plain import as_plain, rng_state
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.optim.stored import rows_left_out
+from sparsegroup.optim.table_parameter import rows_left_out
 from sparsegroup.table.files.write import TableFacts, write_table
 
 

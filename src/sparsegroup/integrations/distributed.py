@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsegroup.optim.stored import KEYS
+from sparsegroup.optim.table_parameter import KEYS
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.files.snapshot import DROPPED, ENTRIES
 from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards, needed_shards

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from sparsegroup.optim.arguments import Options
-from sparsegroup.optim.group_step import GroupStep, Plan
 from sparsegroup.optim.optimizer import GroupOptimizer
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.step import GroupStep, Plan
+from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.rules import ADAHESSIAN
 
 _LINEAR = (

@@ -1,6 +1,8 @@
-"""The arguments that all optimizers share: their defaults, their ranges, and torch's own that are refused by name."""
+"""What constructors take: the hyperparameters of the rule, the arguments that all optimizers share, and torch's that are refused."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from inspect import Parameter, Signature, signature
 from types import FunctionType, MethodType
 from typing import Any, TypedDict
 
@@ -185,3 +187,49 @@ def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> Non
             f"capturable=True needs a learning rate that is a number or on {parameter.device}, got a tensor on "
             f"{lr.device} ({where})"
         )
+
+
+_SHARED = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in DEFAULTS.items()]
+
+
+def bound_arguments(
+    rule: Rule, optimizer: str, positional: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All hyperparameters by name: those given, and the defaults of the others. Their values are not checked.
+
+    Args:
+        rule: The base optimizer.
+        optimizer: Its name, for messages.
+        positional: What follows `params`.
+        options: What is given by name.
+
+    Raises:
+        TypeError: An unknown argument, one given twice, one too many, or none where one is required.
+        ValueError: An argument of torch that is not supported, at another value than its default.
+    """
+    takes = _arguments(rule)
+    given = known_options(options, takes.parameters, optimizer)
+    try:
+        bound = takes.bind(*positional, **given)
+    except TypeError as error:
+        raise TypeError(f"{optimizer}: {error}") from None
+    bound.apply_defaults()
+    return {**DEFAULTS, **bound.arguments}
+
+
+def shown_signature(optimizer: type[Any]) -> Signature:
+    """The signature for `help()`, with the arguments that `*hyperparameters` and `**options` of `__init__` hide."""
+    own = list(signature(optimizer.__init__).parameters.values())[1:]
+    kinds = {parameter.kind for parameter in own}
+    named = [one for one in own if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    hidden = [one for one in _arguments(optimizer.rule).parameters.values() if one.name not in {p.name for p in named}]
+    if Parameter.VAR_POSITIONAL not in kinds:
+        hidden = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in hidden]
+    shown = [*named, *hidden] if Parameter.VAR_KEYWORD in kinds else named
+    return Signature(sorted(shown, key=lambda parameter: parameter.kind))
+
+
+@cache
+def _arguments(rule: Rule) -> Signature:
+    declared = [one.argument for one in rule.hyperparameters]
+    return Signature(sorted([*declared, *_SHARED], key=lambda parameter: parameter.kind))

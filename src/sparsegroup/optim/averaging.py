@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.table_parameter import store_of
 
 MultiAverage: TypeAlias = Callable[[Any, Any, Any], None]
 

@@ -1,7 +1,7 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import is_
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
@@ -14,16 +14,72 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from sparsegroup.groups import is_rows
 from sparsegroup.kernels.backends import backends_of
 from sparsegroup.kernels.step import Backend, ParameterMemory
-from sparsegroup.optim.arguments import check_given, check_hyperparameters, known_options, plain_threshold
-from sparsegroup.optim.constructor import bound_arguments, shown_signature
-from sparsegroup.optim.group_census import GroupCensus
-from sparsegroup.optim.group_step import GroupStep, Plan
-from sparsegroup.optim.shard_adapter import stepper_of
-from sparsegroup.optim.state_loading import adapt_state_dict
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.arguments import (
+    EXECUTION,
+    REFUSED,
+    bound_arguments,
+    check_given,
+    check_hyperparameters,
+    known_options,
+    plain_threshold,
+    read_threshold,
+    refuse,
+    shown_signature,
+)
+from sparsegroup.optim.state import uncast
+from sparsegroup.optim.step import GroupCensus, GroupStep, Plan
+from sparsegroup.optim.table_parameter import store_of
+from sparsegroup.optim.tensor_parameter import stepper_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 from sparsegroup.tensors import plain
+
+
+def adapt_state_dict(
+    state_dict: Mapping[str, Any],
+    param_groups: list[dict[str, Any]],
+    rule: Rule,
+    optimizer: str,
+    check: Callable[[dict[str, Any], str], None],
+) -> dict[str, Any]:
+    """A copy of `state_dict` that torch's loader can take, checked before anything is changed.
+
+    Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own
+    that have no meaning here are dropped, or refused where they are set.
+
+    Args:
+        state_dict: As from `torch.optim.Optimizer.state_dict`.
+        param_groups: The optimizer's.
+        rule: The optimizer's.
+        optimizer: Its name, for messages.
+        check: `check(group, where)` raises where a param group with its hyperparameters is not valid.
+
+    Raises:
+        ValueError: State of another optimizer or shape, or a hyperparameter that is not supported.
+    """
+    groups, state = list(state_dict["param_groups"]), dict(state_dict["state"])
+    if len(groups) != len(param_groups) or any(
+        len(saved["params"]) != len(own["params"]) for saved, own in zip(groups, param_groups, strict=False)
+    ):
+        return dict(state_dict)  # torch's loader raises, with its own words
+
+    for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
+        where = f"{optimizer}, loaded param group {index}"
+        for name in (REFUSED.keys() & saved.keys()) - set(EXECUTION):
+            own_name = name == "amsgrad" and "max_exp_avg_sq" in rule.state
+            without_effect = name == "decoupled_weight_decay" and not saved.get("weight_decay")  # AdamW
+            if not own_name and not without_effect:
+                refuse(name, saved[name], where)
+        kept = {name: value for name, value in saved.items() if name not in REFUSED and name not in EXECUTION}
+        kept = read_threshold(kept, where)
+        groups[index] = {**own, **kept}  # kept: also what schedulers leave there
+        check({**groups[index], "params": own["params"]}, where)
+        for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
+            if saved_id in state:
+                entry = {name: value for name, value in state[saved_id].items() if value is not None}
+                state[saved_id] = uncast(stepper_of(parameter).adapted(parameter, entry, rule, where))
+    return {**state_dict, "param_groups": groups, "state": state}
+
 
 ParamGroup: TypeAlias = dict[str, Any]
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from sparsegroup.optim.arguments import Options
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.table_parameter import store_of
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsegroup.names import bytes_of
-from sparsegroup.optim.group_census import SMALLEST, GroupCensus, l21_for
 from sparsegroup.optim.optimizer import GroupOptimizer
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.step import SMALLEST, GroupCensus, l21_for
+from sparsegroup.optim.table_parameter import store_of
 
 SAMPLE, LEAST_SAMPLE = 65_536, 8_192
 """Groups of a parameter that λ21 is set by, of long and short trainings: so that they cost a hundredth of any."""

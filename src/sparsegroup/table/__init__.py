@@ -8,8 +8,8 @@ from sparsegroup.table.directory.eviction import LFU, LRU, EvictionPolicy, Ranki
 from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
 from sparsegroup.table.lookup.lookup import field_keys
-from sparsegroup.table.report import FieldCount, TableMemory
 from sparsegroup.table.sharded.exchange import ExchangeError
+from sparsegroup.table.table import FieldCount, TableMemory
 
 __all__ = [
     "LFU",

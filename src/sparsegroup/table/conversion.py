@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.bags import BagMode
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.config import check_int
 from sparsegroup.table.hash_embedding import HashEmbedding

@@ -12,8 +12,7 @@ from sparsegroup.table.config import check_int
 from sparsegroup.table.hash_embedding import HashEmbedding, TableCounts
 from sparsegroup.table.lookup.fallback import field_numbers
 from sparsegroup.table.lookup.lookup import checked_keys
-from sparsegroup.table.report import FieldCount
-from sparsegroup.table.table import Table
+from sparsegroup.table.table import FieldCount, Table
 
 
 def tables_in(model: nn.Module) -> dict[str, HashEmbedding]:

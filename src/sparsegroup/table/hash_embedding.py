@@ -1,7 +1,7 @@
 """`HashEmbedding`: the table as a module."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -10,22 +10,117 @@ from torch import Tensor, nn
 
 from sparsegroup.kernels.step import TORCH_DTYPES
 from sparsegroup.names import bytes_of
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter
 from sparsegroup.table.config import TableConfig, check_int, device_of, with_argument_hints
 from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.directory.buckets import MOST_ROWS
 from sparsegroup.table.directory.eviction import LATEST, EvictionPolicy, RankingPolicy, ZeroRows
-from sparsegroup.table.files.state_dict import PartEntries, load_rows, save_rows, unknown_entries, with_state_entries
+from sparsegroup.table.files.snapshot import DROPPED, ENTRIES, TableSnapshot
 from sparsegroup.table.lookup.autograd import Int64s, for_autograd
 from sparsegroup.table.lookup.compile import register, vectors_by_operator, wants_operator
 from sparsegroup.table.lookup.fallback import apply_fallback, check_fallback
 from sparsegroup.table.lookup.kernels import Init
 from sparsegroup.table.lookup.lookup import checked_keys, is_recomputation, key_array
-from sparsegroup.table.report import FieldCount, TableMemory
+from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_sharded
 from sparsegroup.table.sharded.lookup import ShardedLookup
-from sparsegroup.table.table import Table
+from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards
+from sparsegroup.table.table import FieldCount, Table, TableMemory
 from sparsegroup.tensors import untraced
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
+    """Put keys, vectors and the directory's state into a state dict; see `nn.Module._save_to_state_dict`."""
+    if ROWS_LEFT_OUT.get():
+        return
+    for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
+        destination[prefix + table.own_name(name)] = tensor  # no one takes those of several ranks for copies
+
+
+def _entry(name: str) -> property:
+    """An entry of a table's state dict as an attribute; there is none if the state dict has none."""
+
+    def value(module: Any) -> Tensor:
+        tensors = module.table.snapshot(()).tensors()
+        if name not in tensors:
+            raise AttributeError(f"the table has no {name!r}")
+        tensor: Tensor = tensors[name]
+        return tensor
+
+    return property(value)
+
+
+def with_state_entries(module_class: _Class) -> _Class:
+    """Give a module over a table the entries of its state dict as attributes, as each buffer is one.
+
+    `torch.distributed.checkpoint` looks up every name of a state dict.
+    """
+    for name in ENTRIES:
+        if name not in (KEYS, WEIGHT):  # these are there
+            setattr(module_class, name, _entry(name))
+    return module_class
+
+
+@with_state_entries
+class PartEntries:
+    """The entries of one rank's part of a `table` as attributes; `weight` is the parameter."""
+
+    keys = _entry(KEYS)
+
+    def __init__(self, table: Table, weight: object) -> None:
+        self.table, self.weight = table, weight
+
+
+def unknown_entries(state_dict: Mapping[str, Tensor], prefix: str, known: Iterable[str]) -> list[str]:
+    """The names below `prefix` that are neither entries of a table nor begin with a `known` name."""
+    unknown = []
+    for name in state_dict:
+        entry = name[len(prefix) :]
+        if name.startswith(prefix) and entry.partition(".")[0] not in known:
+            own = entry if RankShard.of(entry) is None else entry.partition(".")[2]
+            unknown.extend([] if own in ENTRIES else [name])
+    return unknown
+
+
+def load_rows(
+    table: Table, state_dict: Mapping[str, Tensor], prefix: str, missing_keys: list[str], error_msgs: list[str]
+) -> None:
+    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. If that fails, nothing is changed.
+
+    A table on several ranks takes the entries of this rank's part, or its part of those of all rows.
+    """
+    if ROWS_LEFT_OUT.get():
+        return
+    try:
+        part = _part_in(state_dict, prefix, table)
+    except ValueError as error:
+        error_msgs.append(f"{prefix.removesuffix('.') or 'the table'} {error}")
+        return
+    prefix += part.named("")
+    if missing := [prefix + name for name in (KEYS, WEIGHT, DROPPED) if prefix + name not in state_dict]:
+        missing_keys.extend(missing)
+        return
+    names = [name for name in ENTRIES if prefix + name in state_dict]
+    try:
+        tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
+        if part != table.part:
+            tensors = joined_shards({part: tensors}, table.part)
+        table.load(TableSnapshot.of_tensors(tensors, table.config))
+    except (ValueError, RuntimeError) as error:  # nothing has been changed
+        error_msgs.append(f"{prefix}{error}")
+
+
+def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankShard:
+    """Whose rows a state dict has of a table: this rank's, or all. Raises ValueError for only other ranks'."""
+    names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
+    if table.own_name(KEYS) in names:
+        return table.part
+    if KEYS not in names:
+        for name in names:
+            table.entry_of(name)
+    return RankShard()
 
 
 class TableCounts:

@@ -2,10 +2,11 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,104 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.step import array_of
 from sparsegroup.optim.averaging import with_zeros_of
-from sparsegroup.optim.stored import ROWS_LEFT_OUT, StateOwner
+from sparsegroup.optim.table_parameter import ROWS_LEFT_OUT, StateOwner
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import SET_KEYS
 from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit
 from sparsegroup.table.directory.eviction import LFU, ROWS_AT_A_TIME
 from sparsegroup.table.files.snapshot import TableSnapshot
-from sparsegroup.table.lookup.autograd import Int64s, KeySearch, LookupResult
+from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
 from sparsegroup.table.lookup.fallback import mask_new_rows
 from sparsegroup.table.lookup.kernels import RowStarts
 from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
-from sparsegroup.table.report import FieldCount, TableMemory, count_fields, memory_of
 from sparsegroup.table.rows.rows import WEIGHT, Floats, Rows, RowStorage
 from sparsegroup.table.rows.step import Changes, RowSteps
 from sparsegroup.table.rows.storage import new_directory, new_storage
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankShard
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """Bytes of a table.
+
+    Attributes:
+        index: What the index's slots take.
+        rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
+        dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their occurrences;
+            and of rows, when they were used, where a policy asks for that.
+        scratch: Working memory of lookups that is kept for the next one: 256 MiB at most
+            (twice that on several ranks), and 1/32 of `max_bytes` at most.
+        parts: What the rows hold: "weight", "u" and the optimizer's state → rows × what such a part takes.
+    """
+
+    index: int
+    rows: int
+    dropped: int
+    parts: Mapping[str, int]
+    scratch: int = 0
+
+    @property
+    def total(self) -> int:
+        """All that is allocated."""
+        return self.content + self.dropped + self.scratch
+
+    @property
+    def content(self) -> int:
+        """Index and rows: the bytes that follow from the rows only, however the table got them."""
+        return self.index + self.rows
+
+    @classmethod
+    def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":
+        """Those of several tables added up."""
+        total, parts = cls(0, 0, 0, {}), Counter[str]()
+        for one in memories:
+            parts.update(one.parts)
+            scratch = total.scratch + one.scratch
+            total = cls(total.index + one.index, total.rows + one.rows, total.dropped + one.dropped, {}, scratch)
+        return replace(total, parts=dict(parts))
+
+
+@dataclass(frozen=True)
+class FieldCount:
+    """One field: distinct keys ever seen, rows, and rows with a non-zero vector."""
+
+    seen: int
+    rows: int
+    live: int
+
+
+def _fields_of(keys: Int64s, bits: int) -> npt.NDArray[np.uint16]:
+    """The field, in the top `bits` bits, of each key."""
+    return (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.uint16)
+
+
+def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) -> dict[int, FieldCount]:
+    """Counts by the field that a key's top `bits` bits hold, of the fields ever seen.
+
+    Args:
+        directory: The table's.
+        alive: `[num_rows]`, which rows are not zero.
+        bits: 0 to 16.
+    """
+    counts = np.zeros((1 << bits, 3), np.int64)
+    for keys, rows in directory.index.scan():
+        fields = _fields_of(keys, bits)
+        counts[:, 0] += np.bincount(fields, minlength=len(counts))
+        counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
+    counts[:, 1] = counts[:, 0]
+    counts[:, 0] = directory.seen.by_field(counts[:, 1], directory.keys_without_row)
+    return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
+
+
+def memory_of(directory: Directory, rows: Rows, scratch: int) -> TableMemory:
+    """Bytes of a table."""
+    count, index = directory.num_rows, directory.index
+    parts = {part: count * rows.part_bytes(part) for part in rows.parts}
+    return TableMemory(index.bytes, rows.bytes(count), directory.noted_bytes, parts, scratch)
+
 
 _KEYS_AT_A_TIME, _MOST_PASSES = 1 << 20, 16
 """At least this many keys are found by their row at a time, and the index is walked at most this often for it."""
@@ -182,7 +265,7 @@ class Table:
         self._prefetched = None
         return search.result()
 
-    # The optimizer's state; see `sparsegroup.optim.stored.RowStore`
+    # The optimizer's state; see `sparsegroup.optim.table_parameter.RowStore`
 
     @property
     def part(self) -> RankShard:
@@ -190,15 +273,15 @@ class Table:
         return RankShard() if self.ranks is None else self.ranks.part
 
     def own_name(self, entry: str) -> str:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `sparsegroup.optim.table_parameter.RowStore`."""
         return self.part.named(entry)
 
     def entry_of(self, name: str) -> str:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `sparsegroup.optim.table_parameter.RowStore`."""
         return self.part.entry_of(name)
 
     def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `sparsegroup.optim.table_parameter.RowStore`."""
         with self._lock.held, self._lock:
             if self.stepper.owner is not owner:
                 return None
@@ -207,7 +290,7 @@ class Table:
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `sparsegroup.optim.table_parameter.RowStore`."""
         owner = StateOwner()
         with self._lock.held, self._lock:
             self.stepper.lay_out(owner, initial, "u" in state, state_dtype)
@@ -408,11 +491,11 @@ class Table:
             self._compose(other.directory, other.storage, owner)
 
     def become(self, other: "Table") -> None:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `sparsegroup.optim.table_parameter.RowStore`."""
         self.adopt(copy.copy(other), other.stepper.owner)
 
     def move_towards(self, other: "Table", weight: float) -> None:
-        """See `sparsegroup.optim.stored.RowStore`."""
+        """See `sparsegroup.optim.table_parameter.RowStore`."""
         content = other.snapshot((WEIGHT,))
         vectors = content.parts[WEIGHT]
         for first in range(0, len(content.keys), ROWS_AT_A_TIME):

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sparsegroup.data import Log
-from sparsegroup.optim.group_census import KEY_BYTES
+from sparsegroup.optim.step import KEY_BYTES
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config

@@ -7,7 +7,7 @@ from math import isfinite
 
 from torch import Tensor, nn
 
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.table_parameter import store_of
 
 
 def backward(loss: Tensor, *, second_order: bool) -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sparsegroup.data.log import Log
-from sparsegroup.optim.group_census import KEY_BYTES
+from sparsegroup.optim.step import KEY_BYTES
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.training.comparison import Reporter
 from sparsegroup.training.config import Config

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from sparsegroup.optim.stored import store_of
+from sparsegroup.optim.table_parameter import store_of
 
 
 def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:

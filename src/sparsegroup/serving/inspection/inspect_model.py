@@ -19,8 +19,7 @@ from sparsegroup.serving.inspection.row_scan import RowStatistics, read_rows
 from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
 from sparsegroup.serving.trained_model import Kind, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
-from sparsegroup.table.report import TableMemory
-from sparsegroup.table.table import Table
+from sparsegroup.table.table import Table, TableMemory
 from sparsegroup.training.largest_features import Largest
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

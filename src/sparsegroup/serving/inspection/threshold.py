@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparsegroup import prox
 from sparsegroup.kernels.rounding import array_was_updated
 from sparsegroup.kernels.step import Regularizer
-from sparsegroup.optim.group_step import VANISHING_LR
+from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.rules import Rule, bind
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.step import TORCH_DTYPES
-from sparsegroup.optim.stored import KEYS
+from sparsegroup.optim.table_parameter import KEYS
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import OccurrenceSketch
 from sparsegroup.table.directory.directory import Counters, Directory

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sparsegroup.optim.stored import HEIGHT, StoredParameter, attach
+from sparsegroup.optim.table_parameter import HEIGHT, StoredParameter, attach
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup import kernels
 

@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.table.lookup.autograd import for_autograd
 
 EMBEDDINGS: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.gpu.backend import Transfer, Watch, is_ready
 from sparsegroup.kernels.step import StepScalars
-from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.lookup import kernels

@@ -15,7 +15,7 @@ from sparsegroup.groups import grouping
 from sparsegroup.kernels import eager
 from sparsegroup.kernels.eager import Block
 from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
-from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupResult
 

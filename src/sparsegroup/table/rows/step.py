@@ -15,10 +15,9 @@ from sparsegroup.kernels.cpu.jit import kernel
 from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
 from sparsegroup.kernels.step import StepScalars, check_rows, compute_dtype
 from sparsegroup.optim.arguments import check_device
-from sparsegroup.optim.group_census import KEY_BYTES, GroupCensus
-from sparsegroup.optim.group_step import Entry, GroupStep, ParameterSite
-from sparsegroup.optim.loaded_state import UncastTensor, check_names
-from sparsegroup.optim.stored import KEYS, LINES, RowStore, StateOwner, store_of
+from sparsegroup.optim.state import UncastTensor, check_names
+from sparsegroup.optim.step import KEY_BYTES, Entry, GroupCensus, GroupStep, ParameterSite
+from sparsegroup.optim.table_parameter import KEYS, LINES, RowStore, StateOwner, store_of
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory, RowLimit
@@ -110,7 +109,7 @@ class RowPlan(RowGradient):
 
 
 class RowSteps:
-    """The stepper of a table's rows, see `sparsegroup.optim.group_step.Stepper`.
+    """The stepper of a table's rows, see `sparsegroup.optim.step.Stepper`.
 
     Args:
         config: The table's.

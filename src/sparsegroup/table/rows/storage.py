@@ -10,7 +10,7 @@ import torch
 from sparsegroup.kernels.cpu import step as cpu_step
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
-from sparsegroup.optim.group_step import GroupStep
+from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.stored import StoredParameter
+from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup.autograd import Int64s, LookupResult, expand, for_autograd
 from sparsegroup.table.lookup.fallback import mask_new_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsegroup.optim.stored import KEYS
+from sparsegroup.optim.table_parameter import KEYS
 from sparsegroup.table.files.snapshot import DIRECTORY_STATE, DROPPED, OF_ROWS, joined_state, share_of_state
 from sparsegroup.table.sharded.routing import BUCKETS, Routing, are_in
 
