@@ -51,7 +51,7 @@ __all__ = ["HashEmbeddingCollectionSharder", "TableSharding", "plan_tables"]
 
 @dataclass
 class TableSharding(ParameterSharding):  # type: ignore[misc]
-    """How a table lies on the ranks: by rows, each on the rank that the hash of its key names.
+    """How a table is divided among the ranks: by rows, each on the rank that the hash of its key names.
 
     Attributes:
         options: Arguments of its `HashEmbedding`.
@@ -248,7 +248,7 @@ class ShardedHashCollection(ShardedEmbeddingCollection):  # type: ignore[misc]
         """Nothing: parameters and state dict are those of the tables, which are submodules."""
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load the tables' state, or the dense weights of an unsharded collection. All ranks have to call it.
+        """Load the tables' state, or the dense weights of an unsharded collection. All ranks must call it.
 
         Each rank brings its share of dense weights, as TorchRec's collections do; all their rows then count as seen.
         """
@@ -290,7 +290,7 @@ class HashEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignor
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedHashCollection:
-        """The sharded collection. All ranks have to call it.
+        """The sharded collection. All ranks must call it.
 
         Raises:
             ValueError: The plan is another's than `plan_tables`, the collection is one that tables cannot replace,

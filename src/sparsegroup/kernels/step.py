@@ -68,7 +68,7 @@ class ParameterMemory:
         carries_u: Whether there is a u.
         parts: x, u if it is carried, and the state.
         addresses: Where the parts begin in memory.
-        width, count: Elements of a group and the number of groups if groups lie one after the other; else 0.
+        width, count: Elements of a group and the number of groups if groups are contiguous; else 0.
         fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
             on its device, so that one address per part says it all.
         counter: The step count: an array over the host's tensor, or the device's tensor.
@@ -223,10 +223,10 @@ class TensorPlan:
         hessian: Shaped as `gradient`; for second-order rules the diagonal of the Hessian, for those with `mean_square`
             the mean of g² over each element's group.
         rows: `[n]` int64, the rows of a sparse gradient; None for a dense one.
-        repeats: Whether `rows` may hold a row several times, whose gradients are to be added up.
-        unchecked: Whether `rows` may lie beyond the parameter.
+        repeats: Whether `rows` may hold a row several times, whose gradients must be added up.
+        unchecked: Whether `rows` may be beyond the parameter.
         whole: The DTensor of which `parameter` is this rank's part, or None.
-        memory: Where the parameter and its state lie.
+        memory: Where the parameter and its state are.
         scalars: What depends on the step count of this parameter.
     """
 

@@ -181,7 +181,7 @@ def convert(
     l2 to `param_groups`.
 
     Args:
-        model: Changed in place; if it is an embedding itself, the result alone is new.
+        model: Changed in place; if it is an embedding itself, only the result is new.
         choose: Name, as in `named_modules`, and module → whether to replace it. None: every embedding that is trained
             and has the `forward` of its class in torch.
         rows: "all": every row goes into the table as it is, and counts as seen; the model computes what it did.
@@ -243,7 +243,7 @@ def to_embeddings(model: nn.Module) -> nn.Module:
     the optimizer keeps of the rows is not carried over.
 
     Args:
-        model: Changed in place; if it is a `TableEmbedding` itself, the result alone is new.
+        model: Changed in place; if it is a `TableEmbedding` itself, only the result is new.
 
     Returns:
         The model.

@@ -165,7 +165,7 @@ class TableTotals:
 
     @classmethod
     def of(cls, embedding: nn.Module) -> "TableTotals":
-        """Those of the tables in `embedding`, on all ranks; all of them have to call it."""
+        """Those of the tables in `embedding`, on all ranks; each of them must call it."""
         totals = [0, 0, 0, 0, 0]
         for table in tables_in(embedding).values():
             totals = [one + more for one, more in zip(totals, _of_one(table), strict=True)]
@@ -178,7 +178,7 @@ class TableTotals:
 
 
 def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
-    """`HashEmbedding.field_counts` of all tables in `embedding`, on all ranks; all of them have to call it."""
+    """`HashEmbedding.field_counts` of all tables in `embedding`, on all ranks; each of them must call it."""
     totals: dict[int, FieldCount] = {}
     for table in tables_in(embedding).values():
         own = table.field_counts()

@@ -24,7 +24,7 @@ _Kind = tuple[torch.dtype, bool]
 
 
 class CpuBackend(Backend):
-    """The compiled step: parameters whose groups lie one after the other, many of them in one launch.
+    """The compiled step: parameters whose groups are contiguous, many of them in one launch.
 
     Args:
         rule: The base optimizer.

@@ -222,7 +222,7 @@ def advance_large(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, d: int, S: Any, T: Any, H: Any,
     scalars: Any, initial: Any, constants: Any, tau: Any, threshold: Any, frozen: bool,
 ) -> None:  # fmt: skip
-    """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what lies between its two passes."""
+    """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what is between its two passes."""
     l1, two_l2, keep, sigma_0, zero, one = constants
     if frozen:
         rule_only(state, g, hessian, d, scalars)
@@ -292,7 +292,7 @@ def step(
 
     Args:
         turns: See `sparsegroup.kernels.cpu.threads`; a piece is a line of `work`.
-        work: `[k, 3]` int64: tensor, first group, and one past the last, if there are so many.
+        work: `[k, 3]` int64: tensor, first group, and one past the last, if there are this many.
         counts: `[tensors]` int64, groups.
         base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.
         gradients: `[tensors, 2]` int64, address of the gradient and of the Hessian's diagonal (0 where there is none).

@@ -132,7 +132,7 @@ class Int32Lanes:
 
     @classmethod
     def of_scalar(cls, builder: Any, number: Any, count: int) -> "Int32Lanes":
-        """So many times the lower 32 bits of the int64 `number`."""
+        """This many times the lower 32 bits of the int64 `number`."""
         kind = ir.VectorType(_INT32, count)
         first = builder.insert_element(ir.Constant(kind, ir.Undefined), builder.trunc(number, _INT32), _INT32(0))
         everywhere = ir.Constant(kind, [0] * count)

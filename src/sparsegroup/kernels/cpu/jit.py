@@ -56,7 +56,7 @@ def kernel_digest(function: Callable[..., Any]) -> str:
 
 
 def _parts(value: Any, seen: dict[int, int]) -> Iterator[str]:
-    """What is to be known of a constant, function or container; a function that came before is named by its number."""
+    """What identifies a constant, function or container; a function that came before is named by its number."""
     if isinstance(value, Dispatcher):
         yield repr(sorted(value.targetoptions.items()))
         value = value.py_func
@@ -120,7 +120,7 @@ _not_kept: set[str] = set()
 
 
 def say_not_kept(error: Exception) -> None:
-    """Warn, once, that compiled kernels are kept for this process alone."""
+    """Warn, once, that compiled kernels are kept only for this process."""
     if not _not_kept:
         _logger.warning(
             "compiled kernels cannot be kept on disk (%s), so each process compiles them; $NUMBA_CACHE_DIR can name a "

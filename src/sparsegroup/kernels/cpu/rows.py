@@ -76,7 +76,7 @@ LANES = 8
 
 
 def _vectors(count: int) -> tuple[ir.Type, ir.Type]:
-    """So many bfloat16, and so many int32 that are bits of float32."""
+    """This many bfloat16, and this many int32 that are bits of float32."""
     return ir.VectorType(ir.IntType(16), count), ir.VectorType(ir.IntType(32), count)
 
 

@@ -104,7 +104,7 @@ def sweep(
 
     Args:
         turns: See `sparsegroup.kernels.cpu.threads`; a piece is a line of `work`.
-        work: `[k, 3]` int64: 0, first row, and one past the last, if there are so many.
+        work: `[k, 3]` int64: 0, first row, and one past the last, if there are this many.
         count: The number of rows.
         d: Elements of a part of a row, at most `BLOCK`.
         base: `[PARTS]` int64, bytes from where a row begins to each of its parts.
@@ -195,7 +195,7 @@ _LINE = 64
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the parts of a row lie.
+    """Where the parts of a row are.
 
     Attributes:
         stride: Bytes from row to row.
@@ -212,7 +212,7 @@ class RowLayout:
 
 @lru_cache(1024)
 def row_layout(stride: int, offsets: tuple[int, ...], part_bytes: tuple[int, ...], kinds: Kinds) -> RowLayout:
-    """The layout of rows whose parts begin at `offsets`, with so many bytes each; see `RowLayout`."""
+    """The layout of rows whose parts begin at `offsets`, with this many bytes each; see `RowLayout`."""
     starts = sorted(zip(offsets, part_bytes, strict=True))
     lines = [start + at for start, size in starts for at in (*range(0, size, _LINE), size - 1)]
     apart = [line for line, before in zip(lines, [-_LINE, *lines], strict=False) if line // _LINE != before // _LINE]
@@ -298,7 +298,7 @@ def weigh_address(weigh: Callable[..., Any], dtype: np.dtype[Any]) -> int:
 
 @cache
 def shrink_address(shrinkage: Callable[..., Any], scalars: int, dtype: np.dtype[Any]) -> int:
-    """The address of `block.shrink_groups` for a penalty's `shrinkage` of so many scalars and arrays of `dtype`."""
+    """The address of `block.shrink_groups` for a penalty's `shrinkage` of this many scalars and arrays of `dtype`."""
     number = from_dtype(dtype)
     signature = types.void(types.int64, types.int64, number, types.int64, number, number)
     values = "".join(f", scalars[{k}]" for k in range(scalars))
@@ -346,7 +346,7 @@ def advance_tensors(
     Args:
         rule: The base optimizer.
         dtype: The dtype of all memory: float32 or float64.
-        tensors: Where x, u if carried, and each state lie.
+        tensors: Where x, u if carried, and each state are.
         gradients: `[tensors, 2]`, address of the gradient and of the Hessian's diagonal, or 0.
         scalars: `[tensors, s]` of `dtype`, from `rule.host_scalars`.
         settings: λ, and what else the groups share.
@@ -381,8 +381,8 @@ def advance_rows(
         rule: The base optimizer.
         dtype: That of the arithmetic: float32 or float64.
         rows: `[n]`, distinct.
-        pages: Where the rows lie.
-        layout: Where x, u if carried, and each state lie in a row.
+        pages: Where the rows are.
+        layout: Where x, u if carried, and each state are in a row.
         gradients: `[1, 2]`, address of the gradient `[n, width]` and of the Hessian's diagonal, or 0.
         width: Elements of a row.
         scalars: `[1, s]` of `dtype`, from `rule.host_scalars`.
@@ -466,8 +466,8 @@ def sweep_rows(
         dtype: That of the arithmetic: float32 or float64.
         count: The number of rows.
         rows: `[count]`, distinct where `applies`; None for the first `count`.
-        pages: Where the rows lie.
-        layout: Where x, u and each state lie in a row.
+        pages: Where the rows are.
+        layout: Where x, u and each state are in a row.
         width: Elements of a row, at most `WIDEST`.
         scalars: `[s]` of `dtype`, from `rule.host_scalars`.
         settings: λ, and what else the groups share.

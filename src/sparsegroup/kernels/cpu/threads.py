@@ -81,7 +81,7 @@ def done(turns: Any, phase: Any) -> None:
 
 @jitted
 def wait(turns: Any, phase: Any, pieces: Any) -> None:
-    """Until so many pieces are done: not long, as all have been taken."""
+    """Until this many pieces are done: not long, as all have been taken."""
     while load_now(_at(turns, _DONE + _PHASE * phase)) < pieces:
         relax()
 
@@ -249,7 +249,7 @@ def _team_of(helpers: int) -> "_Team":
 
 
 def _call_for(helpers: int, kernel: Kernel, arguments: tuple[Any, ...], staying: Habit) -> Int64s:
-    """Have as many threads help with a kernel as can be had; gives the state that it is to be called with."""
+    """Have as many threads as possible help with a kernel; gives the state for its arguments."""
     team = _team_of(helpers)
     job: _Job
     state, helping = new_with_helpers(team.bell)

@@ -76,7 +76,7 @@ class Transfer:
     def send(self, *arrays: npt.NDArray[Any]) -> list[Tensor]:
         """The contiguous `arrays` (int64, int32 or float32) as tensors on the device, in one block of memory.
 
-        The host waits for none but the transfer before the last; the device, for the transfer alone.
+        The host waits for none but the transfer before the last; the device, only for the transfer.
         """
         places, size = [], 0
         for array in arrays:
@@ -146,7 +146,7 @@ class GpuBackend(Backend):
         self._watches: dict[torch.device, Watch] = {}
 
     def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
-        """Groups that lie one after the other and fit a tile, of a rule that Triton can compile."""
+        """Groups that are contiguous and fit a tile, of a rule that Triton can compile."""
         return (
             memory.fits
             and memory.wants_kernels

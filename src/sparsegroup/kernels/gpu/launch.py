@@ -94,7 +94,7 @@ def step_tensors(
     for tensor in tensors:
         memory = tensor.memory
         width = memory.width if memory.carries_u else 1
-        # Step numbers that the device alone knows differ from tensor to tensor; in a graph, launches cost little.
+        # Step numbers that only the device knows differ from tensor to tensor; in a graph, launches cost little.
         dtypes = memory.dtype, state_dtype_of(memory), tensor.gradient.dtype
         alike.setdefault((id(tensor.scalars), memory.x.device, dtypes, memory.carries_u, width), []).append(tensor)
     for kind, several in alike.items():
@@ -125,7 +125,7 @@ def step_tensor(rule: Rule, tensor: TensorPlan, width: int, settings: StepConsta
 
 
 class TensorTable:
-    """Where at most `MOST_TENSORS` tensors lie, on the device: `table` and `firsts` of `source.dense_many`.
+    """Where at most `MOST_TENSORS` tensors are, on the device: `table` and `firsts` of `source.dense_many`.
 
     `lines` has for each tensor the number of groups of `width` elements, and addresses.
     """
@@ -267,7 +267,7 @@ def step_rows(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of a table lie: in pages of 2**shift of them, x, then u and the states side by side."""
+    """Where the rows of a table are: in pages of 2**shift of them, x, then u and the states side by side."""
 
     pages: Tensor  # `[p]` int64 on the device, addresses
     shift: int

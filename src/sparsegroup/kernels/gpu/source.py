@@ -119,7 +119,7 @@ def step_tile(
     `x_at`, `u_at` (where u is carried) and the tuple `state_at` are pointers; `element` is the number of each element,
     for stochastic rounding. `start` is σ₀, and 0 where the learning rate is 0, else 1; `initial` are the states before
     the first gradient; `lambdas` are λ1, 2 λ2, keep, -0; `penalty` are its scalars; `tau` is √d λ21, scaled to the
-    norm. ON_DEVICE: `scalars`, `start` and `seed` lie in the device's memory.
+    norm. ON_DEVICE: `scalars`, `start` and `seed` are in the device's memory.
     """
     if ON_DEVICE:
         scalars = [tl.load(value) for value in scalars]
@@ -344,7 +344,7 @@ def dense(
 
 
 def at_line(line: Any, TYPE: Any, ALIGNED: Any) -> Any:
-    """The pointer that lies at `line`."""
+    """The pointer at `line`."""
     pointer = tl.load(line).to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)

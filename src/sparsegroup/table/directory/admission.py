@@ -53,7 +53,7 @@ class ExactOccurrences:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether a key is remembered that has to be forgotten when it gets a row."""
+        """Whether a key is remembered to be forgotten when it gets a row."""
         return self._index.num_keys > self._num_admitted
 
     def stored(self, keys: Int64s) -> Int64s:
@@ -133,7 +133,7 @@ class OccurrenceSketch:
 
     @staticmethod
     def shape(nbytes: int) -> tuple[int, int]:
-        """The shape of the counters that fit in so many bytes."""
+        """The shape of the counters that fit in this many bytes."""
         return DEPTH, nbytes // DEPTH
 
     @property
@@ -220,7 +220,7 @@ class AdmissionPolicy(ABC):
     no gradient; it counts as seen all the same. The policy is copied and pickled with its table.
 
     Attributes:
-        sketch_bytes: Count occurrences in a sketch of so many bytes, ≥ 4,096. None: exactly, or, in a table with
+        sketch_bytes: Count occurrences in a sketch of this many bytes, ≥ 4,096. None: exactly, or, in a table with
             `max_bytes`, in a sketch of a sixteenth of these.
         k: The highest count that it tells from the next; a sketch counts to 255.
         draws: Whether it admits by chance: instead of counts, which stop at 255 and are halved, a sketch gives it the
@@ -265,8 +265,8 @@ class MinCount(AdmissionPolicy):
     """A key gets a row when it comes for the k-th time.
 
     Args:
-        k: In so many lookups of training mode, ≥ 1; twice in one lookup counts once.
-        sketch_bytes: Count in so many bytes, ≥ 4,096, and no more: a key may then get its row early; k is 255 at most.
+        k: In this many lookups of training mode, ≥ 1; twice in one lookup counts once.
+        sketch_bytes: Count in this many bytes, ≥ 4,096: a key may then get its row early; k is 255 at most.
             None: exactly, in some 40 bytes for each key that waits (with `max_bytes`: in a sketch of a sixteenth of
             these).
 

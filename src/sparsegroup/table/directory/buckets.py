@@ -161,7 +161,7 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
 
 @jitted
 def row_at_home(address: Any, key: Any) -> Any:
-    """The row of a key that lies in its home bucket, at `address`, or `ABSENT`; and whether it may lie further on.
+    """The row of a key that is in its home bucket, at `address`, or `ABSENT`; and whether it may be further on.
 
     An empty slot, all 0, matches key 0 and adds nothing.
     """
@@ -171,7 +171,7 @@ def row_at_home(address: Any, key: Any) -> Any:
 
 @jitted
 def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
-    """The row of a key that does not lie in its home bucket, or `ABSENT`."""
+    """The row of a key that is not in its home bucket, or `ABSENT`."""
     bucket = home(hashed, measure) + 1
     while True:
         address = bucket_address(bucket, pages)

@@ -128,7 +128,7 @@ class Directory:
     ) -> Admission:
         """Which of `count` distinct `keys` without a row are admitted. Nothing is changed.
 
-        `room` says for how many of so many rows there is room. `again`: this lookup of them has been counted already.
+        `room` says for how many of this many rows there is room. `again`: this lookup of them has been counted already.
         Raises RuntimeError if `max_rows` would be exceeded.
         """
         if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
@@ -147,7 +147,7 @@ class Directory:
         return decision if places == decision.count else _cut(decision, keys(), places)
 
     def rows_added(self, count: int) -> None:
-        """So many rows have been added to the index."""
+        """This many rows have been added to the index."""
         if self.uses is not None:
             self.uses.add(count)
 
@@ -246,7 +246,7 @@ _FEWEST = 1000
 
 
 class RowLimit:
-    """How many rows there may be within `max_bytes`; the index has buckets for so many from the beginning.
+    """How many rows there may be within `max_bytes`; the index has buckets for this many from the beginning.
 
     `other_bytes` of them are for working memory and for what is known of keys without a row. Raises ValueError if that
     leaves too little for 1,000 rows.
@@ -266,11 +266,11 @@ class RowLimit:
         return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
 
     def most_rows(self, memory: Rows, parts: int | None = None) -> int:
-        """How many rows there can be of so many parts; None: as many parts as they may get."""
+        """How many rows there can be of this many parts; None: as many parts as they may get."""
         return min(MOST_ROWS, max(0, int(self._left / self._bytes_of_row(memory, parts))))
 
     def check_layout(self, parts: int, rows: int, memory: Rows) -> None:
-        """Raise RuntimeError unless `rows` rows may get so many parts."""
+        """Raise RuntimeError unless `rows` rows may get this many parts."""
         if parts > len(memory.parts) and rows > (most := self.most_rows(memory, parts)):
             raise RuntimeError(
                 f"with this optimizer's state, max_bytes={self.max_bytes:,} are enough for {most:,} rows, and the "
@@ -386,7 +386,7 @@ class Evictor:
             self.fit_index(self._directory.num_rows + new)
 
     def check_room(self, new: int, present: int = 0, *, parts_may_come: bool = False) -> None:
-        """Raise RuntimeError unless a limit has room for so many rows more than are `present`, as large as they are."""
+        """Raise RuntimeError unless a limit has room for this many more rows than `present`, as large as they are."""
         if self._limit is None:
             return
         limit, memory = self._limit, self._storage.rows
@@ -398,7 +398,7 @@ class Evictor:
             )
 
     def fit_index(self, num_rows: int | None = None) -> None:
-        """Have an index that suits so many rows, or the present ones: as small as they allow, or as the limit says."""
+        """Have an index that suits this many rows, or the present ones: as small as they allow, or at the limit."""
         directory, limit = self._directory, self._limit
         if limit is None:
             directory.index = directory.index.shrunk()

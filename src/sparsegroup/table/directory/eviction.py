@@ -21,7 +21,7 @@ BYTES = 8
 """What a row's last use and number of uses take."""
 
 ROWS_AT_A_TIME = 1 << 18
-"""So many, where all rows are looked at."""
+"""This many, where all rows are looked at."""
 
 
 class RowUses:
@@ -54,7 +54,7 @@ class RowUses:
         return self._uses[first:last, 1].astype(np.int64)
 
     def add(self, count: int) -> None:
-        """So many new rows are there, from now on."""
+        """This many new rows are there, from now on."""
         first, last = self._count, self._count + count
         if last > len(self._uses):
             self._uses.resize((max(last, len(self._uses) * 5 // 4), 2), refcheck=False)  # in place, where it can
@@ -164,8 +164,8 @@ class EvictionPolicy(ABC):
     row. Deltas and incremental checkpoints name it as gone. The policy is copied and pickled with its table.
 
     Attributes:
-        every: It is also asked when so many steps, or seconds if that is its `unit`, have passed, at the next lookup in
-            training that no gradient is due to. None: only by `shrink`.
+        every: It is also asked when this many steps, or seconds if that is its `unit`, have passed: at the next
+            lookup in training that no gradient is due to. None: only by `shrink`.
         unit: "steps" or "seconds": when rows were used is kept, in 8 bytes a row, and can be asked. None: it is not.
     """
 
@@ -190,10 +190,10 @@ class UnusedFor(EvictionPolicy):
     """Dead rows that training has not looked up for long are dropped, by themselves, now and then.
 
     Args:
-        steps: For so many of the optimizer's steps, ≥ 1.
-        seconds: Or for so many seconds, ≥ 1, as `set_time` counts them.
+        steps: For this many of the optimizer's steps, ≥ 1.
+        seconds: Or for this many seconds, ≥ 1, as `set_time` counts them.
         live: Also drop live rows.
-        every: So many steps, or seconds, are between two checks, ≥ 1; None: a quarter of the age.
+        every: This many steps, or seconds, are between two checks, ≥ 1; None: a quarter of the age.
 
     Raises:
         ValueError: Both or neither of `steps` and `seconds`, or a number out of range.

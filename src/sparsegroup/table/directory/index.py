@@ -2,9 +2,9 @@
 
 A slot is 16 bytes: the key, and its row + 1, so that a zeroed page is empty slots and every 64-bit key is valid. Four
 slots, a cache line, are a bucket; they are compared without branches, and filled from the first on. A key that finds
-its home bucket full lies in the next one that is not.
+its home bucket full is in the next one that is not.
 
-A key's home is `hash · buckets / 2³²`, so the table lies in the order of its hashes, and a larger table is the same
+A key's home is `hash · buckets / 2³²`, so the table is in the order of its hashes, and a larger table is the same
 order stretched: every home moves up. It can therefore grow where it is, from its upper end down. Homes below the
 *frontier* are still in the old measure, those above it in the new one; each insertion moves the frontier a few buckets
 further. Nothing is copied aside, no step pays for the whole, and a large table is between 60 % and 75 % full whatever
@@ -174,7 +174,7 @@ class Index:
         return max(_FIRST_BUCKETS, int(count / KEYS_PER_BUCKET * 1.1))
 
     def with_buckets(self, buckets: int) -> "Index":
-        """The same keys in an index of so many buckets, which must suffice: itself, if it has as many."""
+        """The same keys in an index of this many buckets, which must suffice: itself, if it has as many."""
         if buckets == self.buckets:
             return self
         other = Index(self._huge_pages, buckets)
@@ -300,7 +300,7 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, g
     """Bucket after bucket is emptied, and what stays is put back.
 
     It goes where it lay or further down, never up: its home is at or below its bucket, which has room again. Buckets
-    that have been passed lose nothing any more, so that what lies behind full ones is found.
+    that have been passed lose nothing, so that what is behind full ones is found.
     """
     secret = secret_of(state)
     gone = stayed = 0

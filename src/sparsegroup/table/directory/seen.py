@@ -38,7 +38,7 @@ class RememberedKeys:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether `add` has to be given the keys, and not their number alone."""
+        """Whether `add` needs the keys, and not only their number."""
         return len(self.dropped) > 0
 
     def add(self, keys: Int64s | None, count: int, candidates: Callable[[Int64s], Int64s]) -> None:

@@ -81,7 +81,7 @@ ENTRIES = (KEYS, WEIGHT, DROPPED, *DIRECTORY_STATE)
 
 
 def check_state(state: Mapping[str, Array], config: TableConfig, num_rows: int) -> None:
-    """Raise ValueError unless a table of that config and of so many rows can load it; the name comes first."""
+    """Raise ValueError unless a table of that config and of this many rows can load it; the name comes first."""
     for name, array in state.items():
         entry = DIRECTORY_STATE[name]
         dtype, dims = ("uint8", 2) if entry.is_bytes else ("int64", 1)

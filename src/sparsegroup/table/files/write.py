@@ -71,7 +71,7 @@ class TableFacts:
 
     @classmethod
     def of(cls, table: Table, written: int) -> "TableFacts":
-        """The facts of a table, of which so many rows are written."""
+        """The facts of a table, of which this many rows are written."""
         return cls(
             **_identity(table.config),
             parts=dict(table.rows.initial),

@@ -202,7 +202,7 @@ def is_recomputation() -> bool:
 
 
 def pays_ahead(count: int) -> bool:
-    """Whether it pays to let another thread find so many keys ahead of their lookup."""
+    """Whether it pays to let another thread find this many keys ahead of their lookup."""
     return GRAIN <= count <= CHUNK and threads.get_num_threads() > 1
 
 

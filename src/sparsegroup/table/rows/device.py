@@ -80,7 +80,7 @@ class DeviceRows(Rows):
         return _rounded_up(self._first_part + (parts - 1) * self._part_bytes, self._unit)
 
     def layout(self) -> launch.Layout:
-        """Where the rows lie, for the kernels; it is valid until rows are reserved, compacted or laid out again."""
+        """Where the rows are, for the kernels; it is valid until rows are reserved, compacted or laid out again."""
         return launch.Layout(
             self._addresses,
             self.shift,
@@ -194,7 +194,7 @@ class DeviceRows(Rows):
         return page.view(1 << self.shift, self.row_bytes)[:, offset:end].view(dtype)
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
-        """Where the rows first, …, last - 1 lie: page by page, and in a page."""
+        """Where the rows first, …, last - 1 are: page by page, and in a page."""
         step = 1 << self.shift
         while first < last:
             page, begin = first >> self.shift, first & (step - 1)

@@ -82,7 +82,7 @@ class RowParts:
         return torch.bfloat16 if self.kinds[part] == BFLOAT16 else TORCH_DTYPES[self._dtype]
 
     def empty(self, part: str, count: int) -> npt.NDArray[Any]:
-        """An array for a part of so many rows, as it is stored."""
+        """An array for a part of this many rows, as it is stored."""
         return np.empty(count, self.record[part])
 
     def stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -151,7 +151,7 @@ class HostRows(Rows):
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
 
     def bytes_of_row(self, parts: int) -> int:
-        """What a row of so many parts takes, the weights among them; of parts that there are not, with all elements."""
+        """Bytes of a row of this many parts, with the weights; parts that don't exist count with all elements."""
         itemsize = self.state_dtype.itemsize
         return self.row_bytes + (parts - len(self.parts)) * (self.dim + self.dim % 2) * itemsize
 
@@ -164,7 +164,7 @@ class HostRows(Rows):
         return self.pages.whole_units(count * self.row_bytes)
 
     def layout(self, parts: tuple[str, ...]) -> compiled_step.RowLayout:
-        """Where the parts lie in a row, for the step."""
+        """Where the parts are in a row, for the step."""
         row = self._row
         return compiled_step.row_layout(
             self.row_bytes,

@@ -63,7 +63,7 @@ class Rows(ABC):
 
     @abstractmethod
     def bytes_of_row(self, parts: int) -> int:
-        """Bytes of a row with so many parts, the weights included."""
+        """Bytes of a row with this many parts, the weights included."""
 
     @abstractmethod
     def part_dtype(self, part: str) -> torch.dtype:
@@ -148,7 +148,7 @@ class RowGradient:
     lines: GradientLines | None
 
     def finite_lines(self) -> "RowGradient":
-        """The lines that are to be stepped with."""
+        """The lines to step with."""
         if self.finite is None:
             return self
         hessian = None if self.hessian is None else self.hessian[self.finite]

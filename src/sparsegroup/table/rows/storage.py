@@ -130,7 +130,7 @@ def _parts(rule: Rule, carries_u: bool) -> tuple[str, ...]:
 
 
 def new_storage(config: TableConfig) -> RowStorage:
-    """An empty storage where the table's rows are to be."""
+    """An empty storage where the table's rows will be."""
     if not config.on_device:
         return HostStorage(config)
     from sparsegroup.table.rows.device import DeviceStorage  # needs Triton
@@ -139,7 +139,7 @@ def new_storage(config: TableConfig) -> RowStorage:
 
 
 def new_directory(config: TableConfig, buckets: int | None = None) -> Directory:
-    """A directory without keys, whose index begins with so many buckets, or few."""
+    """A directory without keys, whose index begins with this many buckets, or few."""
     return Directory(
         config.max_rows,
         config.huge_pages,

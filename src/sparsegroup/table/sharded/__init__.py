@@ -1,1 +1,1 @@
-"""A table whose rows lie on several ranks: which key belongs where, and what goes to and fro."""
+"""A table whose rows are on several ranks: which key belongs where, and what goes to and fro."""

@@ -83,7 +83,7 @@ def _state_of(group: dist.ProcessGroup) -> _Group:
 def group_of_tables(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """The group in which tables exchange: a separate one for the whole world, which others use too.
 
-    All ranks have to call it when they make the first table.
+    All ranks must call it when they make the first table.
     """
     if group is not dist.group.WORLD:
         return group
@@ -376,7 +376,7 @@ class _Exchange(Function):
 
 
 class Shards:
-    """The ranks that a table lies on. All of them call each method, in the same order; see `Collectives`.
+    """The ranks of a table. All of them call each method, in the same order; see `Collectives`.
 
     Attributes:
         group: The ranks; what distinguishes them from those of other tables.

@@ -28,7 +28,7 @@ class _Prefetched:
 
 
 class ShardedLookup:
-    """Looks keys up on all ranks of a table. All of them have to call each method, in the same order.
+    """Looks keys up on all ranks of a table. All of them must call each method, in the same order.
 
     An error of one rank, such as a lack of memory, is reported to the others before they wait for that rank, and raised
     on all.

@@ -14,7 +14,7 @@ from sparsegroup.table.lookup.autograd import Int32s, Int64s
 from sparsegroup.table.lookup.kernels import distinct_in_order, slots_for
 
 BUCKETS = 1 << 12
-"""Logical buckets: the most ranks that a table can lie on."""
+"""Logical buckets: the most ranks of a table."""
 
 HASH = "murmur3-fmix64"
 """The name of the hash: `sparsegroup.table.directory.buckets.mix` of the key, salted."""
