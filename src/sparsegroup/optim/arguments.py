@@ -1,4 +1,4 @@
-"""What constructors take: the hyperparameters of the rule, the arguments that all optimizers share, and torch's that are refused."""
+"""What constructors take: a rule's hyperparameters, the arguments of all optimizers, and torch's that are refused."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
