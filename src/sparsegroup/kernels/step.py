@@ -56,7 +56,7 @@ class ParameterMemory:
         x: The parameter, of any shape.
         entry: The optimizer's state of it: "step" (0-d float32), "u" if it carries u, and the rule's state.
         names: The rule's state, in its order.
-        groups: As of the param group, which decides `wants_kernels` and `capturable`, too.
+        groups: As of the param group, which also decides `wants_kernels` and `capturable`.
         wants_kernels: Whether compiled kernels may be taken.
         capturable: Whether the step may be captured in a CUDA graph.
 

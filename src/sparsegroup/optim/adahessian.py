@@ -123,7 +123,7 @@ def block_average(diagonal: Tensor, block_sizes: Sequence[int], parameter_ndim: 
 
     Args:
         diagonal: The diagonal for the whole parameter, or for some of its rows.
-        block_sizes: For parameters of 1, 2, 3 and 4 dimensions: so many consecutive elements form a block, or, with
+        block_sizes: For parameters of 1, 2, 3 and 4 dimensions: this many consecutive elements form a block, or, with
             -1, nothing is averaged (0-d and 1-d), each row (2-d), or all but the first two dimensions (3-d and more).
         parameter_ndim: Dimensions of the parameter.
 
@@ -160,7 +160,7 @@ class GroupAdaHessian(GroupOptimizer):
         weight_decay: Added to the gradient as `weight_decay * x` (the published code decouples it); not with sparse
             gradients.
         spatial_average_block_size: Over how many consecutive elements of a row |D| is averaged, for 1-d, 2-d, 3-d
-            and 4-d parameters (the last for more, too). -1: no averaging (1-d), the whole row (2-d), the kernel (3-d
+            and 4-d parameters (the last also for more). -1: no averaging (1-d), the whole row (2-d), the kernel (3-d
             and more). As published.
         generator: Draws the Rademacher vectors, on the parameters' device; torch's default generator if None. It
             is not part of `state_dict()`.

@@ -17,7 +17,7 @@ from sparsegroup.rules import Hyperparameter, Rule, at_least
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every optimizer, after those that its rule declares. See `GroupOptimizer`."""
+    """Keyword arguments of every optimizer, after its rule's. See `GroupOptimizer`."""
 
     l1: float
     l21: float

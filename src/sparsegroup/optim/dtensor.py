@@ -39,7 +39,7 @@ def local_entry(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, which of a DTensor each rank has a part of; all ranks have to call it."""
+    """All of a tensor, which of a DTensor each rank has a part of; all ranks must call it."""
     return as_sharded(tensor).full_tensor() if is_sharded(type(tensor)) else tensor
 
 
@@ -98,7 +98,7 @@ def check_is_not_flattened(parameter: Tensor, group: Mapping[str, Any], where: s
 
 
 def summed_over_shards(parameter: Tensor, counts: Sequence[int]) -> list[int]:
-    """Σ of `counts` over the ranks that hold different parts of a parameter; all ranks have to call it."""
+    """Σ of `counts` over the ranks that hold different parts of a parameter; all ranks must call it."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     split, mesh = split_mesh_dims(parameter), as_sharded(parameter).device_mesh

@@ -203,7 +203,7 @@ class GroupOptimizer(Optimizer):
         """The state, as any torch optimizer gives it.
 
         For a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's
-        state, `[n, dim]` each, beside "step".
+        state, `[n, dim]` each, and "step".
         """
         state_dict = super().state_dict()
         state_dict["param_groups"] = [plain_threshold(group) for group in state_dict["param_groups"]]
@@ -384,7 +384,7 @@ class GroupOptimizer(Optimizer):
                     raise RuntimeError(f"only a step with capturable=True can be captured (param group {index})")
 
     def _completed(self, planned: list[tuple[GroupStep, list[Plan]]]) -> list[tuple[GroupStep, list[Plan]]]:
-        """The plans with what a second-order rule needs beside gradients."""
+        """The plans with what a second-order rule needs in addition to gradients."""
         return planned
 
     @cached_property

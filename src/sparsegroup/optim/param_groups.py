@@ -1,4 +1,4 @@
-"""The paper's practice as param groups: regularize some layers, by default the embeddings, and leave the rest alone."""
+"""The paper's practice as param groups: regularize some layers, by default the embeddings, not the rest."""
 
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ def param_groups(
         model: The model; a parameter shared by several modules counts once, as a weight of `layers` if it is one.
         layers: Types of the modules whose parameter `weight` is regularized; by default the embeddings: `nn.Embedding`,
             `nn.EmbeddingBag`, `HashEmbedding` and `HashEmbeddingBag`.
-        named: Give `(name, parameter)` pairs. False: parameters alone, for what takes no names, such as
+        named: Give `(name, parameter)` pairs. False: only parameters, for what takes no names, such as
             `torch.distributed.optim.ZeroRedundancyOptimizer`.
         **options: The regularizer's arguments, see `GroupOptimizer`. With `groups="channels"`, the weights of
             transposed convolutions are cut along dimension 1.

@@ -30,7 +30,7 @@ def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], whe
     Args:
         entry: A parameter's state, perhaps empty.
         rule: The base optimizer.
-        more: Names that must be there beside the rule's.
+        more: Other names that must be there.
         where: Names the parameter in messages.
 
     Raises:

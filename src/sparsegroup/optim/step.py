@@ -24,7 +24,7 @@ from sparsegroup.optim.table_parameter import KEYS, StateOwner
 from sparsegroup.rules import Rule
 
 KEY_BYTES = 8
-"""What a live row takes beside its vector where a model is served: its key."""
+"""Bytes of a live row in a served model in addition to its vector: its key."""
 
 SMALLEST = 1e-30
 """The least λ21 above zero: what outlives it has a norm that float32 can tell from 0."""
@@ -36,9 +36,9 @@ class GroupCensus:
 
     Attributes:
         critical: `[n]` float64, the largest λ21 at which each group is zero.
-        weight: How many groups each of these stands for.
+        weight: How many groups each of these represents.
         live: Groups that are not zero at present; an estimate where it is a sample.
-        seen: Groups ever seen, of which a rate is a share; likewise.
+        seen: Groups ever seen, of which a rate is a share; also an estimate then.
         live_bytes: What a live group takes in a compact model: its weights, and 8 bytes for the key of a table's row.
     """
 
@@ -230,7 +230,7 @@ class GroupStep:
 
     @classmethod
     def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
-        """A step in which the closed form alone is taken; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
+        """A step that only applies the closed form; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
         return cls(rule, {**group, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
 
     def shares_memory(self, other: "GroupStep") -> bool:

@@ -188,13 +188,13 @@ def rows_left_out() -> Iterator[None]:
 class StateOwner:
     """An optimizer's right to keep its state in a table's rows: one optimizer has it at a time.
 
-    In the optimizer's own `state` it stands under the names of the parts that lie in the rows, `KEYS` first, so that
+    In the optimizer's own `state` it has the names of the parts that are in the rows, `KEYS` first, so that
     what goes by these names, as `torch.distributed.checkpoint` does, finds those that `state_dict` has.
     """
 
 
 class StoreRanks(Protocol):
-    """The ranks that a table's rows lie on. All of them have to call the same of these.
+    """The ranks of a table's rows. All of them must call the same of these.
 
     Attributes:
         rank: The number of this one among them.

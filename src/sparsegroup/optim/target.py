@@ -26,7 +26,7 @@ _SLACK = 0.05
 """How far the rate may be from what the schedule asks for before all groups are looked at."""
 
 _NEARLY = 0.98
-"""Of what was asked for: who ends below has to be told."""
+"""Share of the target below which the user is warned."""
 
 
 class SizeTarget(ABC):
@@ -88,7 +88,7 @@ class SizeTarget(ABC):
         """The share of the groups seen that must live at the end, by the groups that there are now."""
 
     def _asked_rate(self) -> float:
-        """The share that whoever asked expects at least: less than `_final_rate` where more is kept than was asked."""
+        """The least share that the user expects: less than `_final_rate` if more is kept than was requested."""
         return 1.0
 
     @abstractmethod
@@ -186,7 +186,7 @@ class SizeTarget(ABC):
         self._begun_at = rate_of(censuses, [1.0] * len(censuses)) or 1.0
 
     def restart(self) -> None:
-        """Begin the schedule anew, at the share that lives now: for groups that start again in another epoch.
+        """Restart the schedule at the share that lives now: for groups that start again in another epoch.
 
         `steps` and `ramp` are then those of one epoch.
         """
@@ -205,7 +205,7 @@ class SizeTarget(ABC):
             self.optimizer.param_groups[number]["l21"] = self.l21
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers from which `load_state_dict` goes on; λ21 is in the optimizer's state."""
+        """Numbers from which `load_state_dict` continues; λ21 is in the optimizer's state."""
         return {
             "count": self.count,
             "begin": self._begun_at,
@@ -261,15 +261,15 @@ class TargetRate(SizeTarget):
 
     Every some steps λ21 becomes the quantile of what groups outlive, ‖u - σ x‖ / √d for norm "s", over those seen, such
     that the scheduled share of them lives. The share falls along a cubic, as in gradual pruning (Zhu and Gupta, 2017),
-    and stays while the survivors train. Dead groups go on gathering gradients and come back where these insist. With
+    and stays while the survivors train. Zero groups still accumulate gradients and return if these persist. With
     `penalty="hard"` the survivors are not shrunk: the recommended one.
 
     Args:
         optimizer: The optimizer.
         rate: Live groups over groups seen, in (0, 1]: rows of a table over distinct features ever seen in training,
-            rows of an `nn.Embedding` over those that had a gradient.
+            rows of an `nn.Embedding` over the rows that had a gradient.
         steps: Steps of the training. None, for a stream of unknown length: the rate is held within 10 %.
-        ramp: Steps until the rate is reached; by default 80 % of `steps`, and 0, at once, where these are unknown.
+        ramp: Steps until the rate is reached; by default 80 % of `steps`, and 0, immediately, if these are unknown.
         interval: Steps between two settings of λ21; by default a fiftieth of `steps`, or 200.
         param_groups: Numbers of the optimizer's param groups whose λ21 is set, together; by default those that hold a
             `HashEmbedding`, or, without one, those whose l21 is positive. For targets that differ, make several
@@ -340,7 +340,7 @@ class TargetRate(SizeTarget):
 
 
 class TargetBytes(SizeTarget):
-    """Keeps as many groups as fit: as `TargetRate`, for a compact model of so many bytes.
+    """Keeps as many groups as fit: as `TargetRate`, for a compact model of this many bytes.
 
     Counted is what the live groups take where the model is served: their weights in the dtype of training, and 8 bytes
     for each key of a table. Features that training has not seen yet are not known before: the share follows.

@@ -31,7 +31,7 @@ from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.rules import Rule
 
 _ELEMENTS = 1 << 20
-"""That are computed with at a time, where the groups lie one after the other."""
+"""That are computed with at a time, where the groups are contiguous."""
 
 
 def census(
@@ -270,7 +270,7 @@ class ShardStepper(TensorStepper):
     def census(
         self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
     ) -> list[GroupCensus]:
-        """See `Stepper.census`: one entry for each part, the same on all ranks, which all have to ask."""
+        """See `Stepper.census`: one entry for each part, the same on all ranks, each of which must ask."""
         sharded = as_sharded(parameter)
         found = super().census(local_part(parameter), step, local_entry(entry), sample, draw)
         for number in split_mesh_dims(sharded):

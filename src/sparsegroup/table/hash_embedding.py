@@ -490,7 +490,7 @@ class HashEmbedding(TableCounts, nn.Module):
             yield torch.from_numpy(keys), torch.from_numpy(rows)
 
     def shrink(self) -> int:
-        """Drop the rows that are exactly zero, or those that `eviction` says, and give their memory back to the system.
+        """Drop the rows that are exactly zero, or that `eviction` selects, and give their memory back to the system.
 
         A dropped key that returns is a new row from its start; it is not counted again in `num_seen` (which costs 8
         bytes per dropped key).

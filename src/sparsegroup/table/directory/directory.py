@@ -379,7 +379,7 @@ class Evictor:
         return np.partition(np.concatenate(found), number - 1)[:number]
 
     def make_room(self, keys: Int64s, *, parts_may_come: bool) -> None:
-        """Have an index for `keys`, too, under a limit, where they are about to be set; see `check_room`."""
+        """Under a limit, have an index also for `keys` that are about to be set; see `check_room`."""
         if self._limit is not None:
             new = int(np.count_nonzero(self._directory.find(keys) == ABSENT))
             self.check_room(new, self._directory.num_rows, parts_may_come=parts_may_come)

@@ -247,7 +247,7 @@ class RankingPolicy(ABC):
 
 
 class LRU(RankingPolicy):
-    """Dead rows go first, then live ones; among either, those that training has not looked up for the longest time."""
+    """Dead rows go first, then live ones; among each, the rows that training has not looked up for the longest time."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
         """See `RankingPolicy`."""

@@ -341,7 +341,7 @@ class RowLookup:
         alone: bool = False,
         is_counted: bool = False,
     ) -> KeySearch:
-        """Find the rows of keys, insert those that are admitted, and fetch the vectors into `out`."""
+        """Find the rows of keys, insert the admitted keys, and fetch the vectors into `out`."""
         n, directory = len(keys), self._directory
         if len(self._scratch.distinct) < n:
             self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)

@@ -73,7 +73,7 @@ class MappedPages:
         """Let a helper thread have the system hand out the bytes from `begin` to `end`, each huge page once.
 
         Handing out a huge page, which must be zeroed, takes some milliseconds: too long in the middle of a lookup.
-        Small tables, of one page, are left alone.
+        Tables of one page are skipped.
         """
         if not self.huge or sys.platform != "linux" or len(self) < 2 or threads.get_num_threads() == 1:
             return
