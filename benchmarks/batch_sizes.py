@@ -27,9 +27,8 @@ from batch_page import page_of, plot_sizes
 from plain_loop import Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.log_view import LogView
-from sparsegroup.data.synthetic.log_shapes import DATASETS
-from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.data.log import LogView
+from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config
 from sparsegroup.training.epoch_plan import EpochPlan

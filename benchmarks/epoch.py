@@ -33,10 +33,8 @@ from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_view import LogView
-from sparsegroup.data.synthetic.log_shapes import DATASETS
-from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.data.log import Log, LogView
+from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.serving.embeddings import live_rows
 from sparsegroup.serving.frozen_model import FrozenModel

@@ -24,8 +24,7 @@ from panel.logs import PanelLog, kinds_in_words, shared_logs
 from panel.ours import own_run
 from panel.panel_page import page_of
 from panel.panel_plot import plot_contest
-from sparsegroup.data.synthetic.typed_click_file import write_clicks
-from sparsegroup.data.synthetic.typed_clicks import LABEL_COLUMN
+from sparsegroup.data.synthetic import LABEL_COLUMN, write_clicks
 
 ROOT = Path(__file__).parents[1]
 ROWS, QUICK_ROWS = 300_000, 20_000

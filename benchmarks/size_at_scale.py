@@ -19,8 +19,7 @@ import torch
 
 import timing
 from sparsegroup.data import PreparedLog
-from sparsegroup.data.synthetic.log_shapes import DATASETS
-from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, score, train
 from sparsegroup_paper.learner import Learner

@@ -10,8 +10,7 @@ from matplotlib.image import imread
 
 import batch_sizes
 from batch_page import batches_of, page_of, plot_sizes
-from sparsegroup.data.synthetic.log_shapes import DATASETS
-from sparsegroup.data.synthetic.synthesis import synthesize
+from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.reporting.plots import COLOURS
 
 

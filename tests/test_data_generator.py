@@ -10,18 +10,34 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.synthetic.log_shapes import DATASETS, FieldShape
-from sparsegroup.data.synthetic.row_generator import BLOCK_ROWS, score, synthetic_batches
-from sparsegroup.data.synthetic.synthesis import synthesize
-from sparsegroup.data.synthetic.truth import effects, is_informative
+from sparsegroup.data.public_shapes import (
+    DATASETS,
+    FieldShape,
+    LogShape,
+    effects,
+    is_informative,
+    synthesize,
+    synthetic_batches,
+)
+from sparsegroup.data.synthetic import BLOCK
 
 NAMES = sorted(DATASETS)
 ROWS = {"criteo": 150_000, "avazu": 150_000, "ipinyou": 600_000}
 """Enough for some hundred positive rows."""
 
 
-def log(name: str, rows: int, seed: int = 0, batch_rows: int = 1 << 16) -> pa.Table:
-    return pa.Table.from_batches(synthetic_batches(DATASETS[name], rows, seed, batch_rows))
+def log(name: str, rows: int, seed: int = 0) -> pa.Table:
+    return pa.Table.from_batches(synthetic_batches(DATASETS[name], rows, seed))
+
+
+def score(shape: LogShape, batch: pa.RecordBatch, seed: int) -> npt.NDArray[np.float32]:
+    """The logit of each row without the base."""
+    total = np.zeros(batch.num_rows, dtype=np.float32)
+    for field in shape.fields:
+        total += effects(batch[field.name].to_numpy(), seed)
+    for number, slope in zip(shape.numbers, shape.slopes, strict=True):
+        total += np.float32(slope) * batch[number].to_numpy()
+    return total
 
 
 def some_keys(name: str = "criteo", rows: int = 20_000) -> npt.NDArray[np.int64]:
@@ -29,11 +45,10 @@ def some_keys(name: str = "criteo", rows: int = 20_000) -> npt.NDArray[np.int64]
     return np.unique(np.concatenate([table[field.name].to_numpy() for field in DATASETS[name].fields]))
 
 
-@pytest.mark.parametrize("batch_rows", [7_000, BLOCK_ROWS, 30_000, 1 << 20])
-def test_the_rows_do_not_depend_on_the_batch_size(batch_rows: int) -> None:
-    rows = 3 * BLOCK_ROWS + 11
-    batches = list(synthetic_batches(DATASETS["criteo"], rows, 3, batch_rows))
-    assert [batch.num_rows for batch in batches[:-1]] == [batch_rows] * (rows // batch_rows)
+def test_batches_are_full_except_the_last_and_the_same_again() -> None:
+    rows = 5 * BLOCK + 11
+    batches = list(synthetic_batches(DATASETS["criteo"], rows, 3))
+    assert [batch.num_rows for batch in batches] == [4 * BLOCK, BLOCK + 11]
     assert pa.Table.from_batches(batches).equals(log("criteo", rows, seed=3))
 
 
@@ -159,10 +174,10 @@ def new_features(table: pa.Table, parts: int) -> Sequence[int]:
 
 @pytest.mark.parametrize(("name", "field"), [("criteo", "C3"), ("avazu", "device_ip"), ("ipinyou", "IP")])
 def test_late_rows_still_bring_new_features(name: str, field: str) -> None:
-    table = log(name, 4 * BLOCK_ROWS).select([field])
+    table = log(name, 4 * BLOCK).select([field])
     shape = next(shape for shape in DATASETS[name].fields if shape.name == field)
     counts = new_features(table, 4)
-    ends = [shape.introduced(part * BLOCK_ROWS, DATASETS[name].full_rows) for part in range(1, 5)]
+    ends = [shape.introduced(part * BLOCK, DATASETS[name].full_rows) for part in range(1, 5)]
     assert counts == np.diff(ends, prepend=0).tolist()
     assert counts[3] > counts[0] / 2
 
@@ -185,7 +200,6 @@ def test_a_field_of_one_value_has_one() -> None:
     [
         ({"rows": 0}, r"rows must be from 1 to 45,840,617 .*got 0"),
         ({"rows": 50_000_000}, r"rows must be .*got 50,000,000"),
-        ({"batch_rows": 0}, r"batch_rows must be >= 1, got 0"),
         ({"seed": -1}, r"seed must be >= 0, got -1"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.data.keys import fields_of
-from sparsegroup.data.synthetic.zipf_log import bounded_zipf
+from sparsegroup.data.synthetic import bounded_zipf
 
 SMALL = SyntheticConfig(rows=20_000, cardinalities=(10, 1_000, 30_000))
 

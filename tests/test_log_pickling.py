@@ -12,7 +12,7 @@ import pytest
 from test_data_raw import CASES, CSV, assert_same, columnar_log, csv_log, raw_log
 
 from estimator_cases import rows
-from sparsegroup.data import FrameLog, Log, ShuffledLog, SyntheticConfig, open_log, prepare, synthetic_log
+from sparsegroup.data import FrameLog, Log, MemoryLog, ShuffledLog, SyntheticConfig, open_log, prepare, synthetic_log
 from sparsegroup.data.raw import raw_log as raw_log_module
 from sparsegroup.data.raw.stored_file import StoredFile
 
@@ -88,8 +88,8 @@ def test_logs_in_memory_with_what_is_known_of_them() -> None:
     assert_same_there(log)
     keys = log.keys.flatten()
     there, _ = sent(log)
-    assert there.truth is not None
-    assert there.truth(keys).tolist() == log.are_informative(keys).tolist()
+    assert isinstance(there, MemoryLog)
+    assert there.are_informative(keys).tolist() == log.are_informative(keys).tolist()
     frame, labels = rows()
     assert_same_there(FrameLog(frame, labels))
 

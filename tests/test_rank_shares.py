@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_view import LogView
-from sparsegroup.data.memory_log import MemoryLog
+from sparsegroup.data.log import Log, LogView, MemoryLog
 from sparsegroup.data.rank_shares import RankShares, Stand
 from sparsegroup.data.shuffled_log import ShuffledLog
 

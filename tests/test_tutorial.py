@@ -13,7 +13,7 @@ import pytest
 
 from cli_cases import summary_of
 from command import Run
-from sparsegroup.data.synthetic.typed_clicks import TypedClicks
+from sparsegroup.data.synthetic import TypedClicks
 
 ROOT = Path(__file__).parent.parent
 ROWS = 12_000
@@ -49,7 +49,8 @@ def test_the_tutorial_prints_the_rows_that_it_has_written(tmp_path: Path) -> Non
     page = (ROOT / "docs" / "tutorial.md").read_text()
     (rows,) = re.findall(r"synthesize clicks clicks.csv --rows (\d+)", page)
     (printed,) = re.findall(r"```text\n(request_id.*?)```", page, flags=re.DOTALL)
-    first = next(iter(TypedClicks(int(rows)).blocks())).rows.slice(0, 3)
+    block, _ = next(TypedClicks(int(rows)).blocks())
+    first = block.slice(0, 3)
     frame = pl.DataFrame(pl.from_arrow(first)).with_columns(pl.col("tags").list.join("|").replace("", None))
     assert frame.write_csv(datetime_format="%Y-%m-%dT%H:%M:%S") == printed
 

@@ -12,9 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from command import Run
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.synthetic.best_possible import BestPossible
-from sparsegroup.data.synthetic.typed_click_file import write_clicks
-from sparsegroup.data.synthetic.typed_clicks import BLOCK, DAYS, START, TypedClicks
+from sparsegroup.data.synthetic import BLOCK, DAYS, START, BestPossible, TypedClicks, write_clicks
 
 ROWS = 5 * BLOCK + 11
 
@@ -23,13 +21,13 @@ ROWS = 5 * BLOCK + 11
 def clicks(rows: int = ROWS, seed: int = 0) -> pl.DataFrame:
     """The log, with its true probabilities in a column `p`, and their logits in `logit`."""
     blocks = list(TypedClicks(rows, seed).blocks())
-    p = np.concatenate([block.probabilities for block in blocks])
-    frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([block.rows for block in blocks])))
+    p = np.concatenate([probabilities for _, probabilities in blocks])
+    frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch for batch, _ in blocks])))
     return frame.with_columns(pl.Series("p", p), pl.Series("logit", np.log(p / (1 - p))))
 
 
 def test_the_same_seed_gives_the_same_log_and_another_another() -> None:
-    again = pa.Table.from_batches([block.rows for block in TypedClicks(ROWS, 0).blocks()])
+    again = pa.Table.from_batches([batch for batch, _ in TypedClicks(ROWS, 0).blocks()])
     assert pl.DataFrame(pl.from_arrow(again)).equals(clicks().drop("p", "logit"))
     assert clicks(1_000, 1)["clicked"].to_list() != clicks(1_000, 2)["clicked"].to_list()
     assert not set(clicks(1_000, 1)["request_id"]) & set(clicks(1_000, 2)["request_id"])
@@ -38,11 +36,11 @@ def test_the_same_seed_gives_the_same_log_and_another_another() -> None:
 def test_blocks_are_full_but_for_the_last_and_have_the_types_of_the_schema() -> None:
     blocks = list(TypedClicks(ROWS).blocks())
     assert (
-        [block.rows.num_rows for block in blocks]
-        == [len(block.probabilities) for block in blocks]
+        [batch.num_rows for batch, _ in blocks]
+        == [len(probabilities) for _, probabilities in blocks]
         == 5 * [BLOCK] + [11]
     )
-    assert all(block.rows.schema.equals(TypedClicks.schema) for block in blocks)
+    assert all(batch.schema.equals(TypedClicks.schema) for batch, _ in blocks)
 
 
 def test_request_ids_never_repeat_and_times_ascend_over_the_days() -> None:

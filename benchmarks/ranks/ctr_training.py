@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ranks.step_parts import StepParts, hook_of
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
-from sparsegroup.data.synthetic.log_shapes import DATASETS
-from sparsegroup.data.synthetic.row_generator import synthetic_batches
+from sparsegroup.data.public_shapes import DATASETS, synthetic_batches
 from sparsegroup.integrations import data_parallel
 from sparsegroup.models import DCN
 

@@ -208,8 +208,6 @@ def read_log(folder: Path) -> None:
     log = PreparedLog(folder / PREPARED)
     assert sum(len(batch) for batch in log.batches(0, len(log), 50)) == len(log)
     assert log.features >= 0
-    if log.truth is not None:
-        log.truth(torch.zeros(1, dtype=torch.int64).numpy())
 
 
 def serve(folder: Path) -> None:

@@ -1,14 +1,16 @@
 """Runs are carried out here, several that share their training at once."""
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from sparsegroup.data import Log
+from sparsegroup.data import Log, MemoryLog, PreparedLog
+from sparsegroup.data.public_shapes import is_informative
 from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight
@@ -33,6 +35,15 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
     return list(jobs.values())
 
 
+def truth_of(log: Log) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None:
+    """Which of given keys have an effect on the label; None if the log is not a synthetic one."""
+    if isinstance(log, MemoryLog) and log.informative is not None:
+        return log.are_informative
+    if isinstance(log, PreparedLog) and "synthetic" in log.manifest.source:
+        return partial(is_informative, seed=int(log.manifest.source["seed"]))
+    return None
+
+
 class Worker:
     """Carries out runs on a log.
 
@@ -42,7 +53,7 @@ class Worker:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.truth = log.truth
+        self.truth = truth_of(log)
         self.counts = lru_cache(maxsize=2)(lambda rows: count_keys(self.log, rows))
 
     def carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:

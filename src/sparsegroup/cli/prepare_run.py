@@ -12,7 +12,6 @@ from sparsegroup.data.keys import expected_collisions
 from sparsegroup.data.log_manifest import LogManifest
 from sparsegroup.data.log_opening import FormatOptions
 from sparsegroup.data.preparation import PreparationProgress, prepare
-from sparsegroup.data.public_counts import compare_with_published
 from sparsegroup.data.raw.file_listing import LogPaths, short_name
 from sparsegroup.settings.names import OnBadRow, SortFiles
 
@@ -63,7 +62,7 @@ def prepare_run(
             on_progress=on_progress,
             **options,
         )
-    show(log_figures(done.manifest, out), summary(done.manifest, out), *compare_with_published(done.manifest))
+    show(log_figures(done.manifest, out), summary(done.manifest, out))
 
 
 def log_figures(manifest: LogManifest, out: Path) -> dict[str, Any]:

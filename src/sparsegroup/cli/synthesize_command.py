@@ -38,7 +38,7 @@ def synthesize_command(
 ) -> None:
     """Make up a click log: with the fields, the skew and the late features of a public one, or with raw typed columns.
 
-    In a log of a public one's shape the effects of the features are known: `sparsegroup.data.synthetic.truth.effects`
+    In a log of a public one's shape the effects of the features are known: `sparsegroup.data.public_shapes.effects`
     returns them. For clicks, the best possible AUC and log loss are printed.
     """
     with starting():

@@ -8,9 +8,8 @@ from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
 from sparsegroup.cli.prepare_run import log_figures, summary
 from sparsegroup.cli.progress import progress
-from sparsegroup.data.synthetic.log_shapes import DATASETS
-from sparsegroup.data.synthetic.synthesis import synthesize
-from sparsegroup.data.synthetic.typed_click_file import write_clicks
+from sparsegroup.data.public_shapes import DATASETS, synthesize
+from sparsegroup.data.synthetic import write_clicks
 from sparsegroup.errors import UserError
 from sparsegroup.settings.names import ShapeName
 

@@ -11,16 +11,14 @@ from sparsegroup.data.columns.column_kind import ColumnKind
 from sparsegroup.data.columns.frame_keys import HashedFrame, columns_of, hash_keys
 from sparsegroup.data.frame_log import FrameLog
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.log import Log
+from sparsegroup.data.log import Log, LogView, MemoryLog
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
 from sparsegroup.data.log_opening import is_prepared, open_log
-from sparsegroup.data.log_view import LogView
-from sparsegroup.data.memory_log import MemoryLog
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.shuffled_log import ShuffledLog
-from sparsegroup.data.synthetic.zipf_log import SyntheticConfig, synthetic_log
+from sparsegroup.data.synthetic import SyntheticConfig, synthetic_log
 
 __all__ = [
     "VALUE_BITS",

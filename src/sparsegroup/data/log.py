@@ -1,22 +1,22 @@
-"""The click log: what every kind of it offers, so that nobody has to ask which kind it is."""
+"""The click log: what every kind of it offers, a log made of another, and a log in memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sparsegroup.data.batches import Batch, rebatched
 from sparsegroup.data.columns.column_finding import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.row_runs import Run
-
-Truth = Callable[[Int64s], npt.NDArray[np.bool_]]
-"""Keys `[n]` → which of them have an effect on the label, `[n]`."""
 
 
 class Log(ABC):
@@ -46,7 +46,6 @@ class Log(ABC):
             Another log is read by it as this one was: `open_log(path, columns=log.columns)`.
         findings: Why the columns are that, of a log from which it was told.
         vocabulary: Parquet file of key, field and value, if there is one.
-        truth: Which features have an effect on the label; None where nobody knows. Only made-up logs know.
 
     Examples:
         >>> from sparsegroup.data.batches import Batch
@@ -78,7 +77,6 @@ class Log(ABC):
     columns: Mapping[str, str] = {}
     findings: tuple[ColumnFinding, ...] = ()
     vocabulary: Path | None = None
-    truth: Truth | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -142,3 +140,83 @@ class Log(ABC):
         They differ from the rows' numbers where rows have been left out.
         """
         return np.arange(start, start + len(batch))
+
+
+class LogView(Log):
+    """A log with the rows of another one, which it gives in its own way: a subclass defines `batches`.
+
+    Args:
+        log: The one it is made of.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.name, self.fields, self.lists, self.numbers = log.name, log.fields, log.lists, log.numbers
+        self.train_rows, self.hash = log.train_rows, log.hash
+        self.labelled, self.weighted, self.timed = log.labelled, log.weighted, log.timed
+        self.bad_rows, self.notes = log.bad_rows, log.notes
+        self.columns, self.findings = log.columns, log.findings
+        self.identity, self.vocabulary = log.identity, log.vocabulary
+
+    def __len__(self) -> int:
+        return len(self.log)
+
+    def cuts(self, longest: int) -> Int64s:
+        """See `Log.cuts`: those of the other one, for a log of the same rows in the same order."""
+        return self.log.cuts(longest)
+
+
+@dataclass(eq=False)
+class MemoryLog(Log):
+    """Rows of categorical fields of one value each.
+
+    Attributes:
+        name: Where the rows come from.
+        fields: Names of the fields.
+        keys: `[rows, fields]` int64, each with its field in the high bits, as `sparsegroup.data.keys` makes them.
+        labels: `[rows]` float32, 0 or 1.
+        train_rows: Number of rows, from the start, for training; the rest is the test set.
+        informative: Keys that have an effect on the label, ascending, where the truth is known (synthetic logs), else
+            None.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    keys: Int64s
+    labels: npt.NDArray[np.float32]
+    train_rows: int
+    informative: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def seen(self) -> Int64s:
+        """The distinct features in the training rows, ascending."""
+        return np.unique(self.keys[: self.train_rows])
+
+    @property
+    def features(self) -> int:
+        """Number of distinct features in the training rows."""
+        return len(self.seen)
+
+    def are_informative(self, keys: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of `keys` have an effect on the label.
+
+        Raises:
+            ValueError: The truth is not known.
+        """
+        if self.informative is None:
+            raise ValueError(f"{self.name}: which features are informative is not known")
+        return np.isin(keys, self.informative)
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop`, `size` at a time, with the row's number for the time."""
+        for begin in range(start, stop, size):
+            end = min(begin + size, stop)
+            yield Batch(
+                torch.from_numpy(self.keys[begin:end]),
+                torch.empty(end - begin, 0),
+                torch.from_numpy(self.labels[begin:end]),
+                torch.arange(begin, end),
+            )

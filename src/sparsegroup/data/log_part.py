@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_view import LogView
+from sparsegroup.data.log import Log, LogView
 from sparsegroup.data.row_runs import Run, overlap
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.log_manifest import MANIFEST, PREPARED_LOG
 from sparsegroup.data.raw.raw_file import identity_of
 from sparsegroup.data.row_runs import Run, overlap
-from sparsegroup.data.synthetic.truth import is_informative
 
 VOCABULARY = "vocabulary.parquet"
 
@@ -53,8 +52,6 @@ class PreparedLog(Log):
         self.identity = identity_of(manifest.source)
         vocabulary = self.folder / VOCABULARY
         self.vocabulary = vocabulary if vocabulary.exists() else None
-        if "synthetic" in manifest.source:
-            self.truth = partial(is_informative, seed=int(manifest.source["seed"]))
 
     def __len__(self) -> int:
         return self.manifest.rows

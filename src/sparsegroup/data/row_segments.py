@@ -6,8 +6,7 @@ import numpy as np
 
 from sparsegroup.data.batches import Batch, rebatched
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_view import LogView
+from sparsegroup.data.log import Log, LogView
 from sparsegroup.data.row_runs import Run
 
 Segment = tuple[Log, int, int]

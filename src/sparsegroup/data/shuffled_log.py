@@ -9,8 +9,7 @@ import torch
 
 from sparsegroup.data.batches import Batch, complete, concatenated, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_view import LogView
+from sparsegroup.data.log import Log, LogView
 
 _READ = 16_384
 """Rows that are read at a time."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from sparsegroup.data import Log
+from sparsegroup.data import Log, MemoryLog
 from sparsegroup.optim.step import KEY_BYTES
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.click_model import ClickModel
@@ -77,8 +77,8 @@ def _method_score(name: str, log: Log, model: ClickModel, metrics: Metrics) -> M
     table = model.table
     rows = table.num_live
     informative = None
-    if (truth := log.truth) is not None:
-        found = sum(int(truth(keys.numpy()).sum()) for keys, _ in table.items())
+    if isinstance(log, MemoryLog) and log.informative is not None:
+        found = sum(int(log.are_informative(keys.numpy()).sum()) for keys, _ in table.items())
         informative = found / rows if rows else 0.0
     return MethodScore(
         name,

@@ -1,1 +1,0 @@
-"""Logs that are made up, of known truth."""
