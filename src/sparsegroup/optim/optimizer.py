@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.groups import is_rows
-from sparsegroup.kernels.backends import backends_of
 from sparsegroup.kernels.step import Backend, ParameterMemory
 from sparsegroup.optim.arguments import (
     EXECUTION,
@@ -389,7 +388,12 @@ class GroupOptimizer(Optimizer):
 
     @cached_property
     def _backends(self) -> tuple[Backend, ...]:
-        return backends_of(self.rule)
+        """The preferred first; the last takes every parameter. Imported when the first step needs them."""
+        from sparsegroup.kernels.cpu.backend import CpuBackend
+        from sparsegroup.kernels.eager import EagerBackend
+        from sparsegroup.kernels.gpu.backend import GpuBackend
+
+        return GpuBackend(self.rule), CpuBackend(self.rule), EagerBackend(self.rule)
 
     @cached_property
     def _memories(self) -> dict[int, ParameterMemory]:
