@@ -122,14 +122,14 @@ class Directory:
         count: int,
         keys: Callable[[], Int64s],
         policy: AdmissionPolicy,
-        room: Callable[[int], int] | None = None,
+        room: int | None = None,
         *,
         again: bool = False,
     ) -> Admission:
         """Which of `count` distinct `keys` without a row are admitted. Nothing is changed.
 
-        `room` says for how many of this many rows there is room. `again`: this lookup of them has been counted already.
-        Raises RuntimeError if `max_rows` would be exceeded.
+        `room` is how many rows there is room for, if that is limited. `again`: this lookup of them has been counted
+        already. Raises RuntimeError if `max_rows` would be exceeded.
         """
         if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
             decision = Admission(count, keys() if self.seen.needs_keys else None, again=again)
@@ -143,7 +143,7 @@ class Directory:
                 f"the table is full: max_rows={self.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
                 f"brings {decision.count:,} new keys; none was inserted"
             )
-        places = decision.count if room is None else room(decision.count)
+        places = decision.count if room is None else min(decision.count, room)
         return decision if places == decision.count else _cut(decision, keys(), places)
 
     def rows_added(self, count: int) -> None:
@@ -276,10 +276,6 @@ class RowLimit:
                 f"with this optimizer's state, max_bytes={self.max_bytes:,} are enough for {most:,} rows, and the "
                 f"table has {rows:,}: drop some by shrink(), or give it more; nothing has been changed"
             )
-
-    def room(self, wanted: int, directory: Directory, memory: Rows) -> int:
-        """How many of `wanted` more rows there is room for."""
-        return max(0, min(wanted, self.most_rows(memory) - directory.num_rows))
 
 
 _FULL, _EVICTED = 0.02, 0.1

@@ -384,12 +384,11 @@ class RowLookup:
             uses.mark(rows)
             self._on_used(rows[rows != ABSENT])
 
-    def _room_for(self, admission: AdmissionPolicy) -> Callable[[int], int] | None:
-        """How many of some new rows there is room for, unless there is room for all."""
-        limit = self._limit
-        if limit is None or isinstance(admission, SetKeys):
+    def _room_for(self, admission: AdmissionPolicy) -> int | None:
+        """How many new rows there is room for; None if that is not limited, or has been checked."""
+        if self._limit is None or isinstance(admission, SetKeys):
             return None
-        return lambda wanted: limit.room(wanted, self._directory, self._storage.rows)
+        return max(0, self._limit.most_rows(self._storage.rows) - self._directory.num_rows)
 
     def _insert(self, search: KeySearch, admission: AdmissionPolicy, *, is_counted: bool) -> None:
         """Give rows to those of the search's keys that have none and are admitted."""
