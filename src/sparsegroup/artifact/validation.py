@@ -48,11 +48,6 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def number(value: Any) -> Any:
-    """NaN for the None of `finite`."""
-    return math.nan if value is None else value
-
-
 def validated(kind: type[Kind], content: Any) -> Kind:
     """A dataclass of `kind`, with those inside it, from JSON (and tensors where the class has them).
 

@@ -156,10 +156,9 @@ def _read(
         state = _state(folder, manifest)
         _check_tables(folder, manifest, ranks)
         _check_model(folder, state.model, model)
-        notes = _version_notes(manifest)
         if optimizers:
             _check_kinds(folder, state, optimizers)
-            notes += _setting_notes(state, optimizers, settings)
+        notes = _differences(manifest, state, optimizers, settings)
         if scheduler is not None:
             _check_scheduler(folder, state, scheduler)
         for rank in state.ranks:
@@ -300,12 +299,17 @@ def _check_optimizer(where: str, saved: SavedOptimizer, optimizer: Optimizer, ro
             raise ValueError(f"{where}.param_groups.{at}.weight_decay cannot be applied to rows of a HashEmbedding")
 
 
-def _setting_notes(state: SavedState, optimizers: Sequence[Optimizer], settings: str) -> list[str]:
-    """The settings of optimizers that differ, in words."""
+def _differences(
+    manifest: CheckpointManifest, state: SavedState, optimizers: Sequence[Optimizer], settings: Settings
+) -> list[str]:
+    """The versions and the optimizers' settings that differ, in words."""
+    now, notes = versions(), []
+    for name, was in manifest.versions.items():
+        if now.get(name, was) != was:
+            notes.append(f"it was written with {name} {was}, this is {now[name]}: the same bits are not promised")
     taken = "the checkpoint's is taken" if settings == "saved" else "that is taken; u and the moments are kept"
     scheduled = ("lr", "momentum", "betas") if state.scheduler is not None else ()
-    notes = []
-    for saved, optimizer in zip(state.optimizers, optimizers, strict=True):
+    for saved, optimizer in zip(state.optimizers, optimizers, strict=False):
         for before, group in zip(saved.param_groups, optimizer.param_groups, strict=False):
             for name, value in before.items():
                 if name in ("params", *scheduled) or name not in group or isinstance(value, Tensor):
@@ -314,16 +318,6 @@ def _setting_notes(state: SavedState, optimizers: Sequence[Optimizer], settings:
                 if here != value:
                     notes.append(f"{name} is {value!r} in the checkpoint and {here!r} here: {taken}")
     return list(dict.fromkeys(notes))
-
-
-def _version_notes(manifest: CheckpointManifest) -> list[str]:
-    """The versions that differ, in words."""
-    now = versions()
-    return [
-        f"it was written with {name} {was}, this is {now[name]}: the same bits are not promised"
-        for name, was in manifest.versions.items()
-        if name in now and now[name] != was
-    ]
 
 
 def _load_optimizer(

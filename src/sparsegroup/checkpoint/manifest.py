@@ -108,14 +108,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in ("sparsegroup", "torch")}}
 
 
-CHECKPOINT = FolderFormat(
-    name="checkpoint",
-    file=MANIFEST,
-    version=1,
-    manifest=CheckpointManifest,
-    error=CheckpointError,
-    missing="no checkpoint",
-)
+CHECKPOINT = FolderFormat("checkpoint", MANIFEST, 1, CheckpointManifest, CheckpointError, missing="no checkpoint")
 
 
 @dataclass(frozen=True)

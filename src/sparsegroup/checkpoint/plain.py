@@ -26,12 +26,12 @@ def rng_state() -> SavedRng:
 def check_rng_state(state: SavedRng) -> None:
     """Let unused generators take the states; raises what they do, or ValueError."""
     torch.Generator().set_state(state.torch)
-    name, words, position, has_gauss, gauss = state.numpy
+    name, words, position, has_gauss, _ = state.numpy
     if name != "MT19937" or len(words) != _WORDS or not 0 <= position <= _WORDS:
         raise ValueError(f"numpy: {_WORDS} words and a place among them are expected")  # NumPy itself would read on
     if has_gauss not in (0, 1):
         raise ValueError("numpy: a number that was drawn ahead is expected")
-    np.random.RandomState().set_state((name, np.array(words, np.uint32), position, has_gauss, gauss))
+    np.random.RandomState().set_state(_for_numpy(state))
     random.Random().setstate(state.python)
 
 
@@ -40,9 +40,13 @@ def set_rng_state(state: SavedRng) -> None:
     torch.set_rng_state(state.torch)
     if state.cuda and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state.cuda)
-    name, words, position, has_gauss, gauss = state.numpy
-    np.random.set_state((name, np.array(words, np.uint32), position, has_gauss, gauss))
+    np.random.set_state(_for_numpy(state))
     random.setstate(state.python)
+
+
+def _for_numpy(state: SavedRng) -> Any:
+    name, words, *rest = state.numpy
+    return name, np.array(words, np.uint32), *rest
 
 
 TENSOR, DTYPE = "__tensor__", "__dtype__"

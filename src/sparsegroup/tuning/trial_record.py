@@ -2,11 +2,12 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sparsegroup.artifact.validation import finite, number
+from sparsegroup.artifact.validation import finite
 from sparsegroup.tuning.search_parameter import shown_value
 from sparsegroup.tuning.search_space import SearchSpace
 
@@ -40,7 +41,8 @@ class RungScore:
     @classmethod
     def from_plain(cls, content: Mapping[str, Any]) -> "RungScore":
         """What `as_plain` described."""
-        return cls(**{name: number(value) for name, value in content.items()})
+        numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in content.items()}
+        return cls(**numbers)
 
 
 @dataclass(frozen=True)
