@@ -16,34 +16,19 @@ from sparsegroup.table.lookup.lookup import as_int64, checked_keys, field_keys
 class Jagged(Protocol):
     """A `torchrec.JaggedTensor`, or a `KeyedJaggedTensor`, which also has `keys` and `stride`."""
 
-    def values(self) -> Tensor:
-        """`[n]`, the values of all bags, those of the first feature first."""
-
-    def lengths(self) -> Tensor:
-        """`[features * batch]`, how many values each bag has."""
-
-    def weights_or_none(self) -> Tensor | None:
-        """`[n]`, what each value counts for."""
+    def values(self) -> Tensor: ...  # [n], of all bags, those of the first feature first
+    def lengths(self) -> Tensor: ...  # [features * batch], how many values each bag has
+    def weights_or_none(self) -> Tensor | None: ...  # [n]
 
 
-def jagged_keys(
+def _jagged_keys(
     batch: Any, fields: Mapping[str, int] | None, field_bits: int
 ) -> tuple[Tensor, Tensor, Tensor | None, int | None]:
-    """The keys of a batch, those of the first feature first.
-
-    Args:
-        batch: A `JaggedTensor`, or a `KeyedJaggedTensor`.
-        fields: The features to take from it, in this order, each with the number of its field, which replaces the top
-            bits of its values. None: all features, whose values are the keys.
-        field_bits: How many bits these are.
+    """The keys of a jagged batch, those of the first feature first, or of the first of `fields`.
 
     Returns:
         Keys `[n]` int64; ends `[bags + 1]` int64, bag i being `keys[ends[i] : ends[i + 1]]`; weights `[n]` or None; and
         the number of features, of as many bags each, or None of a `JaggedTensor`.
-
-    Raises:
-        TypeError: Values of another dtype than int64 or int32.
-        ValueError: A feature is missing, features have batches of different sizes, or lengths don't fit.
     """
     values, lengths, weights = as_int64(batch.values()), as_int64(batch.lengths()), batch.weights_or_none()
     kind = type(batch).__name__
@@ -75,17 +60,6 @@ def jagged_keys(
         keys = [field_keys(ids, field, field_bits=field_bits) for ids, field in numbered]
     weights = None if weights is None else torch.cat(chosen_of(weights))
     return torch.cat(keys), _ends_of(lengths[chosen]), weights, len(chosen)
-
-
-def check_features(features: Mapping[str, int], field_bits: int) -> dict[str, int]:
-    """`features`, each with its field. Raises ValueError or TypeError if a field has no room in `field_bits`."""
-    if not isinstance(features, Mapping):
-        raise TypeError(f"features must be a mapping of names to fields, got {features!r}")
-    if not features:
-        raise ValueError("features must name at least one feature")
-    for name, field in features.items():
-        check_int(f"the field of the feature {name!r} (field_bits={field_bits})", field, 0, (1 << field_bits) - 1)
-    return dict(features)
 
 
 def _stride_of(batch: Any, lengths: Tensor, features: int) -> int:
@@ -151,7 +125,17 @@ class HashEmbeddingBag(HashEmbedding):
             raise ValueError(f"mode must be 'mean' or 'sum', got {mode!r}")
         self.mode = mode
         self.include_last_offset = include_last_offset
-        self.features = None if features is None else check_features(features, self._field_bits)
+        self.features = None
+        if features is None:
+            return
+        if not isinstance(features, Mapping):
+            raise TypeError(f"features must be a mapping of names to fields, got {features!r}")
+        if not features:
+            raise ValueError("features must name at least one feature")
+        bits = self._field_bits
+        for feature, field in features.items():
+            check_int(f"the field of the feature {feature!r} (field_bits={bits})", field, 0, (1 << bits) - 1)
+        self.features = dict(features)
 
     def forward(
         self, keys: Tensor | Jagged, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
@@ -173,7 +157,7 @@ class HashEmbeddingBag(HashEmbedding):
                 tensors that do not fit; nothing is inserted.
         """
         if not isinstance(keys, Tensor):
-            values, ends, weights, features = self._jagged_keys(keys)
+            values, ends, weights, features = self._keys_of(keys)
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(f"offsets and per_sample_weights are for tensors, not for a {type(keys).__name__}")
             bags = len(ends) - 1
@@ -200,12 +184,12 @@ class HashEmbeddingBag(HashEmbedding):
 
     def prefetch(self, keys: Tensor | Jagged) -> None:
         """See `HashEmbedding.prefetch`; it takes what `forward` does."""
-        super().prefetch(keys if isinstance(keys, Tensor) else self._jagged_keys(keys)[0])
+        super().prefetch(keys if isinstance(keys, Tensor) else self._keys_of(keys)[0])
 
-    def _jagged_keys(self, batch: Jagged) -> tuple[Tensor, Tensor, Tensor | None, int | None]:
+    def _keys_of(self, batch: Jagged) -> tuple[Tensor, Tensor, Tensor | None, int | None]:
         if not isinstance(batch, Jagged):
             raise TypeError(f"keys must be an int64 tensor or a jagged tensor of TorchRec, got {type(batch).__name__}")
-        found = jagged_keys(batch, self.features, self._field_bits)
+        found = _jagged_keys(batch, self.features, self._field_bits)
         if found[2] is not None:
             self._check_weights()
         return found

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -166,10 +167,11 @@ class TableTotals:
     @classmethod
     def of(cls, embedding: nn.Module) -> "TableTotals":
         """Those of the tables in `embedding`, on all ranks; each of them must call it."""
-        totals = [0, 0, 0, 0, 0]
+        totals = np.zeros(5, np.int64)
         for table in tables_in(embedding).values():
-            totals = [one + more for one, more in zip(totals, _of_one(table), strict=True)]
-        return cls(*totals)
+            own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
+            totals += own if table.across is None else table.across.shards.totals(own, "counts of rows")
+        return cls(*totals.tolist())
 
     @property
     def feature_rate(self) -> float:
@@ -189,8 +191,3 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
                     before.seen + count.seen, before.rows + count.rows, before.live + count.live
                 )
     return dict(sorted(totals.items()))
-
-
-def _of_one(table: HashEmbedding) -> list[int]:
-    own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
-    return own if table.across is None else table.across.shards.totals(own, "counts of rows")

@@ -69,12 +69,12 @@ class TableMemory:
     @classmethod
     def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":
         """Those of several tables added up."""
-        total, parts = cls(0, 0, 0, {}), Counter[str]()
-        for one in memories:
-            parts.update(one.parts)
-            scratch = total.scratch + one.scratch
-            total = cls(total.index + one.index, total.rows + one.rows, total.dropped + one.dropped, {}, scratch)
-        return replace(total, parts=dict(parts))
+        each = list(memories)
+        parts: Counter[str] = sum((Counter(memory.parts) for memory in each), Counter())
+        index, rows, dropped, scratch = (
+            sum(getattr(memory, name) for memory in each) for name in ("index", "rows", "dropped", "scratch")
+        )
+        return cls(index, rows, dropped, dict(parts), scratch)
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,7 @@ class Table:
         per_rank: bool = False,
     ) -> None:
         self.config, self.ranks, self.per_rank = config, ranks, per_rank
+        self.dim, self.weight_dtype, self.device = config.dim, config.weight_dtype, config.device
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
         self._lock = TableLock()
         self.stepper = RowSteps(config, self._lock)
@@ -331,21 +332,6 @@ class Table:
         return self.storage.skipped_rows
 
     @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return self.config.dim
-
-    @property
-    def weight_dtype(self) -> torch.dtype:
-        """The dtype of the vectors, as torch names it."""
-        return self.config.weight_dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the vectors are."""
-        return self.config.device
-
-    @property
     def rows(self) -> Rows:
         """The rows; to be read at rest."""
         return self.storage.rows
@@ -367,16 +353,11 @@ class Table:
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time. Raises as `scan_rows`."""
-        held_keys, held_vectors = np.empty(0, np.int64), np.empty((0, self.dim), self.config.dtype)
         for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, _ROWS_AT_A_TIME)):
             live = (vectors != 0).any(axis=1)
-            keys, vectors = np.concatenate([held_keys, keys[live]]), np.concatenate([held_vectors, vectors[live]])
-            full = len(keys) - len(keys) % batch_size
-            for first in range(0, full, batch_size):
+            keys, vectors = keys[live], vectors[live]
+            for first in range(0, len(keys), batch_size):
                 yield keys[first : first + batch_size], vectors[first : first + batch_size]
-            held_keys, held_vectors = keys[full:], vectors[full:]
-        if len(held_keys):
-            yield held_keys, held_vectors
 
     def scan_rows(
         self, parts: Sequence[str], batch_size: int = ROWS_AT_A_TIME
