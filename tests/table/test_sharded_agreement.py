@@ -219,7 +219,7 @@ class FailingOnOne(EvictionPolicy):
         return torch.zeros(len(rows), dtype=torch.bool).numpy()
 
 
-def failing_upkeep() -> Any:
+def failing_eviction() -> Any:
     table = table_of(eviction=FailingOnOne())
     optimizer = GroupAdam(table.parameters())
     table(KEYS).sum().backward()
@@ -236,7 +236,7 @@ def test_a_lookup_that_fails_on_one_rank_fails_on_all(ranks: Ranks) -> None:
         assert kind == own_kind == "RuntimeError"
         assert message == f"rank 1 of 2: RuntimeError: {own_message}"
         assert "max_rows" in message
-    assert ranks.call(failing_upkeep) == [
+    assert ranks.call(failing_eviction) == [
         ("MemoryError", "rank 1 of 2: MemoryError: no room to think"),
         ("MemoryError", "no room to think"),
     ]

@@ -48,7 +48,6 @@ class ExactOccurrences:
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take."""
         return self._index.bytes + self._counts.nbytes if len(self._counts) else 0
 
     @property
@@ -138,7 +137,6 @@ class OccurrenceSketch:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, whatever it has counted."""
         return self._counters.nbytes
 
     def stored(self, keys: Int64s) -> Int64s:
@@ -295,7 +293,6 @@ class MinCount(AdmissionPolicy):
             raise ValueError(f"a sketch counts to 255: k must be <= 255 with sketch_bytes, got {self.k}")
 
     def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
-        """See `AdmissionPolicy`."""
         return counts >= self.k
 
 
@@ -323,7 +320,6 @@ class Probabilistic(AdmissionPolicy):
             raise ValueError(f"p must be in (0, 1], got {self.p}")
 
     def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
-        """See `AdmissionPolicy`."""
         drawn = _mixed(keys.view(np.uint64) ^ _mixed(counts.view(np.uint64) ^ _mixed(np.uint64(self.seed))))
         admitted: npt.NDArray[np.bool_] = (drawn >> np.uint64(11)) * 2.0**-53 < self.p
         return admitted

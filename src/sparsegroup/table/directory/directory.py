@@ -75,7 +75,6 @@ class Directory:
 
     @property
     def num_seen(self) -> int:
-        """Distinct keys that training has ever seen."""
         return self.seen.total(self.num_rows)
 
     @property
@@ -307,12 +306,10 @@ class Evictor:
         return self._evicts or self._directory.uses is not None
 
     def note_step(self) -> None:
-        """A step has been taken."""
         self._directory.tick()
         self.is_due = self._evicts
 
     def note_load(self) -> None:
-        """Rows have been loaded."""
         self.is_due = self._evicts
 
     def surviving(self) -> Bools | None:

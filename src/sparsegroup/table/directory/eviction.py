@@ -37,7 +37,6 @@ class RowUses:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the rows that there are."""
         return self._count * BYTES
 
     @property
@@ -181,7 +180,6 @@ class ZeroRows(EvictionPolicy):
     """Rows that are exactly zero are dropped."""
 
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
-        """See `EvictionPolicy`."""
         return ~rows.live()
 
 
@@ -230,7 +228,6 @@ class UnusedFor(EvictionPolicy):
             raise ValueError(f"every must be >= 1, got {self.every}")
 
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
-        """See `EvictionPolicy`."""
         old: npt.NDArray[np.bool_] = rows.unused_for() >= (self.steps or self.seconds or 0)
         return old if self.live or not old.any() else old & ~rows.live()
 
@@ -250,7 +247,6 @@ class LRU(RankingPolicy):
     """Dead rows go first, then live ones; among each, the rows that training has not looked up for the longest time."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
-        """See `RankingPolicy`."""
         return np.where(rows.live(), LATEST + 1, 0) + LATEST - rows.unused_for()
 
 
@@ -258,6 +254,5 @@ class LFU(RankingPolicy):
     """Dead rows go first, then live ones; among either, those looked up least often, and of these the longest ago."""
 
     def ranks(self, rows: RowBlock) -> Int64s:
-        """See `RankingPolicy`."""
         times = np.minimum(rows.times_used(), (1 << 30) - 1)
         return (np.where(rows.live(), 1 << 30, 0) + times) * (LATEST + 1) + LATEST - rows.unused_for()

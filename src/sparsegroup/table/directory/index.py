@@ -149,12 +149,10 @@ class Index:
 
     @property
     def num_keys(self) -> int:
-        """Keys in it."""
         return int(self.state[COUNT])
 
     @property
     def bytes(self) -> int:
-        """Bytes of all slots."""
         return (int(self.state[NEW]) + SLACK) * BUCKET_BYTES
 
     @property

@@ -27,13 +27,11 @@ class RememberedKeys:
         self.clear()
 
     def clear(self) -> None:
-        """Have counted nothing."""
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # ascending; some may have a row again
         self._total = 0
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
         return self.dropped.nbytes
 
     @property
@@ -66,7 +64,6 @@ class RememberedKeys:
         self._total = len(known()) if total is None else total
 
     def total(self, num_rows: int) -> int:
-        """How many distinct keys have been counted."""
         return self._total
 
     def by_field(self, rows: Int64s, without_row: Callable[[], Int64s]) -> Int64s:
@@ -75,11 +72,10 @@ class RememberedKeys:
         return rows + np.bincount(fields.astype(np.int64), minlength=len(rows))
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
-        """Nothing: the dropped keys are stored apart, and the others are known."""
-        return {}
+        return {}  # the dropped keys are stored apart, and the others are known
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Nothing, for the same reason."""
+        pass
 
 
 class HyperLogLog:
@@ -104,11 +100,9 @@ class HyperLogLog:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, whatever it has counted."""
         return self._registers.nbytes
 
     def clear(self) -> None:
-        """Have counted nothing."""
         self._registers[:], self._least = 0, 0
 
     def add(self, keys: Int64s | None, count: int = 0, candidates: object = None) -> None:
