@@ -54,17 +54,16 @@ def new_model(lookups: int) -> Model:
     return model
 
 
-@pytest.mark.parametrize("lookups", [1, 3])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 0.5, math.inf])
-@pytest.mark.parametrize("share", [0.3, 2.0, math.inf])
-@pytest.mark.parametrize("foreach", [None, True, False])
-def test_the_norm_is_that_of_one_vector_in_which_each_row_is_once(lookups, norm_type, share, foreach):
-    model = new_model(lookups)
-    before = flat(model)
-    norm = torch.linalg.vector_norm(before, norm_type)
-    got = clip_grad_norm_(model.parameters(), share * norm.item(), norm_type, foreach=foreach)
-    torch.testing.assert_close(got, norm, rtol=1e-12, atol=0)
-    torch.testing.assert_close(flat(model), before * min(share, 1.0), rtol=1e-5, atol=0)
+def test_the_norm_is_that_of_one_vector_in_which_each_row_is_once(norm_type):
+    cases = (1, 0.3, None), (3, 0.3, True), (3, 0.3, False), (1, 2.0, True), (3, math.inf, None)
+    for lookups, share, foreach in cases:
+        model = new_model(lookups)
+        before = flat(model)
+        norm = torch.linalg.vector_norm(before, norm_type)
+        got = clip_grad_norm_(model.parameters(), share * norm.item(), norm_type, foreach=foreach)
+        torch.testing.assert_close(got, norm, rtol=1e-12, atol=0)
+        torch.testing.assert_close(flat(model), before * min(share, 1.0), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("lookups", [1, 3])

@@ -15,6 +15,18 @@ from table_cases import KeyedEmbedding, Lookup, keys_in, learn, optimizer_state
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
+every_pair = pytest.mark.parametrize(
+    ("member", "norm", "penalty"),
+    [
+        pytest.param(member, norm, penalty, id=f"{name}-{norm}-{penalty}")
+        for turn, (name, member) in enumerate(FAMILY.items())
+        for i, norm in enumerate(NORMS)
+        for j, penalty in enumerate(PENALTIES)
+        if name == "adam" or (i + turn) % 3 == j
+    ],
+)
+"""Each optimizer with each norm and each penalty, and Adam with each pair: those are compiled apart from the rule."""
 Change = Callable[[int, GroupOptimizer], None]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from family import FAMILY, Member, regularizer
+from family import Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from rmsprop import GroupRMSprop
 from schedule_cases import SCHEDULERS
@@ -23,19 +23,9 @@ from sparsegroup import (
     GroupOptimizer,
 )
 from table_cases import INT64, Lookup, as_keys, keys_in, learn, random_keys, stream
-from table_pairs import DTYPES, TOLERANCE, Pair, every_member, same, table_of
+from table_pairs import DTYPES, TOLERANCE, Pair, every_member, every_pair, same, table_of
 
 pytestmark = ALLOW_CREATE_GRAPH
-
-NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
-CROSSED = [
-    pytest.param(member, norm, penalty, id=f"{name}-{norm}-{penalty}")
-    for turn, (name, member) in enumerate(FAMILY.items())
-    for i, norm in enumerate(NORMS)
-    for j, penalty in enumerate(PENALTIES)
-    if name == "adam" or (i + turn) % 3 == j
-]
-"""Each optimizer with each norm and each penalty, and Adam with each pair: those are compiled apart from the rule."""
 
 
 def dead_share(path: Tensor) -> float:
@@ -44,7 +34,7 @@ def dead_share(path: Tensor) -> float:
 
 
 @DTYPES
-@pytest.mark.parametrize(("member", "norm", "penalty"), CROSSED)
+@every_pair
 def test_a_table_is_a_sparse_embedding(member: Member, norm: str, penalty: str, dtype: torch.dtype) -> None:
     pair = Pair(table_of(dtype), lambda weight: member.build(weight, **regularizer(member, norm, penalty)))
     path = pair.follow(stream())
