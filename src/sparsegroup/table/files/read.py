@@ -19,7 +19,7 @@ from sparsegroup.table.directory.index import Index
 from sparsegroup.table.files.snapshot import DIRECTORY_STATE, OF_ROWS, State, check_state, joined_state, share_of_state
 from sparsegroup.table.files.write import TableFacts, pieces
 from sparsegroup.table.rows.storage import new_directory, new_storage
-from sparsegroup.table.sharded.routing import BUCKETS, are_in, buckets_of
+from sparsegroup.table.sharded.routing import BUCKETS, are_in
 from sparsegroup.table.table import Table
 
 Int64s = npt.NDArray[np.int64]
@@ -105,15 +105,19 @@ class _Reader:
 
     def _check(self, file: TableFile, content: Any) -> None:
         """Raise ValueError unless the file holds what could be rows of the table."""
-        path, facts, config = file.path, file.facts, self._config
-        for name, kind in (("keys", np.dtype(np.int64)), ("dropped", np.dtype(np.int64)), ("rows", config.dtype)):
-            if content.get_slice(name).get_dtype() != NAMES[kind]:
-                raise ValueError(f"{path}: {name} are {content.get_slice(name).get_dtype()}, expected is {NAMES[kind]}")
-        keys, rows = (content.get_slice(name).get_shape() for name in ("keys", "rows"))
-        if keys != [facts.written]:
-            raise ValueError(f"{path}: keys of shape {keys} do not fit the manifest's {facts.written:,} rows")
-        if rows != [facts.written, 1 + len(facts.parts), config.dim]:
-            raise ValueError(f"{path}: rows of shape {rows} do not fit the manifest")
+        facts, key = file.facts, np.dtype(np.int64)
+        for name, dtype, shape in (
+            ("keys", key, [facts.written]),
+            ("dropped", key, None),
+            ("rows", self._config.dtype, [facts.written, 1 + len(facts.parts), self._config.dim]),
+        ):
+            array = content.get_slice(name)
+            if array.get_dtype() != NAMES[dtype]:
+                raise ValueError(f"{file.path}: {name} are {array.get_dtype()}, expected is {NAMES[dtype]}")
+            if shape not in (None, array.get_shape()):
+                raise ValueError(
+                    f"{file.path}: {name} of shape {array.get_shape()} do not fit the manifest's {facts.written:,} rows"
+                )
 
     def _take(self, file: TableFile, content: Any, state: State) -> None:
         facts, directory = file.facts, self._directory
@@ -145,10 +149,8 @@ class _Reader:
 
     def _mask(self, keys: Int64s, file: TableFile) -> Bools:
         """Which of a file's keys are wanted."""
-        if file.buckets != ALL and len(keys):
-            buckets = buckets_of(keys)
-            if not (file.buckets.start <= buckets.min() and buckets.max() < file.buckets.stop):
-                raise ValueError(f"{file.path}: a key is there that belongs to another rank than {file.facts.rank}")
+        if file.buckets != ALL and not are_in(keys, file.buckets).all():
+            raise ValueError(f"{file.path}: a key is there that belongs to another rank than {file.facts.rank}")
         return are_in(keys, self._wanted)
 
     def _state(self, file: TableFile, content: Any) -> State:
