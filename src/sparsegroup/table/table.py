@@ -27,9 +27,9 @@ from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
 from sparsegroup.table.lookup.fallback import mask_new_rows
 from sparsegroup.table.lookup.kernels import RowStarts
 from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
+from sparsegroup.table.rows.host import new_storage
 from sparsegroup.table.rows.rows import WEIGHT, Floats, Rows, RowStorage
 from sparsegroup.table.rows.step import Changes, RowSteps
-from sparsegroup.table.rows.storage import new_directory, new_storage
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankShard
 
@@ -157,7 +157,7 @@ class Table:
         self.stepper = RowSteps(config, self._lock)
         self._prefetched: tuple[bool, Future[KeySearch]] | None = None
         self._is_repeatable = config.is_repeatable
-        directory, storage = directory or new_directory(config), storage or new_storage(config)
+        directory, storage = directory or Directory(config), storage or new_storage(config)
         self._limit: RowLimit | None = None
         if config.max_bytes is not None:
             other_bytes = 2 * config.scratch_bytes + directory.occurrences.nbytes + directory.seen.nbytes

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey, ExactOccurrences, OccurrenceSketch, answer
 from sparsegroup.table.directory.buckets import ABSENT, BUCKET_BYTES, MOST_ROWS, SLACK
 from sparsegroup.table.directory.eviction import BYTES, ROWS_AT_A_TIME, EvictionPolicy, RankingPolicy, RowBlock, RowUses
@@ -45,28 +46,19 @@ class Directory:
     """64-bit keys → row numbers 0, 1, …, and what is known of keys without a row.
 
     Without `sketch_bytes`, occurrences of keys that were not admitted and distinct keys are counted exactly; with them,
-    in a sketch of this size, and by an estimate. `uses`, if given, know when rows were used. For `is_watched`, see
-    `RowNumbering`.
+    in a sketch of this size, and by an estimate. The index begins with `buckets`, or few.
     """
 
-    def __init__(
-        self,
-        max_rows: int,
-        huge_pages: bool,
-        buckets: int | None = None,
-        *,
-        field_bits: int = 0,
-        sketch_bytes: int | None = None,
-        uses: RowUses | None = None,
-        is_watched: bool = False,
-    ) -> None:
-        self.max_rows = max_rows
+    def __init__(self, config: TableConfig, buckets: int | None = None) -> None:
+        huge_pages, sketch_bytes = config.huge_pages, config.sketch_bytes
+        self.max_rows = config.max_rows
         self.index = Index(huge_pages) if buckets is None else Index(huge_pages, buckets)
         self.occurrences = ExactOccurrences(huge_pages) if sketch_bytes is None else OccurrenceSketch(sketch_bytes)
-        self.seen = RememberedKeys() if sketch_bytes is None else HyperLogLog(field_bits)
-        self.uses, self.counters = uses, Counters()
-        self._is_watched = is_watched
-        self.numbering = RowNumbering(is_watched)
+        self.seen = RememberedKeys() if sketch_bytes is None else HyperLogLog(config.field_bits)
+        self.uses = None if config.unit is None else RowUses(config.unit == "steps")
+        self.counters = Counters()
+        self._is_watched = config.drops_rows
+        self.numbering = RowNumbering(self._is_watched)
 
     @property
     def num_rows(self) -> int:

@@ -15,10 +15,11 @@ from sparsegroup.artifact.tensor_file import NAMES
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.buckets import ABSENT
+from sparsegroup.table.directory.directory import Directory
 from sparsegroup.table.directory.index import Index
 from sparsegroup.table.files.snapshot import DIRECTORY_STATE, OF_ROWS, State, check_state, joined_state, share_of_state
 from sparsegroup.table.files.write import TableFacts, pieces
-from sparsegroup.table.rows.storage import new_directory, new_storage
+from sparsegroup.table.rows.host import new_storage
 from sparsegroup.table.sharded.routing import BUCKETS, are_in
 from sparsegroup.table.table import Table
 
@@ -74,7 +75,7 @@ class _Reader:
             buckets = sum(file.facts.sensible_buckets for file in levels[0])
         else:  # keys that come in the order of an index crowd in one that is smaller
             buckets = Index.buckets_for(sum(int(file.facts.rows * file.share_in(wanted)) for file in levels[-1]))
-        self._directory, self._storage = new_directory(config, buckets), new_storage(config)
+        self._directory, self._storage = Directory(config, buckets), new_storage(config)
         self._rows: dict[int | None, int] = {}  # of each rank that has written
 
     def table(self, last: Sequence[TableFile]) -> Table:
