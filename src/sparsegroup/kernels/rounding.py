@@ -83,11 +83,7 @@ def rounded_bits(bits: Any, chance: Any) -> Any:
 def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int) -> Tensor:
     """`values`, float32, rounded stochastically; what is not +0 does not become +0 (see `update_mark`).
 
-    Args:
-        values: Any shape.
-        elements: int32, shaped as `values`: what tells elements apart.
-        seed: That of `StepScalars`; 0-d int32 where it is a tensor.
-        part: Which part of the state it is: u is 0, the rule's states are 1, 2, ….
+    `elements` int32, shaped as `values`, tells elements apart, and `part` the parts: u is 0, the states are 1, 2, ….
     """
     if not isinstance(seed, Tensor):
         seed = torch.full((), seed, dtype=torch.int32, device=values.device)

@@ -52,16 +52,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 class ParameterMemory:
     """The memory of one parameter: its weights, u and the rule's state. Valid while all of it stays where it is.
 
-    Args:
-        x: The parameter, of any shape.
-        entry: The optimizer's state of it: "step" (0-d float32), "u" if it carries u, and the rule's state.
-        names: The rule's state, in its order.
-        groups: As of the param group, which also decides `wants_kernels` and `capturable`.
+    Attributes:
         wants_kernels: Whether compiled kernels may be taken.
         capturable: Whether the step may be captured in a CUDA graph.
-
-    Attributes:
-        x, wants_kernels, capturable: See above.
         u: The dual residual, shaped as `x`; None for a parameter that carries none.
         state: The rule's state in the order of `rule.state`, each shaped as `x`.
         shape, stride, dtype, is_empty: The parameter's; it is empty if it has no element.
@@ -143,15 +136,7 @@ class StepScalars(NamedTuple):
 
 @dataclass(frozen=True)
 class Regularizer:
-    """λ1, λ21, λ2 ≥ 0 and the shape of the group threshold.
-
-    Attributes:
-        l1: λ1.
-        l21: λ21.
-        l2: λ2.
-        norm: What the threshold compares.
-        penalty: The threshold's shape.
-    """
+    """λ1, λ21, λ2 ≥ 0, the norm that the group threshold compares, and its shape."""
 
     l1: float = 0.0
     l21: float = 0.0
@@ -185,7 +170,6 @@ class StepConstants:
     """What the groups of a param group share until a hyperparameter changes. Kernels keep what they make of it.
 
     Attributes:
-        regularizer: λ1, λ21, λ2, norm and penalty.
         initial: The rule's states before the first gradient, in their order.
         sigma_0: From `rule.host_sigma_0`, for a rule that has it.
         frozen: Whether the learning rate is 0: then only the states advance.
@@ -199,12 +183,8 @@ class StepConstants:
 
     def is_same(self, other: "StepConstants") -> bool:
         """Whether nothing differs."""
-        return (self.regularizer, self.initial, self.sigma_0, self.frozen) == (
-            other.regularizer,
-            other.initial,
-            other.sigma_0,
-            other.frozen,
-        )
+        names = ("regularizer", "initial", "sigma_0", "frozen")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def stored_as(self, dtypes: tuple[torch.dtype, ...]) -> "StepConstants":
         """The same with the initial states rounded to the dtypes in which states are stored."""
@@ -250,11 +230,7 @@ class TensorPlan:
         self.hessian = None if self.hessian is None else self.hessian.contiguous()
 
     def sum_rows(self) -> None:
-        """Have each row of a sparse gradient once.
-
-        Raises:
-            IndexError: The gradient has rows that the parameter has not.
-        """
+        """Have each row of a sparse gradient once. Raises IndexError if it has rows that the parameter has not."""
         if self.rows is None:
             return
         if self.unchecked:
@@ -288,21 +264,8 @@ class Backend:
         raise NotImplementedError
 
     def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
-        """One step of parameters that it takes: x, u and the state change in place.
-
-        Args:
-            group: The number of their param group: a backend may keep what it prepared for it.
-            constants: What they share.
-            plans: The parameters' plans; none is empty.
-
-        Raises:
-            IndexError: A sparse gradient has rows that its parameter has not, where the host can see it.
-        """
+        """One step of parameters of param group `group` that it takes: x, u and the state change in place."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise what a device has reported of earlier steps, if it has arrived by now; never waits.
-
-        Raises:
-            IndexError: A sparse gradient had rows that its parameter has not; they were left out.
-        """
+        """Raise IndexError if a device has reported that an earlier sparse gradient had rows beyond; never waits."""

@@ -23,19 +23,10 @@ _LINEAR = (
 def hessian_diagonals(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], generator: torch.Generator | None
 ) -> list[Tensor]:
-    """One Rademacher sample v ⊙ H v of the diagonal per parameter.
+    """One Rademacher sample v ⊙ H v of the diagonal per parameter, shaped as the gradient, or as its distinct rows.
 
-    Args:
-        parameters: What the gradients were taken of.
-        gradients: From `backward(create_graph=True)`; dense shaped as the parameter, or sparse COO.
-        generator: Draws v, on the parameters' device; torch's default one if None.
-
-    Returns:
-        Dense tensors shaped as the dense gradient, or `[n, …]` for the n distinct rows of a sparse one in ascending
-        order. A gradient that does not depend on any parameter has diagonal 0.
-
-    Raises:
-        RuntimeError: No gradient has a graph, or none depends on a parameter: the loss is linear in them.
+    RuntimeError if no gradient has a graph, or none depends on a parameter: the loss is linear in them. A single one
+    that does not has diagonal 0.
     """
     # coalesce() keeps the graph, and gives the distinct rows that the step will update.
     gradients = [g.coalesce() if g.layout == torch.sparse_coo else g for g in gradients]
@@ -77,12 +68,7 @@ def _taken(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def draws_undone_on_error(generator: torch.Generator | None, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Where an error ends it, the generator is where it was: what failed has drawn nothing.
-
-    Args:
-        generator: See `hessian_diagonals`.
-        parameters: Their devices say which of torch's default generators are drawn from.
-    """
+    """Where an error ends it, the generator is where it was: what failed has drawn nothing."""
     generators = [generator] if generator is not None else _default_generators(parameters)
     states = [one.get_state() for one in generators]
     try:
@@ -119,16 +105,10 @@ def _like(product: Tensor | None, gradient: Tensor, vector: Tensor) -> Tensor:
 
 
 def block_average(diagonal: Tensor, block_sizes: Sequence[int], parameter_ndim: int) -> Tensor:
-    """Mean of |D| over blocks (AdaHessian, "spatial averaging"), shaped as `diagonal`.
+    """Mean of |D| over blocks (AdaHessian, "spatial averaging"), shaped as `diagonal`, of all or of some rows.
 
-    Args:
-        diagonal: The diagonal for the whole parameter, or for some of its rows.
-        block_sizes: For parameters of 1, 2, 3 and 4 dimensions: this many consecutive elements form a block, or, with
-            -1, nothing is averaged (0-d and 1-d), each row (2-d), or all but the first two dimensions (3-d and more).
-        parameter_ndim: Dimensions of the parameter.
-
-    Raises:
-        ValueError: A block size that does not divide the row (1-d: the tensor).
+    A block is so many consecutive elements, by the number of dimensions, or for -1 nothing (0-d, 1-d), each row (2-d)
+    or all but the first two dimensions. ValueError if it does not divide the row (1-d: the tensor).
     """
     diagonal = diagonal.abs()
     size = block_sizes[min(max(parameter_ndim, 1), 4) - 1]

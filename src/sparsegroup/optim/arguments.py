@@ -64,13 +64,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {"hessian_power": (1,)}
 
 
 def check_given(params: Any, optimizer: str, where: str = "") -> None:
-    """Raise TypeError, with what to give instead, for a module, a method, one tensor, or one param group by itself.
-
-    Args:
-        params: As of a torch optimizer, or the "params" of a param group.
-        optimizer: Its name, for messages.
-        where: Ends them.
-    """
+    """Raise TypeError, with what to give instead, for a module, a method, one tensor, or one param group by itself."""
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         raise TypeError(
             f"{optimizer} takes parameters, got a module, {type(params).__name__}: give its .parameters(){where}"
@@ -91,9 +85,7 @@ def known_options(
 ) -> dict[str, Any]:
     """Those of `options` that are `known`, after refusing what is not supported. `where` ends the messages.
 
-    Raises:
-        ValueError: A known argument of torch at another value than its default.
-        TypeError: An unknown argument.
+    ValueError for an argument of torch at another value than its default, TypeError for an unknown one.
     """
     for name, value in options.items():
         if name in REFUSED:
@@ -171,9 +163,7 @@ def _check_execution(group: Mapping[str, Any], where: str) -> None:
 def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
     """Raise unless what `group` asks of execution can be had for `parameter`; `where` names it.
 
-    Raises:
-        RuntimeError: `fused=True` on a GPU without the kernels.
-        ValueError: `capturable` elsewhere than on a GPU.
+    RuntimeError for `fused=True` on a GPU without the kernels, ValueError for `capturable` elsewhere than on a GPU.
     """
     if group["fused"] and parameter.device.type == "cuda" and not runtime.serves(parameter.device):
         raise RuntimeError(f"fused=True needs Triton (pip install triton) and a GPU that it compiles for ({where})")
@@ -195,17 +185,9 @@ _SHARED = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, valu
 def bound_arguments(
     rule: Rule, optimizer: str, positional: Sequence[Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All hyperparameters by name: those given, and the defaults of the others. Their values are not checked.
+    """All hyperparameters by name, given or by default. TypeError for unknown, repeated or missing arguments.
 
-    Args:
-        rule: The base optimizer.
-        optimizer: Its name, for messages.
-        positional: What follows `params`.
-        options: What is given by name.
-
-    Raises:
-        TypeError: An unknown argument, one given twice, one too many, or none where one is required.
-        ValueError: An argument of torch that is not supported, at another value than its default.
+    ValueError for an argument of torch that is not supported; other values are not checked.
     """
     takes = _arguments(rule)
     given = known_options(options, takes.parameters, optimizer)

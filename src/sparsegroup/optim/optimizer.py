@@ -44,17 +44,8 @@ def adapt_state_dict(
     """A copy of `state_dict` that torch's loader can take, checked before anything is changed.
 
     Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own
-    that have no meaning here are dropped, or refused where they are set.
-
-    Args:
-        state_dict: As from `torch.optim.Optimizer.state_dict`.
-        param_groups: The optimizer's.
-        rule: The optimizer's.
-        optimizer: Its name, for messages.
-        check: `check(group, where)` raises where a param group with its hyperparameters is not valid.
-
-    Raises:
-        ValueError: State of another optimizer or shape, or a hyperparameter that is not supported.
+    that have no meaning here are dropped, or refused if they are set. ValueError for another optimizer's
+    state.
     """
     groups, state = list(state_dict["param_groups"]), dict(state_dict["state"])
     if len(groups) != len(param_groups) or any(

@@ -25,18 +25,7 @@ class UncastTensor:
 
 
 def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], where: str) -> None:
-    """Raise unless a loaded entry has the state of `rule`, as tensors.
-
-    Args:
-        entry: A parameter's state, perhaps empty.
-        rule: The base optimizer.
-        more: Other names that must be there.
-        where: Names the parameter in messages.
-
-    Raises:
-        ValueError: A name is missing, or of another rule.
-        TypeError: A state is no tensor.
-    """
+    """Raise ValueError or TypeError unless a loaded entry has the state of `rule`, and `more`, as tensors."""
     if unknown := entry.keys() - {"step", "u", *rule.state, *more}:
         raise ValueError(f"state {', '.join(map(repr, sorted(unknown)))} is not of the rule {rule.name!r} ({where})")
     required = {*rule.state, *(("step",) if rule.counts_steps else ()), *more}

@@ -50,16 +50,10 @@ class GroupCensus:
 
 
 def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: float) -> float:
-    """The smallest λ21 at which the live groups of some parameters cost no more than a budget.
+    """The smallest λ21 at which the live groups of some parameters, each at its cost, cost no more than a budget.
 
-    Args:
-        censuses: One of each parameter.
-        costs: What a live group of each costs.
-        budget: ≥ 0, in the same unit.
-
-    Returns:
-        0 where all may live; else halfway between the last group that lives and the first that does not, and at least
-        `SMALLEST`, so that groups without any gradient can be among the dead. Equal ones are all dead.
+    0 if all may live; else halfway between the last group that lives and the first that does not, and at least
+    `SMALLEST`, so that groups without any gradient can be among the dead. Equal ones are all dead.
     """
     critical = np.concatenate([np.empty(0), *(census.critical for census in censuses)])
     if not len(critical):
@@ -133,11 +127,7 @@ class RowsPlan(Protocol):
         """`[n, dim]`, in the order in which a Hessian's diagonal must come: that of the coalesced gradient."""
 
     def with_hessian(self, diagonal: Tensor) -> Self:
-        """The same with the Hessian's diagonal, shaped as `gradient`.
-
-        Raises:
-            FloatingPointError: It is not finite, and such rows are not skipped.
-        """
+        """The same with the Hessian's diagonal, shaped as `gradient`. Raises FloatingPointError if it is not finite."""
 
     def run(self, step: "GroupStep", scalars: StepScalars, entry: Entry) -> None:
         """Take the step."""
@@ -155,15 +145,7 @@ class Stepper(Protocol):
     def plan(
         self, parameter: Tensor, gradient: Tensor, step: "GroupStep", states: Mapping[Tensor, Entry], number: int
     ) -> Plan:
-        """Read the gradient. All that can fail fails here; nothing is changed.
-
-        Args:
-            parameter: The parameter.
-            gradient: As backward has left it.
-            step: The step of its param group.
-            states: The optimizer's state; it has no entry for the parameter before its first step.
-            number: The parameter's in the param group, for messages.
-        """
+        """Read the gradient. All that can fail fails here; nothing is changed."""
 
     def census(
         self, parameter: Tensor, step: "GroupStep", entry: Entry, sample: int, draw: np.random.Generator
@@ -186,12 +168,7 @@ class Stepper(Protocol):
 class GroupStep:
     """One step of one param group, resolved once and kept until a hyperparameter changes.
 
-    Args:
-        rule: The base optimizer.
-        group: The param group.
-        number: Its number.
-        steppers: The stepper of each parameter; for `run` only.
-        before: The step until now. Its constants are kept if they are the same, and what kernels made of them.
+    It keeps the constants of the step `before` if they are the same, and with them what kernels made of them.
 
     Attributes:
         wants_u: Whether parameters carry u: there is a λ > 0, or the rule needs it.
@@ -292,14 +269,7 @@ class GroupStep:
         memories: dict[int, ParameterMemory],
         backends: Sequence[Backend],
     ) -> None:
-        """Carry out the plans of the group's parameters: tensors together, rows of tables by their own plans.
-
-        Args:
-            plans: One for each parameter with a gradient.
-            states: The optimizer's state. `states[parameter]` is empty before a parameter's first step.
-            memories: By the `id` of a parameter, where it and its state lay in the step before; changed.
-            backends: The backends of the rule, the preferred first; the last takes everything.
-        """
+        """Carry out the plans of the group's parameters: tensors together, rows of tables by their own plans."""
         tensors: list[TensorPlan] = []
         for plan in plans:
             if isinstance(plan, TensorPlan):

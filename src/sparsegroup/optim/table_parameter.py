@@ -55,11 +55,7 @@ class RowCombination(Tensor):
 
 
 def computed(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """The result of an operation on stored parameters and combinations.
-
-    Raises:
-        NotImplementedError: It is none that averaging needs.
-    """
+    """The result of an operation on stored parameters and combinations; refused unless averaging needs it."""
     own = _OPERATIONS.get(function)
     if own is None:
         refuse(str(function))
@@ -311,12 +307,7 @@ class StoredGradient(Tensor):
 
     @classmethod
     def of(cls, gradient: Tensor | None, ranks: StoreRanks | None = None) -> Tensor | None:
-        """The same object, as one of this class if it is a sparse tensor that has no graph.
-
-        Args:
-            gradient: This rank's rows'.
-            ranks: On which others are.
-        """
+        """The same object, as one of this class if it is a sparse tensor that has no graph."""
         if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
             gradient.__class__ = cls
             if ranks is not None:

@@ -48,7 +48,6 @@ class SizeTarget(ABC):
     def __init__(
         self,
         optimizer: GroupOptimizer,
-        *,
         steps: int | None,
         ramp: int | None,
         interval: int | None,
@@ -315,15 +314,7 @@ class TargetRate(SizeTarget):
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise ValueError(f"least must be an int >= 0, got {least!r}")
         self.target, self.least = float(rate), least
-        super().__init__(
-            optimizer,
-            steps=steps,
-            ramp=ramp,
-            interval=interval,
-            param_groups=param_groups,
-            sample=sample,
-            seed=seed,
-        )
+        super().__init__(optimizer, steps, ramp, interval, param_groups, sample, seed)
 
     def __str__(self) -> str:
         return f"a feature rate of {self.target:g}"
@@ -376,15 +367,7 @@ class TargetBytes(SizeTarget):
         seed: int = 0,
     ) -> None:
         self.target = bytes_of(size)
-        super().__init__(
-            optimizer,
-            steps=steps,
-            ramp=ramp,
-            interval=interval,
-            param_groups=param_groups,
-            sample=sample,
-            seed=seed,
-        )
+        super().__init__(optimizer, steps, ramp, interval, param_groups, sample, seed)
 
     def __str__(self) -> str:
         return f"a size of {self.target:,} bytes"

@@ -31,10 +31,6 @@ Int64s = npt.NDArray[np.int64]
 class Changes:
     """Rows changed and keys removed since a table had `count` rows.
 
-    Args:
-        count: Rows that there were. Later ones are new.
-        since: What was written then.
-
     Attributes:
         known: How many of those rows are left; they are still the first ones, in the same order.
     """
@@ -50,12 +46,7 @@ class Changes:
         _mark(rows, self._changed)
 
     def keep(self, kept: npt.NDArray[np.bool_], keys: Int64s) -> None:
-        """The rows of the mask `kept` stay and are renumbered in their order.
-
-        Args:
-            kept: `[rows]`.
-            keys: Those of rows that do not stay, the `known` ones among them.
-        """
+        """The rows of the mask `kept` stay, renumbered in their order; `keys` are those of the others."""
         before = kept[: self.known]
         self._changed = self._changed[before]
         self.known = len(self._changed)
@@ -111,10 +102,6 @@ class RowPlan(RowGradient):
 class RowSteps:
     """The stepper of a table's rows, see `sparsegroup.optim.step.Stepper`.
 
-    Args:
-        config: The table's.
-        lock: The table's lock.
-
     Attributes:
         owner: The optimizer whose state the rows hold; None for none.
         changes: What has changed since `track` was called; None if it was not, or all has.
@@ -140,14 +127,7 @@ class RowSteps:
         limit: RowLimit | None,
         owner: StateOwner | None,
     ) -> None:
-        """Step other rows from now on.
-
-        Args:
-            directory, storage: The keys and their rows.
-            on_step: Called after each step.
-            limit: Limits their bytes, if they are limited.
-            owner: Whose state the rows hold.
-        """
+        """Step other rows from now on."""
         self._directory, self._storage, self._on_step, self._limit = directory, storage, on_step, limit
         self.owner, self.changes, self._laid_out_for = owner, None, None
 
