@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import yaml
@@ -12,11 +11,7 @@ import yaml
 from cli_cases import many_features
 from command import Run
 from sparsegroup.cli import tune_run
-from sparsegroup.cli.train_words import train_command_line
-from sparsegroup.data import open_log
 from sparsegroup.kernels.cpu.jit import compiling, seconds_compiling
-from sparsegroup.training import Config
-from sparsegroup.training.config import read_config
 
 QUICK = ("--model", "lr", "--optimizer", "adagrad", "--batch-size", 64)
 
@@ -97,12 +92,9 @@ def test_a_study_ends_in_a_command_and_a_yaml_of_the_same_run(tmp_path: Path, ru
         "trials.journal",
     ]
     command = shlex.split(content["command"])
-    assert command[:3] == ["sparsegroup", "train", str(log)]
-    assert run(*command[1:], "--out", "by-command").returncode == 0
-    assert run("train", content["config"], "--out", "by-file").returncode == 0
-    files = [(tmp_path / name / "config.yaml").read_text() for name in ("by-command", "by-file")]
-    by_command, settings = ({**yaml.safe_load(text), "decided": []} for text in files)  # each names other values
-    assert by_command == settings
+    assert command == ["sparsegroup", "train", content["config"]]
+    assert run(*command[1:], "--out", "run").returncode == 0
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert settings["optimizer"]["lr"] == 1e-5
     assert settings["optimizer"]["target_rate"] == 0.1
     for key, value in content["best"]["settings"].items():
@@ -178,48 +170,3 @@ def test_without_optuna_the_error_says_what_to_install(
     done = run("tune", "--rows", 1_000)
     assert done.returncode == 2
     assert "sparsegroup.tuning needs optuna, not installed here: pip install 'sparsegroup[tune]'" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"model": "dcnv2", "hidden": (128, 64), "dropout": 0.25, "network_options": {"rank": 8}},
-        {"target_rate": 0.05, "optimizer": "amsgrad", "lr": 0.00123, "network_lr": 1e-5, "l2": 1e-6},
-        {"target_bytes": "1MB", "fallback": False, "penalty": {"name": "mcp", "gamma": 2.5}},
-        {"target_rate": 0.2, "exclude": ("noise", "a b")},
-        {"target_rate": 0.1, "optimizer": "adagrad", "lr": 1e-5},
-        {"optimizer": "adam", "l21": 1e-3},
-        {"least_features": 0},
-        {"optimizer": "ftrl", "lr": 0.1, "batch_size": 100, "baseline": False, "number_buckets": 0},
-    ],
-)
-def test_the_command_says_what_the_config_says(tmp_path: Path, run: Run, settings: dict[str, object]) -> None:
-    path = str(many_features(tmp_path / "log.csv"))
-    log = open_log(path)
-    config = Config.of(log=path, **settings).resolved_for(log)
-    assert _meant(train_command_line([path], config, log), log, run).as_dict() == config.as_dict()
-    file = tmp_path / "own.yaml"
-    file.write_text(f"data: {{log: {path}}}\nmodel: {{name: mlp}}\noptimizer: {{name: adagrad, lr: 0.5}}\n")
-    assert _meant(train_command_line([str(file)], config, log), log, run).as_dict() == config.as_dict()
-
-
-def _meant(command: str, log: object, run: Run) -> Config:
-    """The config of the run that a command makes, read as `train` reads it."""
-    taken: list[Config] = []
-
-    def read(*arguments: object) -> Config:
-        taken.append(read_config(*arguments))  # type: ignore[arg-type]
-        raise SystemExit(0)
-
-    with patch("sparsegroup.cli.train_run.read_config", read):
-        assert run(*shlex.split(command)[1:]).returncode == 0
-    return taken[0].resolved_for(log)  # type: ignore[arg-type]
-
-
-def test_a_command_leaves_out_what_train_decides(tmp_path: Path) -> None:
-    path = str(many_features(tmp_path / "log.csv"))
-    log = open_log(path)
-    assert train_command_line([path], Config.of(log=path).resolved_for(log), log) == f"sparsegroup train {path}"
-    config = Config.of(log=path, dropout=0.3).resolved_for(log)
-    assert train_command_line([path], config, log) == f"sparsegroup train {path} --set model.dropout=0.3"

@@ -13,8 +13,7 @@ from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import NETWORKS, Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.tuning import SearchSpace
-from sparsegroup.tuning.search_parameter import Choice, Condition, Span
-from sparsegroup.tuning.search_space import SEARCHED
+from sparsegroup.tuning.space import SEARCHED, Choice, Condition, Span
 
 LOG = synthetic_log(SyntheticConfig(rows=400), seed=0)
 
@@ -23,7 +22,7 @@ def space_of(log=LOG, **given):
     config = Config.of(**given).resolved_for(log)
     keys = {"model": "model.name", "optimizer": "optimizer.name"}
     sections = {"lr": "optimizer", "target_rate": "optimizer", "hidden": "model", "dim": "model"}
-    return SearchSpace.beside(config, {keys.get(name, f"{sections.get(name)}.{name}") for name in given}, log)
+    return SearchSpace.excluding({keys.get(name, f"{sections.get(name)}.{name}") for name in given}, config, log)
 
 
 class Numbered(Log):
@@ -56,7 +55,7 @@ def test_what_is_drawn_lies_within_the_bounds_of_the_table():
     for settings in draws(space):
         assert settings.keys() == set(space.keys)
         assert settings["model.name"] in of_network["model.name"].values
-        rate = next(one for one in space.parameters if one.key == "optimizer.lr" and one.has_say(settings))
+        rate = next(one for one in space.parameters if one.key == "optimizer.lr" and one.is_active(settings))
         assert rate.low <= settings["optimizer.lr"] <= rate.high
         assert float(f"{settings['optimizer.lr']:.3g}") == settings["optimizer.lr"]
         assert 0.029 <= settings["optimizer.network_lr"] / settings["optimizer.lr"] <= 3.02
@@ -125,14 +124,18 @@ def test_all_have_the_size_that_is_asked_for():
 def test_nothing_to_search_is_said():
     keys = {one.key for one in SEARCHED}
     with pytest.raises(SettingsError, match="nothing is left to search"):
-        SearchSpace.beside(Config().resolved_for(LOG), keys, LOG)
+        SearchSpace.excluding(keys, Config().resolved_for(LOG), LOG)
+
+
+def test_every_network_is_searched():
+    assert next(one for one in SEARCHED if one.key == "model.name").values == tuple(sorted(NETWORKS))
 
 
 def test_the_search_begins_with_the_settings_of_train():
     base = Config.of(model="mlp", lr=0.5, batch_size=100, optimizer="adagrad").resolved_for(LOG)
-    space = SearchSpace.beside(base, (), LOG)
+    space = SearchSpace.excluding((), base, LOG)
     study = optuna.create_study()
-    study.enqueue_trial(space.beginning)
+    study.enqueue_trial(space.initial)
     drawn = space.config(space.draw(study.ask()))
     assert drawn.model.name == "mlp"
     assert drawn.model.vector_dim == NETWORKS["mlp"].default_dim
@@ -142,9 +145,9 @@ def test_the_search_begins_with_the_settings_of_train():
 
 
 def test_the_default_is_among_the_values():
-    assert Choice(key="a.b", values=(1, 2)).beginning_at(5).values == (5, 1, 2)
-    assert Choice(key="a.b", times_default=(0.5, 1, 2)).beginning_at(1).values == (1, 2)
-    wider = Span(key="a.b", low=1.0, high=2.0).beginning_at(8.0)
+    assert Choice(key="a.b", values=(1, 2)).initial_at(5).values == (5, 1, 2)
+    assert Choice(key="a.b", times_default=(0.5, 1, 2)).initial_at(1).values == (1, 2)
+    wider = Span(key="a.b", low=1.0, high=2.0).initial_at(8.0)
     assert (wider.low, wider.high) == (1.0, 8.0)
 
 

@@ -13,9 +13,9 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, PassResult
 from sparsegroup.training.log_pass import train_as
-from sparsegroup.tuning import Study, TuningError, rungs
-from sparsegroup.tuning.rungs import rungs_of
-from sparsegroup.tuning.trial_record import RungScore, TrialRecord, best_of
+from sparsegroup.tuning import RungScore, Study, TrialRecord, TuningError
+from sparsegroup.tuning import study as study_module
+from sparsegroup.tuning.study import Rungs, best_of
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
 GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "epochs": 1, "compile": "never"}
@@ -74,7 +74,7 @@ def dying(at):
 
 @pytest.fixture
 def three_rungs(monkeypatch):
-    monkeypatch.setattr(rungs, "LEAST_OF_A_RUNG", 1)
+    monkeypatch.setattr(study_module, "MIN_RUNG_ROWS", 1)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def told(monkeypatch):
         told["configs"].append((config, log))
         return PassResult([], Metrics(0.5, told["log_loss"](config, log.train_rows), 1.0, 1.0), 1.0, 1)
 
-    monkeypatch.setattr(rungs, "train_as", instead)
+    monkeypatch.setattr(study_module, "train_as", instead)
     return told
 
 
@@ -128,9 +128,9 @@ def test_a_third_goes_on_to_the_next_rung(tmp_path, told):
 
 def test_rungs_of_few_rows_are_left_out():
     log = synthetic_log(SyntheticConfig(rows=30_000), seed=0)
-    assert rungs_of(LOG, None, 0.2).steps == (9,)
-    assert rungs_of(log, None, 0.2).steps == (3, 9)
-    assert rungs_of(log, 10_000, 0.2).part == 10_000
+    assert Rungs.of(LOG, None, 0.2).steps == (9,)
+    assert Rungs.of(log, None, 0.2).steps == (3, 9)
+    assert Rungs.of(log, 10_000, 0.2).part == 10_000
 
 
 def test_a_good_learning_rate_is_found(tmp_path):
@@ -190,7 +190,7 @@ def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeyp
             raise KilledError
         return train_as(config, *others, **more)
 
-    monkeypatch.setattr(rungs, "train_as", instead)
+    monkeypatch.setattr(study_module, "train_as", instead)
     study = begin(tmp_path / "study")
     for _ in range(3):
         with pytest.raises(KilledError):
@@ -269,14 +269,14 @@ def test_another_log_is_refused(tmp_path):
 
 def test_another_space_is_refused(tmp_path, monkeypatch):
     begin(tmp_path / "study").close()
-    monkeypatch.setattr("sparsegroup.tuning.search_space.SEARCHED", ())
+    monkeypatch.setattr("sparsegroup.tuning.space.SEARCHED", ())
     with pytest.raises(SettingsError, match="nothing is left to search"):
         Study.resume(tmp_path / "study", LOG)
     monkeypatch.undo()
-    from sparsegroup.tuning import search_space
+    from sparsegroup.tuning import space
 
-    wider = tuple(replace(one, high=99.0) if one.key == "optimizer.lr" else one for one in search_space.SEARCHED)
-    monkeypatch.setattr(search_space, "SEARCHED", wider)
+    wider = tuple(replace(one, high=99.0) if one.key == "optimizer.lr" else one for one in space.SEARCHED)
+    monkeypatch.setattr(space, "SEARCHED", wider)
     with pytest.raises(TuningError, match="searches another space than this version"):
         Study.resume(tmp_path / "study", LOG)
 
@@ -307,7 +307,7 @@ def test_a_damaged_manifest_is_said(tmp_path):
 )
 def test_rows_that_are_too_few_or_too_many_are_said(rows, held_out, message):
     with pytest.raises(TuningError, match=message):
-        rungs_of(LOG, rows, held_out)
+        Rungs.of(LOG, rows, held_out)
 
 
 def test_the_earliest_of_equals_is_the_best():

@@ -126,7 +126,7 @@ def tune_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search for settings on part of the training rows, by successive halving; ends with a `train` command and a YAML.
+    """Search for settings on part of the training rows, by successive halving; ends with a YAML file for `train`.
 
     A setting that is given, by an option, --set or a YAML file, is not searched. The search begins with the
     defaults: the first trial has the settings that `train` would have.

@@ -1,6 +1,7 @@
 """What `sparsegroup tune` does."""
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -8,23 +9,30 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from rich.table import Table
+
 from sparsegroup.cli.app import UsageError, in_shell
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import progress
 from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
-from sparsegroup.cli.train_words import train_command_line
-from sparsegroup.cli.tune_tables import outcome_table, space_table, trial_line
 from sparsegroup.data.log import Log
 from sparsegroup.kernels.cpu.jit import seconds_compiling
+from sparsegroup.reporting.formatting import count, duration, metric, percent
 from sparsegroup.settings.yaml_settings import read_yaml
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest
-from sparsegroup.tuning.search_space import SearchSpace
-from sparsegroup.tuning.study import BEST, TRIALS, Study
-from sparsegroup.tuning.study_manifest import STUDY
-from sparsegroup.tuning.trial_record import TrialRecord
+from sparsegroup.tuning.space import SearchSpace, shown_value
+from sparsegroup.tuning.study import BEST, STUDY, TRIALS, RungScore, Study, TrialRecord
 
 _logger = logging.getLogger(__name__)
+
+_SCORES: Mapping[str, Callable[[RungScore], str]] = {
+    "log loss": lambda score: metric(score.log_loss),
+    "norm. entropy": lambda score: metric(score.normalized_entropy),
+    "AUC": lambda score: metric(score.auc),
+    "features": lambda score: percent(score.feature_rate),
+    "rows": lambda score: count(score.rows),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ def show_space(log: Sequence[str] | None, options: Mapping[str, Any], assignment
     config, given = _asked(log, options, assignments)
     data = open_config_log(config, threads)
     config.check_log(data)
-    space = SearchSpace.beside(config.resolved_for(data), given, data)
+    space = SearchSpace.excluding(given, config.resolved_for(data), data)
     show({"log": data.name, "config": space.base.as_dict(), "space": space.as_plain()}, space_table(space))
 
 
@@ -71,9 +79,7 @@ def tune_run(
     data = open_config_log(config, limits.threads)
 
     def begin(folder: Path) -> Study:
-        return Study.begin(
-            folder, config, data, given=given, tune_rows=tune_rows, held_out=held_out, arguments=log or ()
-        )
+        return Study.begin(folder, config, data, given=given, tune_rows=tune_rows, held_out=held_out)
 
     if out is None:
         with new_run_folder(Path("studies") / log_name(config)) as folder:
@@ -110,7 +116,6 @@ def _asked(
 
 def _carry_on(study: Study, log: Log, limits: TuningLimits) -> None:
     rungs, folder = study.rungs, study.folder
-    train_command_line(study.manifest.arguments, study.space.base, log)  # what it cannot read is said before the trials
     _logger.info(
         f"{log.name}: up to {limits.trials} trials of {len(study.space.keys)} settings in {limits.minutes:g} min, on "
         f"{rungs.part - rungs.held_out:,} training rows, measured on the {rungs.held_out:,} after these; writing to "
@@ -141,7 +146,7 @@ def _carry_on(study: Study, log: Log, limits: TuningLimits) -> None:
         _logger.info(f"the time is up; {again}")
     elif len(trials) >= limits.trials:
         _logger.info(f"the study has {len(trials)} trials; {again} with more --trials")
-    command = train_command_line(study.manifest.arguments, study.config(best), log)
+    command = shlex.join(["sparsegroup", "train", str(folder / BEST)])
     content = {
         "folder": str(folder),
         "log": log.name,
@@ -168,3 +173,52 @@ def _rung_bar(name: str, samples: int) -> Iterator[Callable[[int, float], None]]
             update(done, samples, "")
 
         yield on_batch
+
+
+def space_table(space: SearchSpace) -> Table:
+    """What is searched: values, when they have a say, and where the search begins."""
+    table = Table(caption="a setting that is given is not searched; the first trial has the values on the right")
+    for column in ("setting", "values", "where", "begins with"):
+        table.add_column(column, overflow="fold", no_wrap=column == "setting")
+    for one in space.parameters:
+        where = "" if one.only is None else str(one.only)
+        table.add_row(one.key, one.words(), where, shown_value(one.default) if one.name in space.initial else "")
+    return table
+
+
+def trial_line(record: TrialRecord, best_before: float | None) -> str:
+    """How a trial went, after trials whose lowest log loss is `best_before`."""
+    which = f"trial {record.number}{'' if record.number else ', `train` as it is'}"
+    if record.last is None:
+        return f"{which}: {record.state}, {duration(record.seconds)}"
+    last = record.last
+    of_all = f" after {last.rows:,} rows" if record.state != "complete" else ""
+    is_best = record.state == "complete" and (best_before is None or last.log_loss < best_before)
+    return (
+        f"{which}: {record.state}{of_all}, log loss {metric(last.log_loss)}, AUC {metric(last.auc)}, "
+        f"{percent(last.feature_rate)} of the features, {duration(record.seconds)}"
+        f"{'; the best so far' if is_best and record.number else ''}"
+    )
+
+
+def outcome_table(space: SearchSpace, first: TrialRecord, best: TrialRecord) -> Table:
+    """The best trial and, if that is another, the first: what they scored, and the settings in which they differ."""
+    table = Table(
+        caption="on the rows held out, by which the best was chosen: its figures are better than new rows will show"
+    )
+    table.add_column("")
+    is_first = best.number == first.number
+    pair = (best,) if is_first else (best, first)
+    for name in ("best: `train` as it is",) if is_first else (f"best: trial {best.number}", "`train` as it is"):
+        table.add_column(name, justify="right")
+    scores = [one.last if one.state == "complete" else None for one in pair]
+    if first.state != "complete":
+        table.add_row("", "", first.state)
+    for name, figure in _SCORES.items():
+        table.add_row(name, *("" if score is None else figure(score) for score in scores))
+    table.add_row("time", *(duration(one.seconds) for one in pair), end_section=True)
+    shown = [space.shown(one.settings) for one in pair]
+    for key in space.keys:
+        if shown[0][key] != shown[-1][key]:
+            table.add_row(key, *(values[key] for values in shown))
+    return table

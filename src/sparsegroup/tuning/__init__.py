@@ -1,14 +1,12 @@
-"""The search for settings: what is searched, a study in its folder, and what it has come to."""
+"""The search for settings: what is searched, and a study in its folder."""
 
 from sparsegroup.errors import require
 from sparsegroup.importing import document_constructors
 
 require("tune", __name__)
 
-from sparsegroup.tuning.search_space import SearchSpace
-from sparsegroup.tuning.study import Study
-from sparsegroup.tuning.study_manifest import TuningError
-from sparsegroup.tuning.trial_record import RungScore, TrialRecord
+from sparsegroup.tuning.space import SearchSpace
+from sparsegroup.tuning.study import RungScore, Study, TrialRecord, TuningError
 
 __all__ = ["RungScore", "SearchSpace", "Study", "TrialRecord", "TuningError"]
 
