@@ -237,11 +237,11 @@ class Collectives:
         norm: Tensor = torch.linalg.vector_norm(norms, order).to(own)
         return norm
 
-    def summed(self, tensor: Tensor, what: str, error: Exception | None = None) -> Tensor:
+    def summed(self, tensor: Tensor, what: str) -> Tensor:
         """The sum of the ranks' tensors, which have one shape and dtype and are on a device of the group."""
-        self.meet(what, error=error)
         if self.ranks == 1:
             return tensor
+        self.meet(what)
         total = tensor.clone(memory_format=torch.contiguous_format)
         with self._operation(what):
             dist.all_reduce(total, group=self.group)
