@@ -15,14 +15,14 @@ from sparsegroup.rules import ADAGRAD, ADAM, SGD
 SCRIPT = """
 import torch
 from sparsegroup import GroupSGD
-from sparsegroup.kernels.cpu import compiled_step, kernel_cache
+from sparsegroup.kernels.cpu import jit, step
 from sparsegroup.rules import SGD
 
-kernel_cache.NOTICE_AFTER = 0.0
+jit.NOTICE_AFTER = 0.0
 x = torch.nn.Parameter(torch.ones(3, 2))
 x.grad = torch.ones(3, 2)
 GroupSGD([x], lr=0.1).step()
-stats = compiled_step.step_kernel(SGD, (0,), False).compiled.stats
+stats = step.step_kernel(SGD, (0,), False).compiled.stats
 print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
 """
 
@@ -93,16 +93,16 @@ print(kernel(2), kernel(3), kernel(2.5))
 
 _SLOW_LOAD = """
 import time
-from sparsegroup.kernels.cpu import jit, kernel_cache
+from sparsegroup.kernels.cpu import jit
 
-kernel_cache.NOTICE_AFTER = 0.0
-load = kernel_cache.KernelCache._load_overload
+jit.NOTICE_AFTER = 0.0
+load = jit.KernelCache._load_overload
 
 def load_slowly(self, sig, target_context):
     time.sleep(0.2)
     return load(self, sig, target_context)
 
-kernel_cache.KernelCache._load_overload = load_slowly
+jit.KernelCache._load_overload = load_slowly
 
 def twice(value):
     return 2 * value
@@ -163,7 +163,7 @@ def test_rules_states_and_widths_have_digests_of_their_own() -> None:
 
 
 def test_a_kernel_found_anew_has_the_digest_that_it_had() -> None:
-    script = "from sparsegroup.table import batch; print(batch.look_up.compiled.py_func.__qualname__)"
+    script = "from sparsegroup.table.lookup import kernels; print(kernels.look_up.compiled.py_func.__qualname__)"
     names = {
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
         for _ in range(2)

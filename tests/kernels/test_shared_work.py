@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsegroup.kernels.cpu import jit, threads
-from sparsegroup.kernels.cpu.threads import Habit
+from sparsegroup.kernels.cpu.threads import Backoff
 
 PIECES = 500
 
@@ -92,19 +92,6 @@ def test_one_who_is_still_at_work_is_waited_for():
     assert not threads.is_settled(state)
 
 
-@pytest.mark.parametrize(("rung", "paid"), [(0, False), (1, True), (2, False)])
-def test_staying_pays_where_the_next_job_has_begun_and_none_after_it(rung, paid):
-    bell = np.array([7])
-    state, helping = threads.new_with_helpers(bell)
-    count(state, 8, np.zeros((2, 8), np.int64), np.zeros(8, np.bool_))
-    assert bell[0] == 8, "its caller rings"
-    bell[0] += rung
-    count(helping, 8, np.zeros((2, 8), np.int64), np.zeros(8, np.bool_))
-    assert bell[0] == 8 + rung, "a helper does not"
-    assert threads.has_paid(helping, bell) == paid
-    assert threads.is_settled(state)
-
-
 def test_work_is_shared_where_a_second_one_has_taken_some_of_it():
     state, marks, early = threads.new(), np.zeros((2, 8), np.int64), np.zeros(8, np.bool_)
     count(state, 8, marks, early)
@@ -117,16 +104,16 @@ def test_work_is_shared_where_a_second_one_has_taken_some_of_it():
 
 
 def test_what_does_not_pay_is_done_ever_more_seldom_until_it_pays():
-    habit, done = Habit(), []
+    backoff, done = Backoff(), []
     for time in range(400):
-        if habit.is_worth_it():
+        if backoff.should_try():
             done.append(time)
-            habit.note(paid=False)
+            backoff.note(paid=False)
     assert np.diff(done).tolist() == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
-    while not habit.is_worth_it():
+    while not backoff.should_try():
         pass
-    habit.note(paid=True)
-    assert all(habit.is_worth_it() for _ in range(9))
+    backoff.note(paid=True)
+    assert all(backoff.should_try() for _ in range(9))
 
 
 def test_the_number_of_threads_is_torchs_unless_it_is_set():

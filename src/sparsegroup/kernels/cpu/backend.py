@@ -106,7 +106,7 @@ def _tensors_of(memories: Sequence[ParameterMemory], carries_u: bool) -> step.Te
     if not carries_u:  # each element is a group
         widths, counts = np.ones_like(widths), widths * counts
     base = np.array([memory.addresses for memory in memories], np.int64)
-    return step.Tensors(widths, counts, base, step.pieces(widths, counts))
+    return step.Tensors(widths, counts, base)
 
 
 def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:

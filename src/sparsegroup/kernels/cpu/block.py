@@ -1,9 +1,9 @@
-"""The step on CPU, as Numba compiles it for a rule: blocks of groups that fit the first-level cache.
+"""The step and the sweep on CPU, as Numba compiles them for a rule: blocks of groups that fit the first-level cache.
 
 Within a block the work is cut into loops over contiguous elements that the compiler turns into vector instructions;
 only the reduction of a group to its norm and the search for untouched groups go group by group.
 
-The globals marked below are replaced when the source is bound to a rule, see `compiled_step`. The norm and the penalty
+The globals marked below are replaced when the source is bound to a rule, see `step`. The norm and the penalty
 are compiled apart, as `weigh_elements` and `shrink_groups`, and called by their addresses: so a rule is compiled once
 for all of them.
 """
@@ -18,7 +18,7 @@ from sparsegroup import prox
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu.intrinsics import allocate, on_stack, release
 from sparsegroup.kernels.cpu.jit import array_at, call, fill_8, inline, jitted
-from sparsegroup.kernels.cpu.rows import find_rows, live_groups
+from sparsegroup.kernels.cpu.rows import find_rows, live_groups, to_nearest
 from sparsegroup.kernels.cpu.threads import enter, leave, take
 
 BLOCK = 256
@@ -28,12 +28,13 @@ CARRIES_U: bool = True  # bound
 HAS_START: bool = False  # bound
 IS_WIDE: bool = True  # bound: whether a group may have more than `BLOCK` elements
 PARTS: int = 0  # bound: weights, u, and the rule's state
+ROUNDS_U: bool = False  # bound: whether a sweep rounds u to bfloat16
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update_at = unpack = gradient_at = r_memory = _unbound  # bound
 is_initial = parts_of = parts_in = _unbound  # bound
 weigh = shrink = _unbound  # bound
-gather = scatter = _unbound  # bound: `narrow_copies.copiers`
+gather = scatter = _unbound  # bound: `rows.copiers`; a sweep scatters weights and u only
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
@@ -91,16 +92,7 @@ def base_only(x: Any, state: Any, g: Any, hessian: Any, n: int, scalars: Any, ze
         x[i] = _base_step(x[i], m, sigma, zero)
 
 
-def rule_and_z(
-    x: Any,
-    u: Any,
-    state: Any,
-    g: Any,
-    hessian: Any,
-    S: Any,
-    n: int,
-    scalars: Any,
-) -> None:
+def rule_and_z(x: Any, u: Any, state: Any, g: Any, hessian: Any, S: Any, n: int, scalars: Any) -> None:
     """m, σ and z of `n` elements."""
     for i in range(n):
         m, sigma = update_at(g, hessian, state, i, scalars)
@@ -176,17 +168,11 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
 def advance(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: int, d: int,
     S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any,
-    tau: Any, threshold: Any, frozen: bool,
+    tau: Any, threshold: Any,
 ) -> None:  # fmt: skip
     """One step of whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
     l1, two_l2, keep, sigma_0, zero, one = constants
     n = groups * d
-    if frozen:
-        rule_only(state, g, hessian, n, scalars)
-        return
-    if not CARRIES_U:
-        base_only(x, state, g, hessian, n, scalars, zero)
-        return
     any_zero = False
     for i in range(n):
         any_zero |= g[i] == zero
@@ -220,16 +206,10 @@ def advance(
 
 def advance_large(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, d: int, S: Any, T: Any, H: Any,
-    scalars: Any, initial: Any, constants: Any, tau: Any, threshold: Any, frozen: bool,
+    scalars: Any, initial: Any, constants: Any, tau: Any, threshold: Any,
 ) -> None:  # fmt: skip
     """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what is between its two passes."""
     l1, two_l2, keep, sigma_0, zero, one = constants
-    if frozen:
-        rule_only(state, g, hessian, d, scalars)
-        return
-    if not CARRIES_U:
-        base_only(x, state, g, hessian, d, scalars, zero)
-        return
     quiet = untouched(u, state, g, 0, d, initial, zero, one)
     if HAS_START and not quiet:
         charge_start(x, u, 0, d, sigma_0, zero, one)
@@ -239,16 +219,8 @@ def advance_large(
     for start in range(0, d, BLOCK):
         end = min(start + BLOCK, d)
         n = end - start
-        rule_and_z(
-            part(x, start, n, zero),
-            part(u, start, n, zero),
-            parts_of(state, start, n, zero),
-            part(g, start, n, zero),
-            part(hessian, start, n, zero),
-            S,
-            n,
-            scalars,
-        )
+        xs, us, states = part(x, start, n, zero), part(u, start, n, zero), parts_of(state, start, n, zero)
+        rule_and_z(xs, us, states, part(g, start, n, zero), part(hessian, start, n, zero), S, n, scalars)
         for i in range(n):
             H[start + i] = S[AT_M + i]
         for i in range(n):
@@ -332,7 +304,7 @@ def step(
     places = array_at(block_memory(), BLOCK, np.int64(0))
     at = array_at(block_memory(), PARTS, np.int64(0))
     R_address, between = r_memory(), STRIDE * size
-    born = 0
+    live_change = 0
     thread = enter(turns)
     k = take(turns, 0, thread, len(work))
     while k >= 0:
@@ -357,22 +329,108 @@ def step(
                     at[p] = base[t, p] + j * width
             x, u, state = parts_in(at, groups * d, zero)
             if in_rows:
-                born -= live_groups(x, groups, d, zero)
+                live_change -= live_groups(x, groups, d, zero)
             g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
-            if IS_WIDE and d > BLOCK:
-                advance_large(
-                    x, u, state, g, hessian, d, S, T, H,
-                    row_scalars, initial, parameters, tau, threshold, frozen,
-                )  # fmt: skip
+            if frozen:
+                rule_only(state, g, hessian, groups * d, row_scalars)
+            elif not CARRIES_U:
+                base_only(x, state, g, hessian, groups * d, row_scalars, zero)
+            elif IS_WIDE and d > BLOCK:
+                advance_large(x, u, state, g, hessian, d, S, T, H, row_scalars, initial, parameters, tau, threshold)
             else:  # `advance` comes once for tensors and rows: each place is compiled separately
                 advance(
-                    x, u, state, g, hessian, groups, d, S, T, quiet,
-                    row_scalars, initial, parameters, tau, threshold, frozen,
-                )  # fmt: skip
+                    x, u, state, g, hessian, groups, d, S, T, quiet, row_scalars, initial, parameters, tau, threshold
+                )
             if in_rows:
                 scatter(places, rows, j, groups, base[t], R_address, between, d, size, seed)
-                born += live_groups(x, groups, d, zero)
+                live_change += live_groups(x, groups, d, zero)
         k = take(turns, 0, thread, len(work))
-    leave(turns, born)
+    leave(turns, live_change)
     if IS_WIDE:
         release(H_address)
+
+
+def sweep(
+    turns: Any, work: Any, count: int, d: int, base: Any, pages: Any, shift: int, stride: int, lines: Any, rows: Any,
+    scalars: Any, tau: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int,
+    norms: Any, changed: Any, applies: bool, drops: bool,
+) -> None:  # fmt: skip
+    """`sparsegroup.kernels.eager.eager_sweep` over rows: the norms, and with `applies` the closed form.
+
+    Gives how many more rows are non-zero than before. u is rounded to the nearest bfloat16 if it is stored as such.
+
+    Args:
+        turns, work, pages, shift, stride, lines, initial, constants, penalty, weigh_at, shrink_at: As for `step`.
+        count: The number of rows.
+        d: Elements of a part of a row, at most `BLOCK`.
+        base, tau: One line of those of `step`.
+        rows: `[count]` int64, distinct if `applies`; or empty: then they are the rows 0, …, count - 1.
+        scalars: `[1, s]`, from the rule.
+        norms: `[count]`: set to ‖weigh(s)‖ of each row; infinite if it never had a non-zero gradient.
+        changed: `[count]` bool, or empty unless `applies`: set to whether weights or u of a row have changed.
+        applies: Whether they may.
+        drops: Whether weights of rows that never had a non-zero gradient become zero; else these rows stay.
+    """
+    l1, two_l2, keep, zero, one = constants[0], constants[1], constants[2], constants[4], constants[5]
+    parameters = np.int64(penalty.ctypes.data)
+    size = constants.itemsize
+    S_at, R_at, between = s_memory(), r_memory(), STRIDE * size
+    S = array_at(S_at, 6 * STRIDE, zero)
+    T = array_at(block_memory(), BLOCK, zero)
+    G = array_at(block_memory(), BLOCK, zero)
+    u_before = array_at(block_memory(), BLOCK, zero)
+    quiet = array_at(block_memory(), BLOCK, np.int64(0))
+    places = array_at(block_memory(), BLOCK, np.int64(0))
+    at = array_at(block_memory(), PARTS, np.int64(0))
+    for i in range(BLOCK):
+        G[i] = zero
+    for p in range(PARTS):
+        at[p] = R_at + p * between
+    x, u, state = parts_in(at, BLOCK, zero)
+    per_block = BLOCK // d
+    row_scalars = unpack(scalars, 0)
+    live_change = 0
+    thread = enter(turns)
+    k = take(turns, 0, thread, len(work))
+    while k >= 0:
+        last = min(work[k, 2], count)
+        for first in range(work[k, 1], last, per_block):
+            groups = min(per_block, last - first)
+            n = groups * d
+            find_rows(rows, first, groups, per_block, last, pages, shift, stride, lines, places)
+            gather(places, groups, base, R_at, between, d, size, zero)
+            if applies:
+                live_change -= live_groups(x, groups, d, zero)
+            for i in range(groups):
+                quiet[i] = untouched(u, state, G, i * d, d, initial, zero, one)
+            for i in range(n):
+                S[AT_X + i] = x[i]
+                u_before[i] = u[i]
+            for i in range(n):
+                _, sigma = update_at(G, G, state, i, row_scalars)
+                S[AT_M + i] = zero
+                S[AT_SIGMA + i] = sigma
+                S[AT_Z + i] = u[i] - sigma * x[i]
+            call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
+            sum_groups(S, T, groups, d, zero)
+            for i in range(groups):
+                norms[first + i] = np.inf if quiet[i] else math.sqrt(S[AT_W + i])
+            if applies:
+                call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
+                spread_groups(S, groups, d, zero)
+                solve(x, u, S, n, l1, two_l2, keep, zero, one)
+                if ROUNDS_U:
+                    to_nearest(at[1], n)
+                for i in range(groups):
+                    if quiet[i]:
+                        for e in range(i * d, (i + 1) * d):
+                            x[e] = zero if drops else S[AT_X + e]
+                            u[e] = zero
+                for i in range(n):
+                    T[i] = one if (x[i] != S[AT_X + i]) | (u[i] != u_before[i]) else zero
+                for i in range(groups):
+                    changed[first + i] = live_groups(part(T, i * d, d, zero), 1, d, zero) > 0
+                scatter(places, places, 0, groups, base, R_at, between, d, size, 0)  # rounds no more: u is rounded
+                live_change += live_groups(x, groups, d, zero)
+        k = take(turns, 0, thread, len(work))
+    leave(turns, live_change)

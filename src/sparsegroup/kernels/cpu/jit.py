@@ -5,6 +5,7 @@ what it calls lies in other files: so each carries a digest of all of that in it
 """
 
 import hashlib
+import inspect
 import logging
 import os
 import pickle
@@ -37,16 +38,15 @@ from sparsegroup.importing import uncollected
 from sparsegroup.kernels.cpu import numba_namespace
 from sparsegroup.rules import bind
 
-_PLAIN = (int, float, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, ir.Type)
+_PLAIN = (int, float, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, ir.Type, types.Type)
 _VERSIONED = ("llvmlite", "math", "numba", "numpy")
 """Modules whose functions compile to what the versions of Numba and llvmlite say."""
 
 
 def kernel_digest(function: Callable[..., Any]) -> str:
-    """A digest of what `function` compiles to, as far as sources decide: another one for any other code or constant.
+    """A digest of what `function` compiles to: its code, and all functions, intrinsics and constants that it uses.
 
-    It covers the function, the functions, intrinsics and constants behind its globals, and theirs; of other modules,
-    the whole file.
+    So an edit compiles only the kernels that use what was edited. Of modules that it uses the whole file counts.
     """
     versions = f"numba {numba.__version__} llvmlite {llvmlite.__version__} numpy {np.__version__}\n"
     digest = hashlib.sha256(versions.encode())
@@ -131,11 +131,7 @@ def say_not_kept(error: Exception) -> None:
 
 
 class KernelCache(FunctionCache):
-    """Numba's cache on disk. What it holds is loaded without what Numba needs for compiling, half a second's imports.
-
-    Args:
-        py_func: The function, under a name that is another one for other sources.
-    """
+    """Numba's cache on disk; loading from it needs no compiler, whose imports take half a second."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What is on disk for a signature, or None: then it will be compiled."""
@@ -147,42 +143,7 @@ class KernelCache(FunctionCache):
         return found
 
 
-class _Compilation:
-    """The wait while Numba looks for a kernel on disk and, unless it finds it, compiles it.
-
-    Args:
-        name: What the kernel is called in messages.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._timer: threading.Timer | None = None
-
-    def begin(self) -> None:
-        """It is not on disk."""
-        if self._timer is not None:
-            return
-        self._started, self._said = time.perf_counter(), False
-        self._timer = threading.Timer(NOTICE_AFTER, self._say)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _say(self) -> None:
-        self._said = True
-        _logger.warning("compiling %s for this machine, once …", self._name)
-
-    def end(self) -> None:
-        """It is there, or failed."""
-        global _seconds
-        if self._timer is None:
-            return
-        self._timer.cancel()
-        seconds = time.perf_counter() - self._started
-        _seconds += seconds
-        if self._said:
-            _logger.info("compiled %s in %.1f s", self._name, seconds)
-
-
+_here = threading.local()
 _seconds = 0.0
 
 
@@ -191,19 +152,40 @@ def seconds_compiling() -> float:
     return _seconds
 
 
-_here = threading.local()
+class _Compilation:
+    """The wait while Numba looks for a kernel on disk and, unless it finds it, compiles it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._notice: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """It is not on disk."""
+        if self._notice is None:
+            self._started, self._said = time.perf_counter(), False
+            self._notice = threading.Timer(NOTICE_AFTER, self._say)
+            self._notice.daemon = True
+            self._notice.start()
+
+    def _say(self) -> None:
+        self._said = True
+        _logger.warning("compiling %s for this machine, once …", self._name)
+
+    def end(self) -> None:
+        """It is there, or failed."""
+        global _seconds
+        if self._notice is not None:
+            self._notice.cancel()
+            seconds = time.perf_counter() - self._started
+            _seconds += seconds
+            if self._said:
+                _logger.info("compiled %s in %.1f s", self._name, seconds)
 
 
 @contextmanager
 def compiling(name: str, is_kept: bool = True) -> Iterator[None]:
-    """Around what loads a kernel, or compiles it: says so if it compiles for long.
-
-    Args:
-        name: What the kernel is called in messages.
-        is_kept: Whether it may be on disk.
-    """
-    compilation = _Compilation(name)
-    _here.compilation = compilation
+    """Around the loading of a kernel from disk, if it may be kept there, or its compilation, which is reported."""
+    compilation = _here.compilation = _Compilation(name)
     try:
         if not is_kept:
             compilation.begin()
@@ -218,6 +200,7 @@ COMPILER = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """Division by zero gives inf or NaN, as in torch; other threads run while a kernel does."""
 
 _njit: Any = njit
+_intrinsic: Any = intrinsic
 
 
 def jitted(function: Callable[..., Any]) -> Any:
@@ -230,8 +213,12 @@ def jitted(function: Callable[..., Any]) -> Any:
 
 def with_globals(function: Callable[..., Any], bindings: Mapping[str, Any]) -> Any:
     """`function` for use inside kernels, with some of its globals replaced."""
+    return jitted(_rebound(function, bindings))
+
+
+def _rebound(function: Callable[..., Any], bindings: Mapping[str, Any]) -> FunctionType:
     assert isinstance(function, FunctionType)
-    return jitted(FunctionType(function.__code__, {**function.__globals__, **bindings}, function.__name__))
+    return FunctionType(function.__code__, {**function.__globals__, **bindings}, function.__name__)
 
 
 def inline(function: Callable[..., Any]) -> Any:
@@ -247,24 +234,14 @@ def source(text: str, names: Mapping[str, Any]) -> Any:
 
 
 def kernel(function: Callable[..., Any], name: str, bindings: Mapping[str, Any] | None = None) -> "Kernel":
-    """`function` compiled for calls from Python, with some of its globals replaced.
-
-    Args:
-        function: The source, from a module of this package.
-        name: What it is called in messages.
-        bindings: Global name → its value.
-    """
+    """`function` compiled for calls from Python, with some of its globals replaced; `name` is for messages."""
     return Kernel(function, name, bindings or {})
 
 
 def address_of(function: Callable[..., Any], signature: Any, bindings: Mapping[str, Any], name: str) -> int:
     """The address of `function`, compiled, for `call` inside kernels that are compiled without knowing it.
 
-    Args:
-        function: The source, from a module of this package.
-        signature: Numba's: numbers in, nothing out.
-        bindings: Global name → its value.
-        name: What it is called in messages.
+    It takes numbers, as Numba's `signature` lists them, and returns nothing; `name` is for messages.
     """
     bound = _bound_for_cache(function, bindings)
     signature = normalize_signature(signature)  # type: ignore[no-untyped-call]
@@ -288,19 +265,14 @@ _KEPT: list[Any] = []
 
 def _bound_for_cache(function: Callable[..., Any], bindings: Mapping[str, Any]) -> FunctionType:
     """`function` with other globals, under a name that is another one for other sources."""
-    assert isinstance(function, FunctionType)
-    bound = FunctionType(function.__code__, {**function.__globals__, **bindings}, function.__name__)
+    bound = _rebound(function, bindings)
     bound.__qualname__ = f"{function.__name__}_{kernel_digest(bound)[:16]}"
     bound.__module__ = function.__module__
     return bound
 
 
 class Kernel:
-    """A compiled function that says so where its first call takes a while; see `kernel`.
-
-    Attributes:
-        name: What it is called in messages.
-    """
+    """A compiled function that says so if its first call takes a while; see `kernel`."""
 
     def __init__(self, function: Callable[..., Any], name: str, bindings: Mapping[str, Any]) -> None:
         self.name = name
@@ -339,107 +311,99 @@ class Kernel:
         return result
 
 
-def intrinsic_of(function: Callable[..., Any]) -> Any:
-    """Numba's `intrinsic`."""
-    return intrinsic(function)
+def instruction(returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make of a function (LLVM's builder, *values) → value one for use inside kernels.
+
+    `returns` and `takes` are Numba's types; a type None is whatever is passed.
+    """
+
+    def made(emit: Callable[..., Any]) -> Any:
+        def typed(typing_context: Any, *kinds: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = emit(builder, *values)
+                return context.get_dummy_value() if returns is types.void else value
+
+            wanted = (kind or given for kind, given in zip(takes, kinds, strict=True))
+            return returns(*wanted), generate
+
+        parameters = list(inspect.signature(emit).parameters.values())
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        typed.__name__ = emit.__name__
+        return _intrinsic(typed)
+
+    return made
 
 
-@intrinsic_of
-def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
+    """The int64 `address` as LLVM's pointer to `kind`."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def called(builder: Any, name: str, returns: Any, *arguments: Any) -> Any:
+    """The result of calling a C function, or one of LLVM's, by its name."""
+    kind = ir.FunctionType(returns, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)  # type: ignore[no-untyped-call]
+
+
+_WORD, _INT = ir.IntType(64), ir.IntType(32)
+
+
+@instruction(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
     """Ask for the cache line at `address` (int64), to be read and written soon."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        pointer = builder.inttoptr(arguments[0], byte_pointer)
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            builder.module, ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32]), "llvm.prefetch.p0"
-        )
-        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    called(
+        builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, address, ir.IntType(8)), _INT(0), _INT(3), _INT(1)
+    )
 
 
-@intrinsic_of
-def load(typing_context, address):  # type: ignore[no-untyped-def]
+@instruction(types.int64, types.int64)
+def load(builder: Any, address: Any) -> Any:
     """The int64 at `address` (int64)."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
-
-    return types.int64(types.int64), generate
+    return builder.load(pointer(builder, address, _WORD))
 
 
-@intrinsic_of
-def store(typing_context, address, value):  # type: ignore[no-untyped-def]
+@instruction(types.void, types.int64, types.int64)
+def store(builder: Any, address: Any, value: Any) -> None:
     """Write the int64 `value` to `address` (int64)."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    builder.store(value, pointer(builder, address, _WORD))
 
 
-@intrinsic_of
-def load_now(typing_context, address):  # type: ignore[no-untyped-def]
+@instruction(types.int64, types.int64)
+def load_now(builder: Any, address: Any) -> Any:
     """The int64 at `address` (int64), which other threads may be changing; what they wrote before is seen after."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return builder.load_atomic(pointer(builder, address, _WORD), "acquire", 8)
 
 
-@intrinsic_of
+@instruction(types.int64, types.int64, types.int64)
+def fetch_and_add(builder: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at `address` (int64) so that no other thread can come between; gives what it was."""
+    return builder.atomic_rmw("add", pointer(builder, address, _WORD), value, "seq_cst")
+
+
+@instruction(types.void)
+def relax(builder: Any) -> None:
+    """Leave the core to its other thread for a moment, while waiting for another core (on x86)."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        called(builder, "llvm.x86.sse2.pause", ir.VoidType())
+
+
+@_intrinsic
 def call(typing_context, address, arguments):  # type: ignore[no-untyped-def]
     """Call the function at `address` (int64), from `address_of`, with the tuple `arguments`."""
 
     def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
         items = cgutils.unpack_tuple(builder, values[1], len(signature.args[1]))  # type: ignore[no-untyped-call]
         kind = ir.FunctionType(ir.VoidType(), [item.type for item in items])
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), items)
+        builder.call(pointer(builder, values[0], kind), items)
         return context.get_dummy_value()
 
     return types.void(types.int64, arguments), generate
 
 
-_IS_X86 = platform.machine() in ("x86_64", "AMD64")
-
-
-@intrinsic_of
-def relax(typing_context):  # type: ignore[no-untyped-def]
-    """Leave the core to its other thread for a moment, while waiting for another core (on x86)."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        if _IS_X86:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])  # type: ignore[no-untyped-call]
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@intrinsic_of
-def fetch_and_add(typing_context, address, value):  # type: ignore[no-untyped-def]
-    """Add to the int64 at `address` (int64) what no other thread can come between; gives what it was."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
 def _copier(kind: ir.Type) -> Any:
-    @intrinsic_of
-    def copy(typing_context, source, target):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            at, to = (builder.inttoptr(address, kind.as_pointer()) for address in arguments)
-            builder.store(builder.load(at, align=4), to, align=4)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
+    @instruction(types.void, types.int64, types.int64)
+    def copy(builder: Any, source: Any, target: Any) -> None:
+        builder.store(builder.load(pointer(builder, source, kind), align=4), pointer(builder, target, kind), align=4)
 
     return copy
 
@@ -465,22 +429,21 @@ def copy(source: Any, target: Any, count: Any) -> None:
         _copy_4(source + at, target + at)
 
 
-@intrinsic_of
-def fill_8(typing_context, address, value):  # type: ignore[no-untyped-def]
+def repeated(builder: Any, value: Any, count: int) -> Any:
+    """A vector of `count` times `value`."""
+    undefined = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
+    first = builder.insert_element(undefined, value, _INT(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT, count), [0] * count))
+
+
+@instruction(types.void, types.int64, None)
+def fill_8(builder: Any, address: Any, value: Any) -> None:
     """Write the float `value` eight times from `address` (int64) on: LLVM makes eight stores of a loop."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        eight = ir.VectorType(arguments[1].type, 8)
-        first = builder.insert_element(ir.Constant(eight, ir.Undefined), arguments[1], ir.IntType(32)(0))
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
-        vector = builder.shuffle_vector(first, ir.Constant(eight, ir.Undefined), everywhere)
-        builder.store(vector, builder.inttoptr(arguments[0], eight.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, value), generate
+    vector = repeated(builder, value, 8)
+    builder.store(vector, pointer(builder, address, vector.type), align=4)
 
 
-@intrinsic_of
+@_intrinsic
 def array_at(typing_context, address, count, like):  # type: ignore[no-untyped-def]
     """`[count]` array of the type of the scalar `like` over the memory at `address` (int64)."""
     array = types.Array(like, 1, "C")

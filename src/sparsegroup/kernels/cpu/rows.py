@@ -12,25 +12,17 @@ from torch import Tensor
 from sparsegroup.groups import mean_square
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import intrinsics, jit
-from sparsegroup.kernels.cpu.intrinsics import on_stack
-from sparsegroup.kernels.cpu.jit import array_at, copy, inline, intrinsic_of, jitted, kernel, prefetch
+from sparsegroup.kernels.cpu.intrinsics import Int32Lanes, on_stack
+from sparsegroup.kernels.cpu.jit import array_at, copy, inline, instruction, jitted, kernel, pointer, prefetch
 from sparsegroup.kernels.step import NUMPY_DTYPES, array_of
 from sparsegroup.rules import bind
 
 
 @jitted
 def find_rows(
-    rows: Any,
-    first: int,
-    groups: int,
-    ahead: int,
-    last: int,
-    pages: Any,
-    shift: int,
-    stride: int,
-    lines: Any,
-    places: Any,
-) -> None:
+    rows: Any, first: int, groups: int, ahead: int, last: int,
+    pages: Any, shift: int, stride: int, lines: Any, places: Any,
+) -> None:  # fmt: skip
     """The addresses of rows, into `places`, while the memory of the rows `ahead` numbers later is prefetched.
 
     `rows`, `pages`, `shift`, `stride` and `lines` are those of `block.step`; if `rows` is empty, row i is the ith.
@@ -51,96 +43,75 @@ def find_rows(
 
 
 @jitted
-def live_groups(x: Any, groups: int, d: int, zero: Any) -> int:
-    """How many groups of `d` elements are non-zero; no branch within a group, because groups are small."""
+def _live_groups(x: Any, groups: int, d: int, zero: Any) -> int:
     count = 0
-    if d == 8:  # known to the compiler
-        for j in range(groups):
-            live = False
-            for i in range(j * 8, j * 8 + 8):
-                live |= x[i] != zero
-            count += int(live)
-    else:
-        for j in range(groups):
-            live = False
-            for i in range(j * d, (j + 1) * d):
-                live |= x[i] != zero
-            count += int(live)
+    for j in range(groups):
+        live = False
+        for i in range(j * d, (j + 1) * d):
+            live |= x[i] != zero
+        count += int(live)
     return count
+
+
+@jitted
+def live_groups(x: Any, groups: int, d: int, zero: Any) -> Any:
+    """How many groups of `d` elements are non-zero; no branch within a group, because groups are small."""
+    return _live_groups(x, groups, 8, zero) if d == 8 else _live_groups(x, groups, d, zero)  # 8: known to the compiler
 
 
 WHOLE, BFLOAT16, SCALAR = 0, 1, 2
 """Kinds of parts: the dtype of the arithmetic, bfloat16, and one float32 for all elements."""
 
-LANES = 8
+_HALVES, _BITS = ir.VectorType(ir.IntType(16), 8), ir.VectorType(ir.IntType(32), 8)
+"""Eight bfloat16, and the bits of eight float32."""
 
 
-def _vectors(count: int) -> tuple[ir.Type, ir.Type]:
-    """This many bfloat16, and this many int32 that are bits of float32."""
-    return ir.VectorType(ir.IntType(16), count), ir.VectorType(ir.IntType(32), count)
+@instruction(types.void, types.int64, types.int64)
+def _widen_8(builder: Any, source: Any, target: Any) -> None:
+    halves = builder.load(pointer(builder, source, _HALVES), align=2)
+    bits = builder.shl(builder.zext(halves, _BITS), ir.Constant(_BITS, [16] * 8))
+    builder.store(bits, pointer(builder, target, _BITS), align=4)
 
 
-def _widener(count: int) -> Any:
-    @intrinsic_of
-    def widen_some(typing_context, source, target):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            narrow, wide = _vectors(count)
-            bits = builder.load(builder.inttoptr(arguments[0], narrow.as_pointer()), align=2)
-            bits = builder.shl(builder.zext(bits, wide), ir.Constant(wide, [16] * count))
-            builder.store(bits, builder.inttoptr(arguments[1], wide.as_pointer()), align=4)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
-
-    return widen_some
+@instruction(types.void, *(types.int64,) * 5)
+def _round_8(builder: Any, source: Any, target: Any, element: Any, seed: Any, part: Any) -> None:
+    bits = Int32Lanes(builder, builder.load(pointer(builder, source, _BITS), align=4))
+    element, seed, part = (Int32Lanes.of_scalar(builder, number) for number in (element, seed, part))
+    chance = rounding.random_bits(element.counted(), seed, part)
+    rounded = bind(rounding.rounded_bits, intrinsics)(bits, chance)
+    marked = bind(rounding.keep_mark, intrinsics)(rounded, bits)
+    halves = builder.trunc((marked >> 16).value, _HALVES)
+    builder.store(halves, pointer(builder, target, _HALVES), align=2)
 
 
-def _rounder(count: int) -> Any:
-    @intrinsic_of
-    def round_some(typing_context, source, target, element, seed, part):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            narrow, wide = _vectors(count)
-            lanes = intrinsics.Int32Lanes
-            bits = lanes(builder, builder.load(builder.inttoptr(arguments[0], wide.as_pointer()), align=4))
-            element, seed, part = (lanes.of_scalar(builder, one, count) for one in arguments[2:])
-            chance = rounding.random_bits(element.counted(), seed, part)
-            rounded = bind(rounding.rounded_bits, intrinsics)(bits, chance)
-            kept = bind(rounding.keep_mark, intrinsics)(rounded, bits)
-            half = builder.trunc((kept >> 16).value, narrow)
-            builder.store(half, builder.inttoptr(arguments[1], narrow.as_pointer()), align=2)
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 5), generate
-
-    return round_some
-
-
+_random_bits, _rounded_bits = inline(rounding.random_bits), inline(rounding.rounded_bits)
 _nearest_bits, _keep_mark = inline(rounding.nearest_bits), inline(rounding.keep_mark)
-_widen_8, _widen_1 = _widener(LANES), _widener(1)
-_round_8, _round_1 = _rounder(LANES), _rounder(1)
 
 
 @jitted
 def widen(source: Any, target: Any, d: Any) -> None:
     """Make float32 of `d` bfloat16."""
-    for _ in range(d // LANES):
+    for _ in range(d >> 3):
         _widen_8(source, target)
-        source += 2 * LANES
-        target += 4 * LANES
-    for e in range(d % LANES):
-        _widen_1(source + 2 * e, target + 4 * e)
+        source += 16
+        target += 32
+    halves, bits = array_at(source, d & 7, np.uint16(0)), array_at(target, d & 7, np.uint32(0))
+    for e in range(d & 7):
+        bits[e] = halves[e] << 16
 
 
 @jitted
 def round_off(source: Any, target: Any, d: Any, element: Any, seed: Any, part: Any) -> None:
     """Make bfloat16 of `d` float32, the first of which has the number `element`."""
-    for _ in range(d // LANES):
+    for _ in range(d >> 3):
         _round_8(source, target, element, seed, part)
-        source += 4 * LANES
-        target += 2 * LANES
-        element += LANES
-    for e in range(d % LANES):
-        _round_1(source + 4 * e, target + 2 * e, element + e, seed, part)
+        source += 32
+        target += 16
+        element += 8
+    bits, halves = array_at(source, d & 7, np.int32(0)), array_at(target, d & 7, np.uint16(0))
+    for e in range(d & 7):
+        rounded = np.int32(_rounded_bits(bits[e], _random_bits(element + e, seed, part)))
+        halves[e] = _keep_mark(rounded, bits[e]) >> 16
 
 
 @jitted

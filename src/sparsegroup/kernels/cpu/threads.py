@@ -1,4 +1,12 @@
-"""Threads that help with a kernel, as many as torch is set to use."""
+"""Work that threads share: whoever is awake takes the next piece, and nobody waits for a thread that has not come.
+
+A kernel that shares its work calls `take` for each piece, between `enter` and `leave`. The first thread takes pieces
+from the front, the others from the back: so each finds in its cache what it has worked on in the phase before, or the
+kernel before. Work may have several phases: `wait` holds until the pieces of one, each reported by `done`, are done.
+
+A kernel allocates its memory before it enters: after that nothing may fail, because the others wait until it leaves.
+A thread may come after all is done: the number of pieces must be stored in the job's own memory.
+"""
 
 import itertools
 import os
@@ -8,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +26,9 @@ from sparsegroup.kernels.cpu.jit import Kernel, fetch_and_add, jitted, kernel, l
 
 Int64s = npt.NDArray[np.int64]
 
-
 # Places in the int64 array of a job, each in a cache line of its own.
 _LINE = 8
 _ENTERED, _LEFT, RESULT, _TAKEN, _FRONT, _BACK, _DONE = range(0, 7 * _LINE, _LINE)
-_BELL, _RUNG = RESULT + 1, RESULT + 2  # its address, or 0; how often it had been rung before
 _PHASE = 4 * _LINE
 _PHASES = 4
 _WORDS = _TAKEN + _PHASES * _PHASE
@@ -31,23 +37,9 @@ _PATIENCE = 2000
 """How often `_settle` looks, some tens of microseconds in all: the others are in the middle of their last piece."""
 
 
-_STAY = 4000
-"""How often a helper looks at the bell, some tens of microseconds in all."""
-
-
-def new() -> npt.NDArray[np.int64]:
-    """The state of a job that no thread has started."""
+def new() -> Int64s:
+    """The state of a job that no thread has entered."""
     return np.zeros(_WORDS, np.int64)
-
-
-def new_with_helpers(bell: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The state of a job that no thread has started, for its caller, who rings `bell` [1], and for helpers that stay.
-
-    Helpers that do not stay get it as its caller does; the bell is then rung more than once.
-    """
-    state = np.zeros(_WORDS + 1, np.int64)  # the word more tells a helper
-    state[_BELL], state[_RUNG] = bell.ctypes.data, bell[0]
-    return state[:_WORDS], state
 
 
 @jitted
@@ -58,8 +50,6 @@ def _at(turns: Any, place: Any) -> Any:
 @jitted
 def enter(turns: Any) -> Any:
     """Begin to take pieces; gives the number of threads that have come before."""
-    if turns[_BELL] != 0 and len(turns) == _WORDS:
-        fetch_and_add(turns[_BELL], np.int64(1))
     return fetch_and_add(_at(turns, _ENTERED), np.int64(1))
 
 
@@ -88,14 +78,9 @@ def wait(turns: Any, phase: Any, pieces: Any) -> None:
 
 @jitted
 def leave(turns: Any, result: Any) -> None:
-    """End; `result` is added to the others'. A helper that is to stay does, until the next job begins."""
+    """End; `result` is added to that of the other threads."""
     fetch_and_add(_at(turns, RESULT), np.int64(result))
     fetch_and_add(_at(turns, _LEFT), np.int64(1))
-    if len(turns) > _WORDS:
-        looks = 0
-        while looks < _STAY and load_now(turns[_BELL]) <= turns[_RUNG] + 1:
-            relax()
-            looks += 1
 
 
 def _settle(turns: Any) -> bool:
@@ -109,30 +94,25 @@ def _settle(turns: Any) -> bool:
 _settle_kernel = kernel(_settle, "threads")
 
 
-def is_settled(turns: npt.NDArray[np.int64]) -> bool:
-    """Whether all who entered have left, waiting a little for them. Ask when no pieces are left."""
+def is_settled(turns: Int64s) -> bool:
+    """Whether all threads that entered have left, after a short wait. Ask when no pieces are left."""
     return bool(_settle_kernel(turns))
 
 
-def was_shared(turns: npt.NDArray[np.int64]) -> bool:
+def was_shared(turns: Int64s) -> bool:
     """Whether a second thread has taken pieces."""
     return bool(turns[_BACK:_WORDS:_PHASE].any())
 
 
-def has_paid(turns: npt.NDArray[np.int64], bell: npt.NDArray[np.int64]) -> bool:
-    """Whether a helper that stayed leaves for the next job, and not for none, or for one that began without it."""
-    return bool(bell[0] == turns[_RUNG] + 2)
-
-
-class Habit:
-    """Something that is done as long as it pays; when it has not, there is a pause, twice as long each time."""
+class Backoff:
+    """Something that is tried as long as it pays; after each failure it pauses, twice as long each time."""
 
     _LONGEST = 63
 
     def __init__(self) -> None:
         self._pause = self._left = 0
 
-    def is_worth_it(self) -> bool:
+    def should_try(self) -> bool:
         """Whether to do it this time."""
         self._left -= 1
         return self._left < 0
@@ -144,8 +124,6 @@ class Habit:
 
 
 _Job = Callable[[], object]
-
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _number: int | None = None
 
@@ -174,35 +152,30 @@ def get_num_threads() -> int:
 
 
 def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
-    """Call `kernel(turns, *arguments)` in this thread, and in others as they come free.
+    """Call `kernel(turns, *arguments)` in this thread, and in others as they come free; gives the sum of the results.
 
-    Args:
-        kernel: Takes pieces of its work in turns, see `sparsegroup.kernels.cpu.threads`.
-        *arguments: The kernel's.
-        alone: The work is too little to wake a thread for.
-
-    Returns:
-        The sum of what its calls have given.
+    With `alone` the work is too little to wake a thread for. Where no core is free, the others come too late and cost
+    time, so a kernel that was not shared is called alone for a while.
     """
+    state = new()
     helpers = 0 if alone or not kernel.is_ready else get_num_threads() - 1
-    habits = _team().habits_of(kernel.name) if helpers else None
-    if habits is None or not habits.calling.is_worth_it():
-        state = new()
+    backoff = _team().backoff_of(kernel.name) if helpers else None
+    if backoff is None or not backoff.should_try():
         kernel(state, *arguments)
         return int(state[RESULT])
-    state = _call_for(helpers, kernel, arguments, habits.staying)
+    jobs = _team_of(helpers).jobs
+    for _ in range(helpers - jobs.qsize()):  # jobs still waiting: no thread has a core to spare
+        jobs.put(partial(kernel, state, *arguments))
     kernel(state, *arguments)
     while not is_settled(state):
         time.sleep(0)
-    habits.calling.note(was_shared(state))
+    backoff.note(was_shared(state))
     return int(state[RESULT])
 
 
 def submit(job: _Job) -> None:
     """Let one of the helping threads call `job`, which must not raise; there must be more than one thread."""
-    team = _team_of(get_num_threads() - 1)
-    team.jobs.put(job)
-    team.bell[0] += 1  # a ring that is lost to another's costs some tens of microseconds
+    _team_of(get_num_threads() - 1).jobs.put(job)
 
 
 def in_turns(job: Callable[[int], object], count: int) -> None:
@@ -248,52 +221,21 @@ def _team_of(helpers: int) -> "_Team":
     return team
 
 
-def _call_for(helpers: int, kernel: Kernel, arguments: tuple[Any, ...], staying: Habit) -> Int64s:
-    """Have as many threads as possible help with a kernel; gives the state for its arguments."""
-    team = _team_of(helpers)
-    job: _Job
-    state, helping = new_with_helpers(team.bell)
-    if helpers < _CORES and staying.is_worth_it():
-        job = partial(_help_and_stay, kernel, helping, arguments, team.bell, staying)
-    else:
-        job = partial(kernel, helping[: len(state)], *arguments)
-    for _ in range(helpers - team.jobs.qsize()):  # jobs still waiting: nobody has a core to spare
-        team.jobs.put(job)
-    return state
-
-
-def _help_and_stay(kernel: Kernel, state: Int64s, arguments: tuple[Any, ...], bell: Int64s, staying: Habit) -> None:
-    kernel(state, *arguments)
-    staying.note(has_paid(state, bell))
-
-
 def _serve(jobs: "SimpleQueue[_Job]") -> None:
     while True:
         with suppress(MemoryError):  # which comes before it takes a piece: the others do its work
             jobs.get()()
 
 
-class _Habits(NamedTuple):
-    """What pays where a kernel is called.
-
-    Attributes:
-        calling: Others are called to help. It pays where they come while there is work: where a core is free.
-        staying: Helpers stay awake after it. It pays where another kernel comes soon, and finds them so.
-    """
-
-    calling: Habit
-    staying: Habit
-
-
 class _Team:
     def __init__(self) -> None:
         self.jobs: SimpleQueue[_Job] = SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.bell: Int64s = np.zeros(1, np.int64)
-        self._habits: dict[str, _Habits] = {}
+        self._backoffs: dict[str, Backoff] = {}
 
-    def habits_of(self, kernel: str) -> _Habits:
-        return self._habits.setdefault(kernel, _Habits(Habit(), Habit()))
+    def backoff_of(self, kernel: str) -> Backoff:
+        """Whether to call other threads to help with a kernel; that pays where they come while there is work."""
+        return self._backoffs.setdefault(kernel, Backoff())
 
 
 @cache

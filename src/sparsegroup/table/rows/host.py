@@ -7,7 +7,7 @@ uint16 here.
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ _ALIGNED = 4
 
 @cache
 def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], has_bfloat16: bool) -> tuple[int, ...]:
-    """The kinds of parts, see `narrow_copies`, of rows with weights of `dtype`."""
+    """The kinds of parts, see `sparsegroup.kernels.cpu.rows`, of rows with weights of `dtype`."""
     others = BFLOAT16 if has_bfloat16 else WHOLE
     return tuple(
         WHOLE if part == WEIGHT or dtype != np.float32 else SCALAR if is_of_group(part) else others for part in parts
@@ -44,32 +44,22 @@ def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], has_bfloat16: bool) -
 class RowParts:
     """The parts of a row, and the arrays that they are stored as.
 
-    Args:
-        dim: Elements of a part.
-        dtype: That of the weights, and of what is read.
-        states: Names of the parts after the weights.
-        has_bfloat16: Whether these are bfloat16, next to weights of float32.
-
     Attributes:
-        names: The weights, then the states, in the order of a row.
-        kinds: Name → kind, see `narrow_copies`.
+        kinds: Name → kind, see `sparsegroup.kernels.cpu.rows`, in the order of a row.
         record: A row as NumPy has it, a field for each part.
     """
 
-    def __init__(self, dim: int, dtype: np.dtype[Any], states: Sequence[str], has_bfloat16: bool) -> None:
+    def __init__(self, dim: int, dtype: np.dtype[Any], parts: tuple[str, ...], has_bfloat16: bool) -> None:
         assert not has_bfloat16 or dtype == np.float32
-        self.names = (WEIGHT, *states)
         self._dim, self._dtype = dim, dtype
-        kinds = kinds_of(self.names, dtype, has_bfloat16)
-        self.kinds = dict(zip(self.names, kinds, strict=True))
+        kinds = kinds_of(parts, dtype, has_bfloat16)
+        self.kinds = dict(zip(parts, kinds, strict=True))
         self._all_whole = set(kinds) == {WHOLE}
         formats = [
             np.dtype((np.uint16 if kind == BFLOAT16 else dtype, (1 if kind == SCALAR else dim,))) for kind in kinds
         ]
         ends = np.cumsum([one.itemsize + -one.itemsize % _ALIGNED for one in formats]).tolist()
-        self.record = np.dtype(
-            {"names": self.names, "formats": formats, "offsets": [0, *ends[:-1]], "itemsize": ends[-1]}
-        )
+        self.record = np.dtype({"names": parts, "formats": formats, "offsets": [0, *ends[:-1]], "itemsize": ends[-1]})
 
     def offset(self, part: str) -> int:
         """Bytes from where a row begins to a part."""
@@ -82,10 +72,6 @@ class RowParts:
     def dtype(self, part: str) -> torch.dtype:
         """In which a part is stored."""
         return torch.bfloat16 if self.kinds[part] == BFLOAT16 else TORCH_DTYPES[self._dtype]
-
-    def empty(self, part: str, count: int) -> npt.NDArray[Any]:
-        """An array for a part of this many rows, as it is stored."""
-        return np.empty(count, self.record[part])
 
     def stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """Values `[…, dim]` of a part, or one for all elements, as they are stored: bfloat16 to the nearest."""
@@ -109,14 +95,14 @@ class RowParts:
         """`[n, parts · dim]` of whole rows of `record`; a view if that is how they are stored."""
         if self._all_whole:
             return self.words(rows)
-        return np.concatenate([self.numbers(part, rows[part]) for part in self.names], axis=1)
+        return np.concatenate([self.numbers(part, rows[part]) for part in self.kinds], axis=1)
 
     def split(self, values: Floats) -> npt.NDArray[Any]:
         """Whole rows of `record` of `[n, parts · dim]`; a view if that is how they are stored."""
         if self._all_whole:
             return np.ascontiguousarray(values, self._dtype).view(self.record)[:, 0]
         rows = np.zeros(len(values), self.record)
-        for k, part in enumerate(self.names):
+        for k, part in enumerate(self.kinds):
             rows[part] = self.stored(part, values[:, k * self._dim : (k + 1) * self._dim])
         return rows
 
@@ -147,7 +133,7 @@ class HostRows(Rows):
         super().__init__(dim, dtype, initial)
         self.huge_pages = huge_pages
         self.state_dtype = torch.bfloat16 if has_bfloat16 else TORCH_DTYPES[dtype]
-        self._row = RowParts(dim, dtype, tuple(initial), has_bfloat16)
+        self._row = RowParts(dim, dtype, self.parts, has_bfloat16)
         self.row_bytes = self._row.record.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
@@ -177,7 +163,7 @@ class HostRows(Rows):
 
     def read(self, part: str, rows: Int64s) -> Floats:
         """`[n, dim]` of a part; zeros where a row is negative."""
-        out = self._row.empty(part, len(rows))
+        out = np.empty(len(rows), self._row.record[part])
         _read(rows, *self._place(part), out, out.dtype.type(0))
         return self._row.numbers(part, out)
 
@@ -410,7 +396,7 @@ class HostStorage(RowStorage):
 
     @property
     def _sweeps_eagerly(self) -> bool:
-        return self._rows.dim > cpu_step.WIDEST
+        return self._rows.dim > BLOCK
 
     def _swept(
         self,
@@ -423,7 +409,7 @@ class HostStorage(RowStorage):
         drops: bool = False,
     ) -> tuple[Floats, npt.NDArray[np.bool_]]:
         memory = self._rows
-        norms, changed, born = cpu_step.sweep_rows(
+        norms, changed, live_change = cpu_step.sweep_rows(
             step.rule,
             memory.dtype,
             count,
@@ -436,7 +422,7 @@ class HostStorage(RowStorage):
             applies=applies,
             drops=drops,
         )
-        self._live += born
+        self._live += live_change
         return norms.astype(np.float64), changed
 
 
