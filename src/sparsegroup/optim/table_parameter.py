@@ -216,6 +216,8 @@ class RowStore(Protocol):
     @property
     def stepper(self) -> Any: ...
     @property
+    def part(self) -> Any: ...  # the names of this rank's entries in state dicts
+    @property
     def ranks(self) -> StoreRanks | None: ...
     @property
     def num_rows(self) -> int: ...
@@ -229,12 +231,6 @@ class RowStore(Protocol):
     def weight_dtype(self) -> torch.dtype: ...
     @property
     def device(self) -> torch.device: ...
-
-    def own_name(self, entry: str) -> str:
-        """What an entry of the rows is called in state dicts; on several ranks, each has names of its own."""
-
-    def entry_of(self, name: str) -> str:
-        """The entry that is called so, of all rows or of this rank's. Raises ValueError for another rank's rows."""
 
     def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""

@@ -36,7 +36,7 @@ def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
     if ROWS_LEFT_OUT.get():
         return
     for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
-        destination[prefix + table.own_name(name)] = tensor  # no one takes those of several ranks for copies
+        destination[prefix + table.part.named(name)] = tensor  # no one takes those of several ranks for copies
 
 
 def _entry(name: str) -> property:
@@ -115,11 +115,11 @@ def load_rows(
 def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankShard:
     """Whose rows a state dict has of a table: this rank's, or all. Raises ValueError for only other ranks'."""
     names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
-    if table.own_name(KEYS) in names:
+    if table.part.named(KEYS) in names:
         return table.part
     if KEYS not in names:
         for name in names:
-            table.entry_of(name)
+            table.part.entry_of(name)
     return RankShard()
 
 

@@ -273,14 +273,6 @@ class Table:
         """Whose rows these are."""
         return RankShard() if self.ranks is None else self.ranks.part
 
-    def own_name(self, entry: str) -> str:
-        """See `sparsegroup.optim.table_parameter.RowStore`."""
-        return self.part.named(entry)
-
-    def entry_of(self, name: str) -> str:
-        """See `sparsegroup.optim.table_parameter.RowStore`."""
-        return self.part.entry_of(name)
-
     def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """See `sparsegroup.optim.table_parameter.RowStore`."""
         with self._lock.held, self._lock:

@@ -45,8 +45,12 @@ def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         is_saved = _is_exporting()
-    elif not (is_saved := not _is_transformed()):
-        _check_is_constant(EMBEDDINGS[number].weight)
+    elif not (is_saved := not _is_transformed()) and type(EMBEDDINGS[number].weight) is not StoredParameter:
+        raise RuntimeError(
+            "torch.func cannot transform the weight of a HashEmbedding, whose rows are not one tensor: leave it out of "
+            "the parameters that functional_call is given, as in {name: p for name, p in model.named_parameters() if "
+            "p is not model.table.weight}. To the transform the rows are constants; their gradient comes by backward()"
+        )
     if is_saved:
         raise RuntimeError(
             "a HashEmbedding grows, so it cannot be part of a graph that torch.export or torch.jit.trace saves; "
@@ -57,15 +61,6 @@ def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
 
     vectors: Tensor = look_up(keys, _ANCHOR, number, torch.is_grad_enabled())[0]
     return vectors
-
-
-def _check_is_constant(weight: object) -> None:
-    if type(weight) is not StoredParameter:
-        raise RuntimeError(
-            "torch.func cannot transform the weight of a HashEmbedding, whose rows are not one tensor: leave it out of "
-            "the parameters that functional_call is given, as in {name: p for name, p in model.named_parameters() if "
-            "p is not model.table.weight}. To the transform the rows are constants; their gradient comes by backward()"
-        )
 
 
 @torch.library.custom_op("sparsegroup::look_up", mutates_args=())

@@ -303,7 +303,7 @@ class RowSteps:
         content = store.export_state(entry[KEYS])
         if content is None:
             return {}
-        own = {store.own_name(name): torch.from_numpy(array) for name, array in content.items()}
+        own = {store.part.named(name): torch.from_numpy(array) for name, array in content.items()}
         return {"step": entry["step"], **own}
 
     def adapted(self, parameter: Tensor, entry: Entry, rule: Rule, where: str) -> Entry:
@@ -311,7 +311,7 @@ class RowSteps:
         named: Entry = {}
         for name, value in entry.items():
             try:
-                named[_store(parameter).entry_of(name)] = value
+                named[_store(parameter).part.entry_of(name)] = value
             except ValueError as error:
                 raise ValueError(f"state {name!r} {error} ({where})") from error
         check_names(named, rule, (KEYS,), where)
