@@ -9,15 +9,7 @@ BagMode = Literal["sum", "mean"]
 
 
 def pool(vectors: Tensor, mode: BagMode = "mean") -> Tensor:
-    """The sum or mean of each bag; all have the same size.
-
-    Args:
-        vectors: `[bags, size, dim]`.
-        mode: "sum" or "mean".
-
-    Returns:
-        `[bags, dim]`; zeros where the size is 0.
-    """
+    """The sum or mean `[bags, dim]` of each bag of `vectors` `[bags, size, dim]`; zeros where the size is 0."""
     sums = vectors.sum(1)
     return sums if mode == "sum" else sums / max(vectors.shape[1], 1)
 

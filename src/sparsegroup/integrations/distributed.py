@@ -50,17 +50,11 @@ Sizes = Mapping[str, TensorStorageMetadata]
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A table, or an optimizer's state of one.
+    """A table, or an optimizer's state of one."""
 
-    Attributes:
-        place: The flat name under which its entries are.
-        own: Whose rows those of the state dict are.
-        parts: Those in the checkpoint that have rows of these → their entries by name.
-    """
-
-    place: str
-    own: RankShard
-    parts: Mapping[RankShard, Sizes]
+    place: str  # the flat name under which its entries are
+    own: RankShard  # whose rows those of the state dict are
+    parts: Mapping[RankShard, Sizes]  # those in the checkpoint that have rows of these → their entries by name
 
     def entry_of(self, flat: str) -> str | None:
         """The entry of this rank's rows that a flat name of the state dict is; None for others."""
@@ -80,11 +74,7 @@ def _is_of_rows(entry: str, entries: Container[str]) -> bool:
 
 
 def saved_tables(metadata: Metadata, state_dict: Mapping[str, Any]) -> Iterator[SavedTable]:
-    """The tables of a flat state dict that a checkpoint has.
-
-    Raises:
-        ValueError: Parts of one are missing.
-    """
+    """The tables of a flat state dict that a checkpoint has."""
     saved = {name: its for name, its in metadata.state_dict_metadata.items() if isinstance(its, TensorStorageMetadata)}
     for name, value in state_dict.items():
         prefix, _, entry = name.rpartition(".")

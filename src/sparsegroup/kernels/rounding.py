@@ -81,7 +81,7 @@ def rounded_bits(bits: Any, chance: Any) -> Any:
 
 
 def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int) -> Tensor:
-    """`values`, float32, rounded stochastically; what is not +0 does not become +0 (see `update_mark`).
+    """`values`, float32, rounded stochastically; what is not +0 does not become +0, the mark.
 
     `elements` int32, shaped as `values`, tells elements apart, and `part` the parts: u is 0, the states are 1, 2, ….
     """

@@ -54,10 +54,6 @@ def read_table(config: TableConfig, chain: Sequence[Sequence[TableFile]], wanted
 
     `chain` has the files of all rows, then those of changes in the order in which they were written: one of each rank,
     the same ranks each time. Their facts agree with the config.
-
-    Raises:
-        ValueError: A file does not hold what its facts say.
-        MemoryError: The system has no more.
     """
     levels = [[file for file in level if file.share_in(wanted)] for level in chain]
     reader = _Reader(config, wanted, levels)

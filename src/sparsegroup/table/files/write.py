@@ -124,9 +124,6 @@ def write_table(table: Table, path: Path, changes: Changes | None = None) -> tup
     """Write all rows, or only `changes`: rows that have changed and keys that were dropped.
 
     Nothing may change the table until it has returned.
-
-    Raises:
-        OSError: The disk is full, for example.
     """
     rows, directory = table.rows, table.directory
     at_once = max(_PIECE_BYTES, int(_SHARE * table.memory().total))

@@ -107,9 +107,6 @@ class Rows(ABC):
         """The first `count` rows with other parts after the weights; parts of the same name keep their values.
 
         Empties `self`.
-
-        Raises:
-            MemoryError: There is no more; nothing has changed, unless the message says otherwise.
         """
 
     def set_initial(self, initial: Mapping[str, float], count: int) -> None:
@@ -131,21 +128,13 @@ def pieces_of(count: int, bytes_of_each: int, first: int = 0, piece_bytes: int =
 
 @dataclass(slots=True, eq=False)
 class RowGradient:
-    """A gradient as a storage will step with it.
+    """A gradient as a storage will step with it."""
 
-    Attributes:
-        rows: `[n]` int64, the row of each line.
-        values: `[n, dim]`.
-        hessian: `[n, dim]`, the Hessian's diagonal, for a second-order rule.
-        finite: `[n]` bool, the lines to be stepped with; None for all.
-        lines: How the lines belong to rows, if it is known.
-    """
-
-    rows: Tensor
-    values: Tensor
-    hessian: Tensor | None
-    finite: Tensor | None
-    lines: GradientLines | None
+    rows: Tensor  # `[n]` int64, the row of each line
+    values: Tensor  # `[n, dim]`
+    hessian: Tensor | None  # `[n, dim]`, the Hessian's diagonal, for a second-order rule
+    finite: Tensor | None  # `[n]` bool, the lines to be stepped with; None for all
+    lines: GradientLines | None  # how the lines belong to rows, if it is known
 
     def finite_lines(self) -> "RowGradient":
         """The lines to step with."""
@@ -162,19 +151,12 @@ class RowGradient:
 
 
 class NewRowBuffer(NamedTuple):
-    """Memory on the host in which new rows begin: the rows, or what will be sent to a device.
+    """Memory on the host in which new rows begin: the rows, or what will be sent to a device."""
 
-    Attributes:
-        addresses: `[p]` int64, of pages.
-        shift: A page has 2**shift rows.
-        row_bytes: From row to row.
-        initial: What follows the weights in a new row, as numbers of their dtype, whatever they are.
-    """
-
-    addresses: Int64s
-    shift: int
-    row_bytes: int
-    initial: Floats
+    addresses: Int64s  # `[p]` int64, of pages
+    shift: int  # a page has 2**shift rows
+    row_bytes: int  # from row to row
+    initial: Floats  # what follows the weights in a new row, as numbers of their dtype, whatever they are
 
 
 class RowStorage(ABC):

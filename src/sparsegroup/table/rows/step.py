@@ -73,15 +73,10 @@ _mark = kernel(_mark_rows, "the table's changes")
 
 @dataclass(slots=True, eq=False)
 class RowPlan(RowGradient):
-    """A step over a table's rows that has been checked. Nothing has changed so far.
+    """A step over a table's rows that has been checked. Nothing has changed so far."""
 
-    Attributes:
-        parameter: The table's parameter.
-        steps: Takes the step.
-    """
-
-    parameter: Tensor
-    steps: "RowSteps"
+    parameter: Tensor  # the table's parameter
+    steps: "RowSteps"  # takes the step
 
     @property
     def gradient(self) -> Tensor:

@@ -341,19 +341,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class KeyExchange:
-    """The keys that ranks send each other in one lookup.
+    """The keys that ranks send each other in one lookup."""
 
-    Attributes:
-        own: The keys that this rank sends.
-        keys: `[m]`, the received ones: first those of rank 0; distinct from each rank.
-        counts: `[ranks]`, how many it receives from each.
-        name: Names the lookup in messages.
-    """
-
-    own: SendPlan
-    keys: Int64s
-    counts: Sequence[int]
-    name: str
+    own: SendPlan  # the keys that this rank sends
+    keys: Int64s  # `[m]`, the received ones: first those of rank 0; distinct from each rank
+    counts: Sequence[int]  # `[ranks]`, how many it receives from each
+    name: str  # names the lookup in messages
 
 
 class _Exchange(Function):

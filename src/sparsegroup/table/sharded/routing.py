@@ -131,17 +131,11 @@ _sort = kernel(_sort_by_rank, "the keys of a sharded table")
 
 @dataclass(frozen=True)
 class SendPlan:
-    """The distinct keys of a batch, in the order of the ranks that they belong to.
+    """The distinct keys of a batch, in the order of the ranks that they belong to."""
 
-    Attributes:
-        keys: `[distinct]`, those of rank 0 first; of one rank, in the order in which they appeared.
-        counts: `[ranks]`, how many belong to each.
-        inverse: `[n]`, the place among them of each key that was looked up.
-    """
-
-    keys: Int64s
-    counts: Int64s
-    inverse: Int32s
+    keys: Int64s  # `[distinct]`, those of rank 0 first; of one rank, in the order in which they appeared
+    counts: Int64s  # `[ranks]`, how many belong to each
+    inverse: Int32s  # `[n]`, the place among them of each key that was looked up
 
 
 class Sorter:
