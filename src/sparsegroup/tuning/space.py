@@ -1,6 +1,5 @@
 """What `sparsegroup tune` searches: the table of all parameters, and which of them suit a log and given settings."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
@@ -30,7 +29,7 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter(ABC):
+class _Parameter:
     """A setting that is searched.
 
     Attributes:
@@ -54,26 +53,9 @@ class Parameter(ABC):
         """Whether it has an effect with these settings."""
         return self.only is None or settings[self.only.key] in self.only.values
 
-    @abstractmethod
-    def initial_at(self, default: Any) -> Self:
-        """This parameter with the value that the search starts with, which becomes one of its values."""
-
-    @abstractmethod
-    def draw(self, trial: Trial, settings: Mapping[str, Any]) -> Any:
-        """The setting's value in a trial, given the settings that have been drawn before."""
-
-    @property
-    @abstractmethod
-    def initial_draw(self) -> Any:
-        """What a trial must draw so that the value is `default`."""
-
-    @abstractmethod
-    def words(self) -> str:
-        """Its values, for people."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Choice(Parameter):
+class Choice(_Parameter):
     """One of some values.
 
     Attributes:
@@ -85,24 +67,23 @@ class Choice(Parameter):
     times_default: tuple[float, ...] = ()
 
     def initial_at(self, default: Any) -> Self:
+        """This parameter for a search that starts with `default`, which becomes one of the values."""
         multiples = (max(1, round(factor * default)) for factor in self.times_default)
         values = tuple(dict.fromkeys((*self.values, *multiples)))
         return replace(self, values=values if default in values else (default, *values), default=default)
 
     def draw(self, trial: Trial, settings: Mapping[str, Any]) -> Any:
+        """The setting's value in a trial, given the settings that have been drawn before."""
         stored = [_storable(value) for value in self.values]
         return self.values[stored.index(trial.suggest_categorical(self.name, stored))]
 
-    @property
-    def initial_draw(self) -> Any:
-        return _storable(self.default)
-
     def words(self) -> str:
+        """The values, for people."""
         return ", ".join(shown_value(value) for value in self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span(Parameter):
+class Span(_Parameter):
     """A number between two.
 
     Attributes:
@@ -119,23 +100,24 @@ class Span(Parameter):
     times: str | None = None
 
     def initial_at(self, default: Any) -> Self:
+        """See `Choice.initial_at`."""
         return replace(self, low=min(self.low, default), high=max(self.high, default), default=default)
 
     def draw(self, trial: Trial, settings: Mapping[str, Any]) -> Any:
+        """See `Choice.draw`."""
         if self.whole:
             return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
         drawn = trial.suggest_float(self.name, self.low, self.high, log=self.log)
         value = drawn if self.times is None else drawn * settings[self.times]
         return float(f"{value:.{_DIGITS}g}")
 
-    @property
-    def initial_draw(self) -> Any:
-        return self.default
-
     def words(self) -> str:
+        """The range, for people."""
         of = "" if self.times is None else f" × {self.times}"
         return f"{self.low:g} … {self.high:g}{of}{', log-uniform' if self.log else ''}"
 
+
+Parameter = Choice | Span
 
 _VECTORS = Condition("model.name", tuple(name for name in NETWORKS if name != "lr"))
 _LAYERS = Condition(
@@ -229,7 +211,7 @@ class SearchSpace:
     def initial(self) -> dict[str, Any]:
         """What a trial draws whose settings are those of `base`: parameter's name → value."""
         settings = _flat(self.base)
-        return {one.name: one.initial_draw for one in self.parameters if one.is_active(settings)}
+        return {one.name: _storable(one.default) for one in self.parameters if one.is_active(settings)}
 
     def config(self, settings: Mapping[str, Any]) -> Config:
         """`base` with the settings of a trial.

@@ -96,17 +96,6 @@ class RungScore:
     feature_rate: float
     seconds: float
 
-    def as_plain(self) -> dict[str, Any]:
-        """Numbers, as JSON has them: null where one is not defined."""
-        plain: dict[str, Any] = finite(asdict(self))
-        return plain
-
-    @classmethod
-    def from_plain(cls, content: Mapping[str, Any]) -> "RungScore":
-        """What `as_plain` described."""
-        numbers: dict[str, Any] = {name: nan if value is None else value for name, value in content.items()}
-        return cls(**numbers)
-
 
 @dataclass(frozen=True)
 class TrialRecord:
@@ -128,7 +117,7 @@ class TrialRecord:
     def of(cls, trial: FrozenTrial) -> "TrialRecord":
         """What Optuna has stored of a trial."""
         kept = trial.user_attrs
-        rungs = (RungScore.from_plain(kept[key]) for step in STEPS if (key := f"{_RUNG}{step}") in kept)
+        rungs = (RungScore(**kept[key]) for step in STEPS if (key := f"{_RUNG}{step}") in kept)
         state = "diverged" if kept.get(_DIVERGED) else _STATES[trial.state]
         return cls(trial.number, state, kept.get(_SETTINGS, {}), tuple(rungs))
 
@@ -144,14 +133,9 @@ class TrialRecord:
 
     def as_plain(self) -> dict[str, Any]:
         """What `--json` prints of it."""
-        last, seconds = {} if self.last is None else self.last.as_plain(), round(self.seconds, 3)
-        return {
-            "number": self.number,
-            "state": self.state,
-            **last,
-            "seconds": seconds,
-            "settings": dict(self.settings),
-        }
+        last = {} if self.last is None else asdict(self.last)
+        seconds = round(self.seconds, 3)
+        return {"number": self.number, "state": self.state, **last, "seconds": seconds, "settings": dict(self.settings)}
 
 
 def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -167,7 +151,7 @@ def trials_csv(trials: Sequence[TrialRecord], space: SearchSpace) -> str:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(("trial", "state", *scored, "seconds", *space.keys))
     for trial in trials:
-        last = {} if trial.last is None else trial.last.as_plain()
+        last = {} if trial.last is None else finite(asdict(trial.last))
         figures = (*(last.get(name) for name in scored), f"{trial.seconds:.3f}")
         lines.writerow((trial.number, trial.state, *figures, *space.shown(trial.settings).values()))
     return text.getvalue()
@@ -454,8 +438,15 @@ class Study:
         """
         end = clock() + seconds
 
-        def objective(trial: Trial) -> float:
-            return self._try(trial, _until(end, clock, reporting))
+        @contextmanager
+        def reporting_in_time(name: str, samples: int) -> Iterator[Callable[[int, float], None]]:
+            def on_batch_in_time(rows: int, loss: float) -> None:
+                on_batch(rows, loss)
+                if clock() >= end:
+                    raise _CutOffError
+
+            with reporting(name, samples) as on_batch:
+                yield on_batch_in_time
 
         def on_end(study: optuna.Study, frozen: FrozenTrial) -> None:
             self._write()
@@ -472,14 +463,16 @@ class Study:
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)  # Optuna runs it next, as it was drawn
         with _quiet_optuna():
             try:
-                self._study.optimize(objective, remaining, callbacks=[on_end], catch=())
+                self._study.optimize(
+                    partial(self._try, reporting=reporting_in_time), remaining, callbacks=[on_end], catch=()
+                )
             except _CutOffError as cut_off:
                 self._write()
                 if cut_off.__cause__ is not None:
                     raise cut_off.__cause__ from None
                 on_trial(self.trials()[-1])
 
-    def _try(self, trial: Trial, reporting: Reporting) -> float:
+    def _try(self, trial: Trial, *, reporting: Reporting) -> float:
         """Train at one rung after the other, until successive halving stops the trial; the log loss at the last one."""
         # What a trial draws follows from the seed, its number and the trials before it, also after an interruption.
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
@@ -524,8 +517,8 @@ class Study:
                 except FloatingPointError:
                     trial.report(nan, step)
                     raise
-                trial.set_user_attr(key, score.as_plain())
-            log_loss = RungScore.from_plain(trial.user_attrs[key]).log_loss
+                trial.set_user_attr(key, asdict(score))
+            log_loss = RungScore(**trial.user_attrs[key]).log_loss
             if step not in reported:
                 trial.report(log_loss, step)
             if isnan(log_loss):
@@ -541,23 +534,6 @@ class Study:
             texts[BEST] = self.config(best).as_yaml()
         for name, text in texts.items():
             write_atomically(self.folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
-
-
-def _until(end: float, clock: Callable[[], float], reporting: Reporting) -> Reporting:
-    """`reporting` that ends training when the time is up."""
-
-    @contextmanager
-    def reporter(name: str, samples: int) -> Iterator[Callable[[int, float], None]]:
-        with reporting(name, samples) as on_batch:
-
-            def on_batch_in_time(rows: int, loss: float) -> None:
-                on_batch(rows, loss)
-                if clock() >= end:
-                    raise _CutOffError
-
-            yield on_batch_in_time
-
-    return reporter
 
 
 def _locked(folder: Path) -> FolderLock:
