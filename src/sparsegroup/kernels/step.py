@@ -64,7 +64,7 @@ class ParameterMemory:
         width, count: Elements of a group and the number of groups if groups are contiguous; else 0.
         fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
             on its device, so that one address per part says it all.
-        counter: The step count: an array over the host's tensor, or the device's tensor.
+        counter: The step count: a tensor where the parameter is if `capturable`, else an array over the host's tensor.
         entries, entry_addresses: The tensors of `entry` in its order, and where they begin.
         backends: The backend that steps it by dense, and by sparse gradients; None until one is needed.
     """
@@ -95,7 +95,7 @@ class ParameterMemory:
         self._groups = groups
         self.entries: list[Tensor] = list(entry.values())
         self.entry_addresses = [tensor.data_ptr() for tensor in self.entries]
-        self.counter: Any = array_of(entry["step"]) if entry["step"].device.type == "cpu" else entry["step"]
+        self.counter: Any = entry["step"] if capturable else array_of(entry["step"])
         self.backends: list[Any] = [None, None]
 
     @cached_property
