@@ -269,10 +269,8 @@ def step(
         base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.
         gradients: `[tensors, 2]` int64, address of the gradient and of the Hessian's diagonal (0 where there is none).
         widths: `[tensors]` int64, elements of a group.
-        pages: `[p]` int64, addresses; part p of row r begins at
-            `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`.
-        shift: See `pages`.
-        stride: Bytes from row to row.
+        pages, shift, stride: Part p of row r begins at
+            `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`; `pages` is `[p]` int64.
         lines: `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines.
         rows: `[n]` int64, the distinct rows of the gradient's n groups, or empty: then groups are contiguous.
         seed: The seed of the rounding of bfloat16.
@@ -281,8 +279,7 @@ def step(
         initial: `[states]`, what the states are before the first gradient.
         constants: l1, 2 λ2, keep, σ₀, 0, 1.
         penalty: The penalty's scalars.
-        weigh_at: Address of `weigh_elements` for the norm, or `NO_NORM` where λ21 = 0.
-        shrink_at: Address of `shrink_groups` for the penalty.
+        weigh_at, shrink_at: Addresses of `weigh_elements` for the norm, or `NO_NORM` if λ21 = 0, and `shrink_groups`.
         frozen: The learning rate is 0.
     """
     zero, one = constants[4], constants[5]

@@ -105,7 +105,7 @@ def _state_digest(value: Any) -> str:
     try:
         return hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()
     except (pickle.PicklingError, TypeError, AttributeError):
-        return os.urandom(16).hex()  # what nobody can compare is another one each time
+        return os.urandom(16).hex()  # a value that cannot be compared is another one each time
 
 
 _logger = logging.getLogger(__name__)
