@@ -13,7 +13,7 @@ from torch import Tensor
 
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
-from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
+from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.lookup.lookup import RowLookup
 from table_cases import REGULARIZED, Lookup, pull, random_keys, through_a_file
@@ -210,6 +210,28 @@ def trained() -> tuple[HashEmbedding, GroupOptimizer]:
     step(table, optimizer, OTHERS)
     table.assign(OTHERS[:1000], torch.zeros(1000, 3))
     return table, optimizer
+
+
+def test_a_prefetch_is_of_the_time_before_the_next_step() -> None:
+    def uses(ahead: Callable[[HashEmbedding, Tensor], None]) -> list[int]:
+        table = new_table(eviction=UnusedFor(steps=9))
+        optimizer = GroupAdam([table.weight], lr=0.1)
+        for _ in range(3):
+            loss = table(OTHERS).square().sum()
+            with held_up():
+                ahead(table, KEYS)
+                backward(optimizer, loss)
+                optimizer.step()
+            optimizer.zero_grad()
+        for _ in range(3):
+            step(table, optimizer, OTHERS[-5:])
+        noted = table.table.directory.uses
+        assert noted is not None
+        return noted.unused_for(0, table.num_rows).tolist()
+
+    expected = uses(look_up_now)
+    assert max(expected) > 0
+    assert uses(HashEmbedding.prefetch) == expected
 
 
 def in_the_other_mode(table: HashEmbedding, keys: Tensor) -> None:

@@ -225,6 +225,7 @@ class RowSteps:
                     self.changes.mark(plan.rows_on_host())
                 storage.step(plan, step, scalars, self._num_rows)
             if self._on_step is not None:
+                self._lock.run_scheduled()  # uses that a prefetch notes are of the time before, however its thread runs
                 self._on_step()
             self._directory.numbering.note_step(lines)
 
