@@ -53,12 +53,8 @@ class ParameterMemory:
     """The memory of one parameter: its weights, u and the rule's state. Valid while all of it stays where it is.
 
     Attributes:
-        wants_kernels: Whether compiled kernels may be taken.
-        capturable: Whether the step may be captured in a CUDA graph.
-        u: The dual residual, shaped as `x`; None for a parameter that carries none.
-        state: The rule's state in the order of `rule.state`, each shaped as `x`.
-        shape, stride, dtype, is_empty: The parameter's; it is empty if it has no element.
-        carries_u: Whether there is a u.
+        wants_kernels, capturable: Whether kernels may be taken, and the step be captured in a CUDA graph.
+        u, state: The dual residual or None, and the rule's state in its order, shaped as `x`.
         parts: x, u if it is carried, and the state.
         addresses: Where the parts begin in memory.
         width, count: Elements of a group and the number of groups if groups are contiguous; else 0.
@@ -172,7 +168,7 @@ class StepConstants:
     Attributes:
         initial: The rule's states before the first gradient, in their order.
         sigma_0: From `rule.host_sigma_0`, for a rule that has it.
-        frozen: Whether the learning rate is 0: then only the states advance.
+        frozen: Whether the learning rate is 0: only the states advance.
     """
 
     regularizer: Regularizer

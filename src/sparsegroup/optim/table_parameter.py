@@ -257,21 +257,7 @@ LINES = "sparsegroup_lines"
 """The attribute of the row numbers' memory that holds what is known of a gradient's lines."""
 
 
-class RowLines(Protocol):
-    """What is known of the lines of a sparse gradient: it travels with it, attached to the memory of its row numbers.
-
-    Attributes:
-        count: Lines.
-    """
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def are_distinct(self) -> bool:
-        """Whether each row has one line."""
-
-
-def attach(rows: Tensor, lines: RowLines) -> None:
+def attach(rows: Tensor, lines: Any) -> None:
     """Let `lines` travel with the gradient whose row numbers are `rows`.
 
     They stay with it through autograd's accumulation of a single contribution; a sum, `coalesce` or `zero_` makes row
@@ -281,7 +267,7 @@ def attach(rows: Tensor, lines: RowLines) -> None:
 
 
 def lines_of(rows: Tensor) -> Any:
-    """What came with a gradient whose row numbers are `rows`, `RowLines`; None if nothing did."""
+    """What travels with a gradient whose row numbers are `rows`; None if nothing does."""
     return getattr(rows.untyped_storage(), LINES, None)
 
 
