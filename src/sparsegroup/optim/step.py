@@ -96,13 +96,7 @@ Entry = dict[str, Any]
 
 
 class ParameterSite(NamedTuple):
-    """Which parameter an error is about; its text is for messages.
-
-    Attributes:
-        group: The number of the param group.
-        number: The parameter's number in it.
-        names: The names of the group's parameters, or None.
-    """
+    """Which parameter an error is about, by the numbers of its param group and in it; its text is for messages."""
 
     group: int
     number: int
@@ -113,11 +107,7 @@ class ParameterSite(NamedTuple):
 
 
 class RowsPlan(Protocol):
-    """What a step will do to a table's rows. All that can fail has been checked, and nothing is changed yet.
-
-    Attributes:
-        parameter: The parameter.
-    """
+    """What a step will do to a table's rows. All that can fail has been checked, and nothing is changed yet."""
 
     @property
     def parameter(self) -> Tensor: ...
