@@ -112,17 +112,11 @@ def as_stored(value: float, dtype: torch.dtype) -> float:
 
 
 class StepScalars(NamedTuple):
-    """What depends on the step.
+    """What depends on the step."""
 
-    Attributes:
-        scalars: From the rule, on the host, or as 0-d tensors on the device.
-        start: σ₀ (0 for a rule without), and 0 where the learning rate is 0, else 1; as `scalars`.
-        seed: The seed of stochastic rounding: int32, or a 0-d int32 tensor.
-    """
-
-    scalars: tuple[Any, ...]
-    start: tuple[Any, Any]
-    seed: int | Tensor
+    scalars: tuple[Any, ...]  # from the rule, on the host, or as 0-d tensors on the device
+    start: tuple[Any, Any]  # σ₀ (0 for a rule without), and 0 where the learning rate is 0, else 1; as `scalars`
+    seed: int | Tensor  # the seed of stochastic rounding: int32, or a 0-d int32 tensor
 
     @property
     def on_device(self) -> bool:
@@ -163,18 +157,12 @@ class Regularizer:
 
 @dataclass(frozen=True, eq=False)
 class StepConstants:
-    """What the groups of a param group share until a hyperparameter changes. Kernels keep what they make of it.
-
-    Attributes:
-        initial: The rule's states before the first gradient, in their order.
-        sigma_0: From `rule.host_sigma_0`, for a rule that has it.
-        frozen: Whether the learning rate is 0: only the states advance.
-    """
+    """What the groups of a param group share until a hyperparameter changes. Kernels keep what they make of it."""
 
     regularizer: Regularizer
-    initial: tuple[float, ...]
-    sigma_0: float | None
-    frozen: bool
+    initial: tuple[float, ...]  # the rule's states before the first gradient, in their order
+    sigma_0: float | None  # from `rule.host_sigma_0`, for a rule that has it
+    frozen: bool  # whether the learning rate is 0: only the states advance
     _rounded: dict[tuple[torch.dtype, ...], "StepConstants"] = field(default_factory=dict, init=False, repr=False)
 
     def is_same(self, other: "StepConstants") -> bool:

@@ -32,21 +32,13 @@ SMALLEST = 1e-30
 
 @dataclass(frozen=True)
 class GroupCensus:
-    """The groups of one parameter, or a sample of them.
+    """The groups of one parameter, or a sample of them."""
 
-    Attributes:
-        critical: `[n]` float64, the largest λ21 at which each group is zero.
-        weight: How many groups each of these represents.
-        live: Groups that are not zero at present; an estimate where it is a sample.
-        seen: Groups ever seen, of which a rate is a share; also an estimate then.
-        live_bytes: What a live group takes in a compact model: its weights, and 8 bytes for the key of a table's row.
-    """
-
-    critical: npt.NDArray[np.float64]
-    weight: float
-    live: float
-    seen: float
-    live_bytes: int
+    critical: npt.NDArray[np.float64]  # `[n]` float64, the largest λ21 at which each group is zero
+    weight: float  # how many groups each of these represents
+    live: float  # groups that are not zero at present; an estimate where it is a sample
+    seen: float  # groups ever seen, of which a rate is a share; also an estimate then
+    live_bytes: int  # what a live group takes in a compact model: its weights, and 8 bytes for the key of a table's row
 
 
 def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: float) -> float:

@@ -24,13 +24,9 @@ DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["tab
 
 
 class RowCombination(Tensor):
-    """Σ factor · rows of stores, not computed before it is copied to one of them.
+    """Σ factor · rows of stores, not computed before it is copied to one of them."""
 
-    Attributes:
-        terms: By the `id` of a store, it and its factor.
-    """
-
-    terms: dict[int, tuple[Any, float]]
+    terms: dict[int, tuple[Any, float]]  # by the `id` of a store, it and its factor
     # As in nn.Parameter: what is done with it is met in __torch_dispatch__.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -190,15 +186,10 @@ class StateOwner:
 
 
 class StoreRanks(Protocol):
-    """The ranks of a table's rows. All of them must call the same of these.
+    """The ranks of a table's rows. All of them must call the same of these."""
 
-    Attributes:
-        rank: The number of this one among them.
-        group: What distinguishes these ranks from those of other tables.
-    """
-
-    rank: int
-    group: Any
+    rank: int  # the number of this one among them
+    group: Any  # what distinguishes these ranks from those of other tables
 
     def do(self, action: Callable[[], Result], what: str) -> Result:
         """The result of an action of all ranks; it raises on all of them or on none. `what` names it."""

@@ -31,19 +31,12 @@ _LINE = 64
 
 
 class RowLayout(NamedTuple):
-    """Where the parts of a row are.
+    """Where the parts of a row are."""
 
-    Attributes:
-        stride: Bytes from row to row.
-        offsets: `[1, parts]`, bytes from where a row begins to each of its parts.
-        lines: `[l]`, bytes from there to each of its cache lines.
-        kinds: The kind of each part, see `rows.copiers`.
-    """
-
-    stride: int
-    offsets: Int64s
-    lines: Int64s
-    kinds: Kinds
+    stride: int  # bytes from row to row
+    offsets: Int64s  # `[1, parts]`, bytes from where a row begins to each of its parts
+    lines: Int64s  # `[l]`, bytes from there to each of its cache lines
+    kinds: Kinds  # the kind of each part, see `rows.copiers`
 
 
 @lru_cache(1024)

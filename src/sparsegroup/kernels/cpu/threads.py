@@ -133,12 +133,6 @@ def set_num_threads(number: int | None) -> None:
 
     Where torch's own operations are small, as between the lookups of a click model, its threads are better left at one:
     they spin for a while after each, and take the core from the threads that would help here.
-
-    Args:
-        number: ≥ 1, or None.
-
-    Raises:
-        ValueError: Another number.
     """
     global _number
     if number is not None and number < 1:
@@ -182,9 +176,6 @@ def in_turns(job: Callable[[int], object], count: int) -> None:
     """Call `job(0)` to `job(count - 1)` in this thread, and in others as they come free; ends when all are done.
 
     torch has in each of the threads as many of its own as in this one.
-
-    Raises:
-        Exception: That of the first of them that has failed.
     """
     numbers, ended, failures = itertools.count(), list[int](), dict[int, Exception]()
     all_ended, torch_threads = threading.Event(), torch.get_num_threads()

@@ -105,12 +105,7 @@ class _ForTriton(ast.NodeTransformer):
 
 
 def _bound(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
-    """`function` for Triton, with some of its globals replaced.
-
-    Raises:
-        OSError: Its source cannot be found, as of a function typed into a prompt.
-        ValueError: It is a lambda, uses variables of another function or an array function that Triton lacks.
-    """
+    """`function` for Triton, with some of its globals replaced."""
     assert isinstance(function, FunctionType)
     if function.__closure__ is not None or function.__name__ == "<lambda>":
         raise ValueError(f"{function.__qualname__} must be a function by `def` that uses no variables of another")

@@ -61,11 +61,7 @@ def _told_that_triton_is_missing() -> bool:
 
 @contextmanager
 def rehearsal() -> Iterator[None]:
-    """While it lasts, the CPU counts as a GPU: Triton's interpreter runs the kernels, slowly. For tests.
-
-    Raises:
-        RuntimeError: The environment variable TRITON_INTERPRET is not "1"; it must be before Triton is imported.
-    """
+    """While it lasts, the CPU counts as a GPU: Triton's interpreter runs the kernels, slowly. For tests."""
     global _rehearsing
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")

@@ -113,11 +113,7 @@ class RowNumbering:
             self._keys_remembered -= len(self._searches.popleft().keys)
 
     def recall(self, keys: Int64s) -> KeySearch:
-        """The training lookup of `keys` since the last step.
-
-        Raises:
-            RuntimeError: There was none, or several found different rows.
-        """
+        """The training lookup of `keys` since the last step."""
         searches = [search for search in self._searches if np.array_equal(search.keys, keys)]
         if not searches:
             raise RuntimeError(

@@ -39,9 +39,6 @@ def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
     """The vectors of int64 `keys`, `[*keys.shape, dim]`: by an operator whose backward gives the table its gradient.
 
     To transforms of `torch.func` they are constants; to a `backward()` outside of these they are not.
-
-    Raises:
-        RuntimeError: The graph would be saved, without the table, or the table's weight is transformed.
     """
     if torch.compiler.is_compiling():
         is_saved = _is_exporting()

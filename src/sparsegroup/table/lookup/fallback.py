@@ -22,11 +22,6 @@ def mask_new_rows(result: LookupResult, live: int, seen: int) -> None:
 
     Fallback vectors then replace them, and learn what to expect of new keys. Which keys these are depends on the key
     only. The rows themselves do not change, and get the gradient.
-
-    Args:
-        result: A lookup in training; its vectors are changed.
-        live: Rows that are not zero.
-        seen: Keys that training has seen.
     """
     places = result.search.new_places
     if not len(places) or not seen or live >= seen:
@@ -41,12 +36,6 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
 
     Its gradient reaches both: the fallback vector learns, and the row still receives its key's gradient. If no
     vector is zero, the gradient of the fallback vectors is zero, not None: as it is in a graph, and as DDP wants it.
-
-    Args:
-        vectors: `[*keys.shape, dim]`.
-        keys: int64.
-        fallback: `[2**field_bits, dim]`, by the number in a key's top `field_bits` bits.
-        field_bits: 0 to 16.
     """
     if wants_operator():  # without a shape that depends on the vectors
         is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
