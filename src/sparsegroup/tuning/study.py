@@ -26,8 +26,7 @@ from pydantic import Field, Strict
 from sparsegroup.artifact.folder import FolderLock, write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count, finite
-from sparsegroup.data.log import Log
-from sparsegroup.data.log_part import LogPart
+from sparsegroup.data.log import Log, LogPart
 from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training.config import Config
