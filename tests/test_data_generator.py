@@ -15,7 +15,6 @@ from sparsegroup.data.public_shapes import (
     FieldShape,
     LogShape,
     effects,
-    is_informative,
     synthesize,
     synthetic_batches,
 )
@@ -56,7 +55,7 @@ def test_another_seed_gives_another_log_with_another_truth() -> None:
     one, other = log("criteo", 1_000, seed=1), log("criteo", 1_000, seed=2)
     assert all(not one[name].equals(other[name]) for name in ("label", "C3", "I1"))
     keys = some_keys()
-    assert not np.array_equal(is_informative(keys, 1), is_informative(keys, 2))
+    assert not np.array_equal(effects(keys, 1) != 0, effects(keys, 2) != 0)
 
 
 @pytest.mark.parametrize("name", ["criteo", "avazu"])
@@ -139,19 +138,18 @@ def test_the_score_is_the_sum_of_the_effects_and_the_numbers_share() -> None:
     np.testing.assert_allclose(score(shape, batch, 0), expected, atol=1e-5)
 
 
-def test_effects_are_a_function_of_the_key_and_not_0_where_informative() -> None:
+def test_effects_are_a_function_of_the_key() -> None:
     keys = some_keys()
     effect = effects(keys, 0)
     assert effect.dtype == np.float32
     np.testing.assert_array_equal(effects(keys[::-1], 0)[::-1], effect)
     np.testing.assert_array_equal(effect[5:6], effects(keys[5:6], 0))
-    np.testing.assert_array_equal(is_informative(keys, 0), effect != 0)
 
 
 def test_effects_are_normal_and_frequent_features_are_more_often_informative() -> None:
     keys = log("criteo", 100_000)["C3"].to_numpy()
     distinct, counts = np.unique(keys, return_counts=True)
-    informative = is_informative(distinct, 0)
+    informative = effects(distinct, 0) != 0
     assert informative[counts >= 100].mean() > 0.4
     assert informative[counts == 1].mean() < 0.3
     effect = effects(distinct[informative], 0)

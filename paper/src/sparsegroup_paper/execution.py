@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from time import perf_counter
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.data import Log, MemoryLog, PreparedLog
-from sparsegroup.data.public_shapes import is_informative
+from sparsegroup.data.public_shapes import effects
 from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight
@@ -40,7 +40,8 @@ def truth_of(log: Log) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_
     if isinstance(log, MemoryLog) and log.informative is not None:
         return log.are_informative
     if isinstance(log, PreparedLog) and "synthetic" in log.manifest.source:
-        return partial(is_informative, seed=int(log.manifest.source["seed"]))
+        seed = int(log.manifest.source["seed"])
+        return lambda keys: effects(keys, seed) != 0
     return None
 
 

@@ -180,12 +180,12 @@ def synthesize(
         ClickLogError: The folder is not empty, or its name is not text.
     """
     check_name(folder)
-    batches = synthetic_batches(shape, rows, seed)
+    synthetic_batches(shape, rows, seed)  # arguments out of range leave no folder
     with new_folder(folder):
         if any(folder.iterdir()):
             raise ClickLogError(f"{folder}: is not empty")
         try:
-            PREPARED_LOG.write(folder, _write_rows(shape, rows, folder, seed, batches, on_progress))
+            _write(shape, rows, folder, seed, on_progress)
         except BaseException:
             for part in folder.iterdir():
                 part.unlink()
@@ -193,33 +193,27 @@ def synthesize(
     return PreparedLog(folder)
 
 
-def _write_rows(
-    shape: LogShape,
-    rows: int,
-    folder: Path,
-    seed: int,
-    batches: Iterator[pa.RecordBatch],
-    on_progress: Callable[[int], None] | None,
-) -> LogManifest:
+def _write(shape: LogShape, rows: int, folder: Path, seed: int, on_progress: Callable[[int], None] | None) -> None:
+    batches = synthetic_batches(shape, rows, seed)
     fields = tuple(field.name for field in shape.fields)
     files: dict[str, int] = {}
     positives = 0
 
-    def write(path: Path) -> None:
+    def write_part(path: Path) -> None:
         with parquet_writer(path, group[0].schema, compression="lz4") as writer:
             for batch in group:
                 writer.write_batch(batch)
 
     while group := list(islice(batches, _BATCHES_PER_FILE)):
         name = f"part-{len(files):05}.parquet"
-        write_atomically(folder / name, write)
+        write_atomically(folder / name, write_part)
         files[name] = sum(batch.num_rows for batch in group)
         positives += sum(int(numpy_of(batch.column(LABEL)).sum()) for batch in group)
         if on_progress:
             on_progress(sum(files.values()))
     train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
     everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
-    return LogManifest(
+    manifest = LogManifest(
         dataset=f"synthetic-{shape.name}",
         fields=fields,
         numbers=tuple(shape.numbers),
@@ -233,6 +227,7 @@ def _write_rows(
         hash="none",
         source={"synthetic": shape.name, "rows": rows, "seed": seed},
     )
+    PREPARED_LOG.write(folder, manifest)
 
 
 def synthetic_batches(shape: LogShape, rows: int, seed: int) -> Iterator[pa.RecordBatch]:
@@ -346,12 +341,6 @@ def _shuffle(generator: np.random.Generator) -> npt.NDArray[np.uint16]:
     order &= mask
     order ^= order >> np.uint16(7)
     return order
-
-
-def is_informative(keys: Int64s, seed: int) -> npt.NDArray[np.bool_]:
-    """Which features have an effect on the label, `[n]`; arguments and errors as of `effects`."""
-    informative: npt.NDArray[np.bool_] = effects(keys, seed) != 0
-    return informative
 
 
 def effects(keys: Int64s, seed: int) -> Float32s:
