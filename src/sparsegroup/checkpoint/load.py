@@ -334,10 +334,7 @@ def _load_optimizer(
     group_of = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     loaded = dict(optimizer.state)
     optimizer.state.clear()
-    for (
-        number,
-        entry,
-    ) in saved.state.items():  # in this order, so that a resumed run writes the same files
+    for number, entry in saved.state.items():  # in this order, so that a resumed run writes the same files
         parameter = parameters[number]
         if number in stores:
             optimizer.state[parameter] = {"step": entry["step"].clone()}

@@ -136,11 +136,7 @@ def are_tracked(ranks: CheckpointRanks, since: str) -> bool:
 
 
 def _state(
-    ranks: CheckpointRanks,
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    scheduler: LRScheduler | None,
-    extra: Any,
+    ranks: CheckpointRanks, model: nn.Module, optimizers: Sequence[Optimizer], scheduler: LRScheduler | None, extra: Any
 ) -> SavedState:
     with rows_left_out():
         return SavedState(

@@ -43,12 +43,7 @@ class GroupSGD(GroupOptimizer):
     if TYPE_CHECKING:
 
         def __init__(
-            self,
-            params: ParamsT,
-            lr: float | Tensor = ...,
-            *,
-            weight_decay: float = ...,
-            **options: Unpack[Options],
+            self, params: ParamsT, lr: float | Tensor = ..., *, weight_decay: float = ..., **options: Unpack[Options]
         ) -> None: ...
 
 

@@ -366,11 +366,7 @@ class StoredParameter(Tensor):
     @staticmethod
     def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
         parameter: Self = Tensor._make_wrapper_subclass(
-            cls,
-            (HEIGHT, store.dim),
-            dtype=store.weight_dtype,
-            device=store.device,
-            requires_grad=requires_grad,
+            cls, (HEIGHT, store.dim), dtype=store.weight_dtype, device=store.device, requires_grad=requires_grad
         )
         parameter.store = store
         parameter._is_param = True  # what isinstance(…, nn.Parameter) looks at

@@ -161,11 +161,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def convert(
-    model: nn.Module,
-    *,
-    choose: Callable[[str, nn.Module], bool] | None = None,
-    rows: Rows = "all",
-    **options: Any,
+    model: nn.Module, *, choose: Callable[[str, nn.Module], bool] | None = None, rows: Rows = "all", **options: Any
 ) -> nn.Module:
     """Replace a model's `nn.Embedding` and `nn.EmbeddingBag` modules by tables, wherever they are used.
 

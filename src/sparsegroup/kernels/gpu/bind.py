@@ -65,10 +65,7 @@ def step_kernels(
 @cache
 def row_kernels() -> SimpleNamespace:
     """`ROW_KERNELS`, which know no rule."""
-    names: dict[str, Any] = {
-        "UNROLL": tl.constexpr(source.UNROLL),
-        "nearest_bits": _bound(rounding.nearest_bits, {}),
-    }
+    names: dict[str, Any] = {"UNROLL": tl.constexpr(source.UNROLL), "nearest_bits": _bound(rounding.nearest_bits, {})}
     for function in (source.groups_and_lanes, source.as_stored, source.at_address, source.row_address):
         names[function.__name__] = _bound(function, names)
     return SimpleNamespace(**{name: _bound(getattr(source, name), names) for name in ROW_KERNELS})

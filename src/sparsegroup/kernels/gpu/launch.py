@@ -84,10 +84,7 @@ def pointers_of(memory: ParameterMemory) -> dict[str, Any]:
 
 
 def step_tensors(
-    rule: Rule,
-    tensors: Sequence[TensorPlan],
-    settings: StepConstants,
-    tables: dict[tuple[Any, ...], "TensorTable"],
+    rule: Rule, tensors: Sequence[TensorPlan], settings: StepConstants, tables: dict[tuple[Any, ...], "TensorTable"]
 ) -> None:
     """The step by dense gradients, which are contiguous, of tensors of a param group, whose `tables` are kept."""
     alike: dict[tuple[Any, ...], list[TensorPlan]] = {}

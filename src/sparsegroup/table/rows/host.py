@@ -123,12 +123,7 @@ class HostRows(Rows):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dtype: np.dtype[Any],
-        huge_pages: bool,
-        initial: Mapping[str, float],
-        has_bfloat16: bool = False,
+        self, dim: int, dtype: np.dtype[Any], huge_pages: bool, initial: Mapping[str, float], has_bfloat16: bool = False
     ) -> None:
         super().__init__(dim, dtype, initial)
         self.huge_pages = huge_pages
