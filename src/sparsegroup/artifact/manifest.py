@@ -111,18 +111,14 @@ class Manifest:
     """What every folder says of itself. A format is a subclass with more attributes, which JSON can hold.
 
     Their annotations say which values are valid; `check` compares them with one another.
-
-    Attributes:
-        id: Names this folder in those that build on it; "" until it is written, then a digest of all the rest unless
-            the format gives another.
-        parent: The folder that this one builds on, or None.
-        files: Name of each other file → its size and digest.
-        written_by: The package that wrote it, with its version.
     """
 
+    # names this folder in those that build on it; "" until it is written, then a digest of all the rest unless the
+    # format gives another
     id: str = ""
-    parent: Parent | None = None
-    files: Mapping[FileName, FileFacts] = field(default_factory=dict)
+    parent: Parent | None = None  # the folder that this one builds on, or None
+    files: Mapping[FileName, FileFacts] = field(default_factory=dict)  # name of each other file → its size and digest
+    # the package that wrote it, with its version
     written_by: str = field(default_factory=lambda: f"sparsegroup {version('sparsegroup')}")
 
     HEADER: ClassVar = ("id", "parent", "files", "written_by")
@@ -166,23 +162,15 @@ class FolderFormat(Generic[AnyManifest]):
 
     To change a format: raise `version`, and give `migrations` a function from the last version's content to the new
     one's. All older folders are then read through the functions between.
-
-    Attributes:
-        name: The format's name in the manifest.
-        file: Name of the manifest's file.
-        version: The one that is written.
-        manifest: Class of the manifest.
-        error: Class of the errors.
-        missing: What a folder without a manifest is called in messages, such as "no checkpoint".
-        migrations: Version → what turns its content into that of the next.
     """
 
-    name: str
-    file: str
-    version: int
-    manifest: type[AnyManifest]
-    error: type[ValueError]
-    missing: str
+    name: str  # the format's name in the manifest
+    file: str  # name of the manifest's file
+    version: int  # the one that is written
+    manifest: type[AnyManifest]  # class of the manifest
+    error: type[ValueError]  # class of the errors
+    missing: str  # what a folder without a manifest is called in messages, such as "no checkpoint"
+    # version → what turns its content into that of the next
     migrations: Mapping[int, Migration] = field(default_factory=dict)
 
     def is_in(self, folder: Path) -> bool:

@@ -38,23 +38,15 @@ _NEIGHBOUR = re.compile(r"\.\./[^./\\\0][^/\\\0]*")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest(Manifest):
-    """What a checkpoint holds. Its parent is a neighbour: the checkpoint whose tables' rows this one changes.
+    """What a checkpoint holds. Its parent is a neighbour: the checkpoint whose tables' rows this one changes."""
 
-    Attributes:
-        step: The training step that it was written at.
-        written: Date and time, ISO 8601.
-        versions: The versions of Python, this package and torch.
-        tables: File name → the table's name in the model, and the table's facts. A sharded table has a file a rank.
-        state: `SavedState` as JSON; its tensors are in `STATE`.
-        routing: Which rank has which key, if tables are sharded.
-    """
-
-    step: Count
-    written: str
-    versions: Mapping[str, str]
+    step: Count  # the training step that it was written at
+    written: str  # date and time, ISO 8601
+    versions: Mapping[str, str]  # the versions of Python, this package and torch
+    # file name → the table's name in the model, and the table's facts. A sharded table has a file a rank
     tables: Mapping[str, tuple[str, TableFacts]]
-    state: Any
-    routing: Mapping[str, Any] | None = None
+    state: Any  # `SavedState` as JSON; its tensors are in `STATE`
+    routing: Mapping[str, Any] | None = None  # which rank has which key, if tables are sharded
 
     def check(self) -> None:
         """Raise ValueError unless parent, files, tables and routing fit together."""

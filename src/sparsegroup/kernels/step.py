@@ -179,30 +179,19 @@ class StepConstants:
 
 @dataclass(slots=True, eq=False)
 class TensorPlan:
-    """What a step does to one tensor. `memory` and `scalars` are set when nothing can fail any more.
+    """What a step does to one tensor. `memory` and `scalars` are set when nothing can fail any more."""
 
-    Attributes:
-        parameter: The tensor: a parameter, or this rank's part of one.
-        gradient: Shaped as the parameter, or as its `rows`; of any floating dtype.
-        hessian: Shaped as `gradient`; for second-order rules the diagonal of the Hessian, for those with `mean_square`
-            the mean of g² over each element's group.
-        rows: `[n]` int64, the rows of a sparse gradient; None for a dense one.
-        repeats: Whether `rows` may hold a row several times, whose gradients must be added up.
-        unchecked: Whether `rows` may be beyond the parameter.
-        whole: The DTensor of which `parameter` is this rank's part, or None.
-        memory: Where the parameter and its state are.
-        scalars: What depends on the step count of this parameter.
-    """
-
-    parameter: Tensor
-    gradient: Tensor
+    parameter: Tensor  # the tensor: a parameter, or this rank's part of one
+    gradient: Tensor  # shaped as the parameter, or as its `rows`; of any floating dtype
+    # shaped as `gradient`; for second-order rules the diagonal of the Hessian, for those with `mean_square` the mean
+    # of g² over each element's group
     hessian: Tensor | None = None
-    rows: Tensor | None = None
-    repeats: bool = False
-    unchecked: bool = False
-    whole: Tensor | None = None
-    memory: ParameterMemory = field(init=False)
-    scalars: StepScalars = field(init=False)
+    rows: Tensor | None = None  # `[n]` int64, the rows of a sparse gradient; None for a dense one
+    repeats: bool = False  # whether `rows` may hold a row several times, whose gradients must be added up
+    unchecked: bool = False  # whether `rows` may be beyond the parameter
+    whole: Tensor | None = None  # the DTensor of which `parameter` is this rank's part, or None
+    memory: ParameterMemory = field(init=False)  # where the parameter and its state are
+    scalars: StepScalars = field(init=False)  # what depends on the step count of this parameter
 
     def with_hessian(self, diagonal: Tensor) -> "TensorPlan":
         """The same with the Hessian's diagonal, or what else the rule takes as such."""

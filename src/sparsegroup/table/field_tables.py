@@ -149,18 +149,15 @@ def restart_tables(tables: Sequence[HashEmbedding], optimizers: Sequence[torch.o
 
 @dataclass(frozen=True)
 class TableTotals:
-    """Counts of all tables of an embedding.
+    """Counts of all tables of an embedding."""
 
-    Attributes:
-        num_seen, num_live: See `HashEmbedding`.
-        bytes: Memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has
-            done, so that a resumed run would differ.
-        num_evicted, num_refused: See `HashEmbedding`.
-    """
-
+    # num_seen, num_live: see `HashEmbedding`
     num_seen: int = 0
     num_live: int = 0
+    # memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has done, so
+    # that a resumed run would differ
     bytes: int = 0
+    # num_evicted, num_refused: see `HashEmbedding`
     num_evicted: int = 0
     num_refused: int = 0
 

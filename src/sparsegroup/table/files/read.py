@@ -32,16 +32,12 @@ ALL = range(BUCKETS)
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a table, or of one rank's part of it.
+    """A file of a table, or of one rank's part of it."""
 
-    Attributes:
-        path, facts: The file, and what the manifest says of it.
-        buckets: The logical buckets of its keys.
-    """
-
+    # path, facts: the file, and what the manifest says of it
     path: Path
     facts: TableFacts
-    buckets: range
+    buckets: range  # the logical buckets of its keys
 
     def share_in(self, wanted: range) -> float:
         """The share of its buckets that are among others, and about that of its rows."""

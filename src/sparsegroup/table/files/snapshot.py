@@ -45,17 +45,12 @@ def _joined_counters(arrays: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An array of a directory's state.
+    """An array of a directory's state."""
 
-    Attributes:
-        join: Makes those of several ranks one; each has seen keys that the others have not. None: it is of rows.
-        is_bytes: Whether it is uint8 `[·, ·]`, and not int64 `[·]`.
-        length: That of a vector, if it is always the same.
-    """
-
+    # makes those of several ranks one; each has seen keys that the others have not. None: it is of rows
     join: Callable[[Sequence[Array]], Array] | None
-    is_bytes: bool = False
-    length: int | None = None
+    is_bytes: bool = False  # whether it is uint8 `[·, ·]`, and not int64 `[·]`
+    length: int | None = None  # that of a vector, if it is always the same
 
 
 DIRECTORY_STATE: Mapping[str, _Entry] = {
@@ -163,23 +158,15 @@ def _none() -> Int64s:
 
 @dataclass(frozen=True)
 class TableSnapshot:
-    """Content of a table, or some of it.
+    """Content of a table, or some of it."""
 
-    Attributes:
-        keys: `[n]`, in the order of the rows.
-        parts: Some of "weight", "u" and the optimizer's state → `[n, dim]`.
-        dropped: `[k]`, keys that had a row and lost it; some may have one again.
-        directory: Other state of the directory by name, see `Directory.state`; of rows, in the order of `keys`.
-        num_seen: Distinct keys ever seen; None: to be counted.
-        skipped_rows: Row updates left out; None: not known.
-    """
-
-    keys: Int64s
-    parts: Mapping[str, npt.NDArray[Any]]
-    dropped: Int64s = field(default_factory=_none)
+    keys: Int64s  # `[n]`, in the order of the rows
+    parts: Mapping[str, npt.NDArray[Any]]  # some of "weight", "u" and the optimizer's state → `[n, dim]`
+    dropped: Int64s = field(default_factory=_none)  # `[k]`, keys that had a row and lost it; some may have one again
+    # other state of the directory by name, see `Directory.state`; of rows, in the order of `keys`
     directory: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    num_seen: int | None = None
-    skipped_rows: int | None = None
+    num_seen: int | None = None  # distinct keys ever seen; None: to be counted
+    skipped_rows: int | None = None  # row updates left out; None: not known
 
     @classmethod
     def taken(

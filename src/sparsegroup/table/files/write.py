@@ -41,32 +41,26 @@ _SHARE = 0.05
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A table in a checkpoint's manifest.
+    """A table in a checkpoint's manifest."""
 
-    Attributes:
-        dim, dtype, std, init, seed, field_bits: See `HashEmbedding`.
-        parts: Each part of a row after its vector → value in a new row.
-        rows, seen, skipped_rows: Rows, distinct keys ever seen in training, and row updates left out.
-        buckets: The buckets of the index: they decide when it grows.
-        written: Rows in this file.
-        rank: The rank whose part of a sharded table this is, all of the facts with it; None: the whole.
-        state: The dtype of u and the optimizer's state in memory; None for that of the arithmetic, which all parts have
-            in the file.
-    """
-
+    # dim, dtype, std, init, seed, field_bits: see `HashEmbedding`
     dim: Count
     dtype: str
     std: Real
     init: str
     seed: Annotated[int, Strict()]
     field_bits: Count
-    parts: Mapping[str, Real]
+    parts: Mapping[str, Real]  # each part of a row after its vector → value in a new row
+    # rows, seen, skipped_rows: rows, distinct keys ever seen in training, and row updates left out
     rows: Count
     seen: Count
     skipped_rows: Count
-    buckets: Count
-    written: Count
+    buckets: Count  # the buckets of the index: they decide when it grows
+    written: Count  # rows in this file
+    # the rank whose part of a sharded table this is, all of the facts with it; None: the whole
     rank: Count | None = None
+    # the dtype of u and the optimizer's state in memory; None for that of the arithmetic, which all parts have in the
+    # file
     state: Literal["bfloat16"] | None = None
 
     @classmethod

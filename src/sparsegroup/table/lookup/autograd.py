@@ -153,21 +153,15 @@ class GradientLines:
 
     Stored as an attribute of the storage of the gradient's indices. It must not hold a tensor with that storage: that
     would be a reference cycle.
-
-    Attributes:
-        numbering: That of the rows.
-        count: Lines.
-        order: Where in the indices' storage, in elements, the lines sorted by row begin, int32 `[count]`. None where
-            each row has one line.
-        starts: Where in it the beginnings of the rows' runs in that order are, int32 `[distinct + 1]`.
-        on_host: `[distinct]`, the rows, where the host knows them.
     """
 
-    numbering: RowNumbering
-    count: int
+    numbering: RowNumbering  # that of the rows
+    count: int  # lines
+    # where in the indices' storage, in elements, the lines sorted by row begin, int32 `[count]`. None where each row
+    # has one line
     order: int | None = None
-    starts: int = 0
-    on_host: Int64s | None = None
+    starts: int = 0  # where in it the beginnings of the rows' runs in that order are, int32 `[distinct + 1]`
+    on_host: Int64s | None = None  # `[distinct]`, the rows, where the host knows them
 
     @property
     def are_distinct(self) -> bool:
@@ -181,23 +175,16 @@ class GradientLines:
 
 @dataclass(frozen=True, eq=False)
 class LookupInfo:
-    """What autograd must know of a lookup.
+    """What autograd must know of a lookup."""
 
-    Attributes:
-        numbering: That of the rows.
-        rows: `[lines]` int64, the row of each line of the gradient, `ABSENT` for none. A tensor, because torch may
-            resize what it makes of it (`zero_` on a sparse gradient does).
-        inverse: `[keys]` int32, the line of each key, over which the gradient is summed; None where each key has a
-            separate line.
-        has_absent: Whether some key has no row.
-        lines: How the gradient's lines belong to rows; None if there will be no gradient.
-    """
-
-    numbering: RowNumbering
+    numbering: RowNumbering  # that of the rows
+    # `[lines]` int64, the row of each line of the gradient, `ABSENT` for none. A tensor, because torch may resize
+    # what it makes of it (`zero_` on a sparse gradient does)
     rows: Tensor
+    # `[keys]` int32, the line of each key, over which the gradient is summed; None where each key has a separate line
     inverse: Int32s | None
-    has_absent: bool
-    lines: GradientLines | None
+    has_absent: bool  # whether some key has no row
+    lines: GradientLines | None  # how the gradient's lines belong to rows; None if there will be no gradient
 
 
 class LookupResult(NamedTuple):

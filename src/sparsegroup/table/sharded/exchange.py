@@ -54,21 +54,16 @@ def attempt(action: Callable[[], Result]) -> tuple[Result | None, Exception | No
 
 @dataclass
 class _Group:
-    """State shared by all users of a group of ranks; it does not refer to the group, or that would never end.
+    """State shared by all users of a group of ranks; it does not refer to the group, or that would never end."""
 
-    Attributes:
-        tables, operations: How many tables have been made on it, and operations started.
-        failure: Why nothing can be exchanged any more; empty while it can.
-        thread, last: Runs what is submitted, and the last of that.
-        tables_group: The group of the tables of the whole world.
-    """
-
+    # tables, operations: how many tables have been made on it, and operations started
     tables: int = 0
     operations: int = 0
-    failure: str = ""
+    failure: str = ""  # why nothing can be exchanged any more; empty while it can
+    # thread, last: runs what is submitted, and the last of that
     thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sparsegroup-ranks"))
     last: Future[Any] | None = None
-    tables_group: dist.ProcessGroup | None = None
+    tables_group: dist.ProcessGroup | None = None  # the group of the tables of the whole world
 
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, _Group] = WeakKeyDictionary()
@@ -317,20 +312,15 @@ def schedule_receivers(policy: int | None = None) -> int:
 
 @dataclass
 class Traffic:
-    """Counts of one table on one rank, since it was made.
+    """Counts of one table on one rank, since it was made."""
 
-    Attributes:
-        lookups: Exchanges of keys.
-        keys, vectors, gradients: Bytes of each that went to other ranks.
-        headers: Bytes of their headers.
-        waited: Seconds in which the thread that trains has waited for other ranks, or for what is looked up ahead.
-    """
-
-    lookups: int = 0
+    lookups: int = 0  # exchanges of keys
+    # keys, vectors, gradients: bytes of each that went to other ranks
     keys: int = 0
     vectors: int = 0
     gradients: int = 0
-    headers: int = 0
+    headers: int = 0  # bytes of their headers
+    # seconds in which the thread that trains has waited for other ranks, or for what is looked up ahead
     waited: float = 0.0
 
     @property
