@@ -1,10 +1,8 @@
 """`FieldTables`: tables of several widths as one embedding, so that each field has vectors of its own size."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,7 +11,7 @@ from sparsegroup.table.config import check_int
 from sparsegroup.table.hash_embedding import HashEmbedding, TableCounts
 from sparsegroup.table.lookup.fallback import field_numbers
 from sparsegroup.table.lookup.lookup import checked_keys
-from sparsegroup.table.table import FieldCount, Table
+from sparsegroup.table.table import Table
 
 
 def tables_in(model: nn.Module) -> dict[str, HashEmbedding]:
@@ -134,57 +132,3 @@ class FieldTables(TableCounts, nn.Module):
             )
         found = [(place == number).nonzero().squeeze(1) for number in range(len(self._names))]
         return [(at, flat.index_select(0, at)) for at in found]
-
-
-def restart_tables(tables: Sequence[HashEmbedding], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay."""
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    for table in tables:
-        if table.weight.requires_grad:
-            for optimizer in optimizers:
-                optimizer.state.pop(table.weight, None)
-            table.table.reset_rows()
-
-
-@dataclass(frozen=True)
-class TableTotals:
-    """Counts of all tables of an embedding."""
-
-    # num_seen, num_live: see `HashEmbedding`
-    num_seen: int = 0
-    num_live: int = 0
-    # memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has done, so
-    # that a resumed run would differ
-    bytes: int = 0
-    # num_evicted, num_refused: see `HashEmbedding`
-    num_evicted: int = 0
-    num_refused: int = 0
-
-    @classmethod
-    def of(cls, embedding: nn.Module) -> "TableTotals":
-        """Those of the tables in `embedding`, on all ranks; each of them must call it."""
-        totals = np.zeros(5, np.int64)
-        for table in tables_in(embedding).values():
-            own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
-            totals += own if table.across is None else table.across.shards.totals(own, "counts of rows")
-        return cls(*totals.tolist())
-
-    @property
-    def feature_rate(self) -> float:
-        """Live rows over distinct keys ever seen; 0 if none was."""
-        return self.num_live / self.num_seen if self.num_seen else 0.0
-
-
-def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
-    """`HashEmbedding.field_counts` of all tables in `embedding`, on all ranks; each of them must call it."""
-    totals: dict[int, FieldCount] = {}
-    for table in tables_in(embedding).values():
-        own = table.field_counts()
-        for counts in [own] if table.across is None else table.across.shards.of_all([own], "counts of fields"):
-            for number, count in counts.items():
-                before = totals.get(number, FieldCount(0, 0, 0))
-                totals[number] = FieldCount(
-                    before.seen + count.seen, before.rows + count.rows, before.live + count.live
-                )
-    return dict(sorted(totals.items()))

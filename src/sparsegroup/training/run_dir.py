@@ -24,7 +24,6 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.table import FieldCount
-from sparsegroup.table.field_tables import TableTotals, field_totals
 from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
@@ -37,6 +36,7 @@ from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 from sparsegroup.training.shown_settings import shown_settings
+from sparsegroup.training.window_point import TableTotals, field_totals
 
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"

@@ -15,7 +15,7 @@ from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
-from sparsegroup.table.field_tables import restart_tables, tables_in
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.baseline_lessons import BaselineLessons
 from sparsegroup.training.batch_gradients import give_gradients
@@ -248,11 +248,21 @@ class Trainer:
     def _goes_on(self, epochs: int, patience: int) -> bool:
         return self.progress.goes_on(epochs, patience) and not self._stop.finishes
 
+    def _restart_tables(self) -> None:
+        """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        for table in self._tables:
+            if table.weight.requires_grad:
+                for optimizer in self.optimizers:
+                    optimizer.state.pop(table.weight, None)
+                table.table.reset_rows()
+
     def _begin_epoch(self, after_first_epoch: AfterFirstEpoch) -> None:
         is_later = self.progress.epoch > 0
         self._is_frozen = is_later and after_first_epoch == "freeze"
         if is_later and after_first_epoch == "reset" and not self.progress.position:
-            restart_tables(self._tables, self.optimizers)
+            self._restart_tables()
             if self.target is not None:
                 self.target.restart()
 
