@@ -135,6 +135,4 @@ def _store_sparsity(name: str, store: RowStore) -> ParameterSparsity:
 
 def _on_all_ranks(store: RowStore, *counts: int) -> list[int]:
     """The sums of counts of a table's rows over its ranks."""
-    if store.ranks is None:
-        return [*counts]
-    return [sum(its) for its in zip(*store.ranks.of_all([counts], "counts of rows"), strict=True)]
+    return [*counts] if store.ranks is None else store.ranks.totals(counts, "counts of rows")

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -185,64 +185,8 @@ class StateOwner:
     """
 
 
-class StoreRanks(Protocol):
-    """The ranks of a table's rows. All of them must call the same of these."""
-
-    rank: int  # the number of this one among them
-    group: Any  # what distinguishes these ranks from those of other tables
-
-    def do(self, action: Callable[[], Result], what: str) -> Result:
-        """The result of an action of all ranks; it raises on all of them or on none. `what` names it."""
-
-    def norm(self, own: Tensor, order: float) -> Tensor:
-        """The p-norm, p being `order`, over all ranks by that of this rank's part; 0-d as it is."""
-
-    def of_all(self, own: list[Any], what: str) -> list[Any]:
-        """The lists of all ranks as one, in the order of ranks; `what` is in them, in messages, can be pickled."""
-
-
-class RowStore(Protocol):
-    """What a `StoredParameter` needs of the table that holds its rows."""
-
-    @property
-    def stepper(self) -> Any: ...
-    @property
-    def part(self) -> Any: ...  # the names of this rank's entries in state dicts
-    @property
-    def ranks(self) -> StoreRanks | None: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_live(self) -> int: ...
-    @property
-    def num_seen(self) -> int: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def weight_dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
-
-    def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
-        """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
-
-    def restore_state(
-        self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
-    ) -> StateOwner:
-        """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
-
-    def become(self, other: Any) -> None:
-        """Become a copy of another table: rows, the optimizer's state and its owner."""
-
-    def move_towards(self, other: Any, weight: float) -> None:
-        """Average with another table, whose share is `weight`; the optimizer's state goes.
-
-        A weight that is zero in the other becomes zero, and what has been zero here becomes what it is in the other.
-        """
-
-    def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
-        """Keys `[n]` and vectors `[n, dim]` of the live rows."""
-
+RowStore: TypeAlias = Any
+"""The table that holds a parameter's rows, a `sparsegroup.table.table.Table`; nothing below `table` imports it."""
 
 LINES = "sparsegroup_lines"
 """The attribute of the row numbers' memory that holds what is known of a gradient's lines."""
@@ -279,7 +223,7 @@ class StoredGradient(Tensor):
     """
 
     @classmethod
-    def of(cls, gradient: Tensor | None, ranks: StoreRanks | None = None) -> Tensor | None:
+    def of(cls, gradient: Tensor | None, ranks: Any = None) -> Tensor | None:
         """The same object, as one of this class if it is a sparse tensor that has no graph."""
         if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
             gradient.__class__ = cls
@@ -304,7 +248,7 @@ class StoredGradient(Tensor):
 def _norm(gradient: Tensor, ord: float = 2.0, **options: Any) -> Tensor:
     values = summed(gradient)._values() if gradient.layout is torch.sparse_coo else gradient
     norm: Tensor = torch.linalg.vector_norm(values, ord, **options)
-    ranks: StoreRanks | None = getattr(gradient, "sparsegroup_ranks", None)
+    ranks = getattr(gradient, "sparsegroup_ranks", None)
     return norm if ranks is None else ranks.norm(norm, ord)
 
 
@@ -400,10 +344,10 @@ class StoredParameter(Tensor):
 
     def numel(self) -> int:
         """Rows × dim at this moment."""
-        return self.store.num_rows * self.store.dim
+        return self.shape.numel()
 
     def __len__(self) -> int:
-        return self.store.num_rows
+        return self.shape[0]
 
     def numpy(self, **arguments: Any) -> NoReturn:
         refuse("numpy()")
@@ -434,6 +378,6 @@ class StoredParameter(Tensor):
         return type(self), (self.store, self.requires_grad)
 
 
-def store_of(parameter: Tensor) -> RowStore | None:
+def store_of(parameter: Tensor) -> RowStore:
     """The store that holds the rows of a parameter; None for one that is a tensor."""
     return parameter.store if isinstance(parameter, StoredParameter) else None

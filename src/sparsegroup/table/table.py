@@ -266,7 +266,7 @@ class Table:
         self._prefetched = None
         return search.result()
 
-    # The optimizer's state; see `sparsegroup.optim.table_parameter.RowStore`
+    # The optimizer's state
 
     @property
     def part(self) -> RankShard:
@@ -274,7 +274,7 @@ class Table:
         return RankShard() if self.ranks is None else self.ranks.part
 
     def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
-        """See `sparsegroup.optim.table_parameter.RowStore`."""
+        """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
         with self._lock.held, self._lock:
             if self.stepper.owner is not owner:
                 return None
@@ -283,7 +283,7 @@ class Table:
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
-        """See `sparsegroup.optim.table_parameter.RowStore`."""
+        """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
         owner = StateOwner()
         with self._lock.held, self._lock:
             self.stepper.lay_out(owner, initial, "u" in state, state_dtype)
@@ -464,11 +464,14 @@ class Table:
             self._compose(other.directory, other.storage, owner)
 
     def become(self, other: "Table") -> None:
-        """See `sparsegroup.optim.table_parameter.RowStore`."""
+        """Become a copy of another table: rows, the optimizer's state and its owner."""
         self.adopt(copy.copy(other), other.stepper.owner)
 
     def move_towards(self, other: "Table", weight: float) -> None:
-        """See `sparsegroup.optim.table_parameter.RowStore`."""
+        """Average with another table, whose share is `weight`; the optimizer's state goes.
+
+        A weight that is zero in the other becomes zero, and what has been zero here becomes what it is in the other.
+        """
         content = other.snapshot((WEIGHT,))
         vectors = content.parts[WEIGHT]
         for first in range(0, len(content.keys), ROWS_AT_A_TIME):

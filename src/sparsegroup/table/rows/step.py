@@ -17,7 +17,7 @@ from sparsegroup.kernels.step import StepScalars, check_rows, compute_dtype
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.state import UncastTensor, check_names
 from sparsegroup.optim.step import KEY_BYTES, Entry, GroupCensus, GroupStep, ParameterSite
-from sparsegroup.optim.table_parameter import KEYS, LINES, RowStore, StateOwner, store_of
+from sparsegroup.optim.table_parameter import KEYS, LINES, StateOwner, store_of
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory, RowLimit
@@ -262,7 +262,7 @@ class RowSteps:
         self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
     ) -> list[GroupCensus]:
         """See `Stepper.census`. Rows that never had a gradient survive no λ21 > 0."""
-        store = _store(parameter)
+        store = store_of(parameter)
         live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
@@ -295,7 +295,7 @@ class RowSteps:
 
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
-        store = _store(parameter)
+        store = store_of(parameter)
         content = store.export_state(entry[KEYS])
         if content is None:
             return {}
@@ -307,7 +307,7 @@ class RowSteps:
         named: Entry = {}
         for name, value in entry.items():
             try:
-                named[_store(parameter).part.entry_of(name)] = value
+                named[store_of(parameter).part.entry_of(name)] = value
             except ValueError as error:
                 raise ValueError(f"state {name!r} {error} ({where})") from error
         check_names(named, rule, (KEYS,), where)
@@ -331,7 +331,7 @@ class RowSteps:
             return
         loaded = {name: value for name, value in entry.items() if isinstance(value, UncastTensor)}
         state = {name: value.tensor.detach().cpu().numpy() for name, value in loaded.items()}
-        owner = _store(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
+        owner = store_of(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
         entry.update(dict.fromkeys(loaded, owner))
 
     # What has changed
@@ -350,9 +350,3 @@ class RowSteps:
         if self.changes is not None:  # with exact keys, changes must also have the keys that were added and dropped
             recorded = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
             self.changes.keep(kept, gone[recorded])
-
-
-def _store(parameter: Tensor) -> RowStore:
-    store = store_of(parameter)
-    assert store is not None
-    return store
