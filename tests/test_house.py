@@ -35,6 +35,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SMALL = 120
 """Lines. A module of fewer with a single importer is a part of that one, unless there is a reason."""
 REASONS = {
+    "kernels/cpu/backend.py": "a backend, as the others are",
     "kernels/cpu/numba_namespace.py": "the namespace that `bind` gives to rules",
     "table/sharded/lookup.py": "the lookup over ranks, by the exchange and the routing that it is made of",
     "data/formats/avazu.py": "one file a format",

@@ -1,4 +1,4 @@
-"""Folders and files that are either whole or not there: written under a temporary name, synced, and renamed; locks.
+"""Folders and files that are either whole or not there: written under a temporary name, synced, and renamed.
 
 All of it goes through `write`, `sync` and `rename`, so that tests can let the process die at each of them.
 """
@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import xxhash
 
@@ -99,45 +99,6 @@ def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
         rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-try:
-    import fcntl
-except ImportError:  # on Windows, where no process is kept out
-    fcntl = None  # type: ignore[assignment]
-
-
-class FolderLock:
-    """Keeps other processes from locking an existing folder until `close`, or the end of this process.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = None
-        if fcntl is not None:
-            self._descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Let others lock it."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"

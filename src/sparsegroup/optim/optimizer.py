@@ -43,9 +43,8 @@ def adapt_state_dict(
 ) -> dict[str, Any]:
     """A copy of `state_dict` that torch's loader can take, checked before anything is changed.
 
-    Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own
-    that have no meaning here are dropped, or refused if they are set. ValueError for another optimizer's
-    state.
+    Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own that
+    have no meaning here are dropped, or refused if they are set. ValueError for another optimizer's state.
     """
     groups, state = list(state_dict["param_groups"]), dict(state_dict["state"])
     if len(groups) != len(param_groups) or any(

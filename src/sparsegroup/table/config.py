@@ -28,11 +28,7 @@ _SKETCHED = 16
 
 @dataclass(frozen=True)
 class TableConfig:
-    """See `HashEmbedding`.
-
-    Raises:
-        ValueError, TypeError: An argument out of range.
-    """
+    """The arguments of a `HashEmbedding`, checked: ValueError or TypeError for one out of range."""
 
     dim: int
     std: float

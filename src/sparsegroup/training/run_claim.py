@@ -1,10 +1,11 @@
-"""A run's folder, kept for the processes that train it."""
+"""A run's folder, kept for the processes that train it by a lock."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
-from sparsegroup.artifact.folder import FolderLock
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.config import Config
 from sparsegroup.training.provenance import Provenance
@@ -13,6 +14,44 @@ from sparsegroup.training.run_dir import is_free, read_provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import CONFIG
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where no process is kept out
+    fcntl = None  # type: ignore[assignment]
+
+
+class FolderLock:
+    """Keeps other processes from locking an existing folder until `close`, or the end of this process.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        if fcntl is not None:
+            self._descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let others lock it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def lock_run(folder: Path) -> FolderLock:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsegroup.artifact.folder import FolderLock, remove_folder
+from sparsegroup.artifact.folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
@@ -34,7 +34,7 @@ from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.missing_numbers import numbers_named
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.rank_group import RankGroup
-from sparsegroup.training.run_claim import check_settings, claimed, run_beginning
+from sparsegroup.training.run_claim import FolderLock, check_settings, claimed, run_beginning
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
     TrainingRun,

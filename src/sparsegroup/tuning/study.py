@@ -23,7 +23,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import Field, Strict
 
-from sparsegroup.artifact.folder import FolderLock, write_atomically
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count, finite
 from sparsegroup.data.log import Log, LogPart
@@ -32,6 +32,7 @@ from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training.config import Config
 from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.log_pass import train_as
+from sparsegroup.training.run_claim import FolderLock
 from sparsegroup.tuning.space import SearchSpace
 
 STUDY_FILE, JOURNAL, BEST, TRIALS = "study.json", "trials.journal", "best.yaml", "trials.csv"

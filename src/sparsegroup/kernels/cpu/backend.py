@@ -24,11 +24,7 @@ _Kind = tuple[torch.dtype, bool]
 
 
 class CpuBackend(Backend):
-    """The compiled step: parameters whose groups are contiguous, many of them in one launch.
-
-    Args:
-        rule: The base optimizer.
-    """
+    """The compiled step: parameters whose groups are contiguous, many of them in one launch."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule

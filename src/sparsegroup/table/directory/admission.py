@@ -264,9 +264,8 @@ class MinCount(AdmissionPolicy):
 
     Args:
         k: In this many lookups of training mode, ≥ 1; twice in one lookup counts once.
-        sketch_bytes: Count in this many bytes, ≥ 4,096: a key may then get its row early; k is 255 at most.
-            None: exactly, in some 40 bytes for each key that waits (with `max_bytes`: in a sketch of a sixteenth of
-            these).
+        sketch_bytes: Count in this many bytes, ≥ 4,096: a key may then get its row early; k is 255 at most. None:
+            exactly, in some 40 bytes for each key that waits (with `max_bytes`: in a sketch of a sixteenth of these).
 
     Raises:
         ValueError: A number out of range.

@@ -125,16 +125,9 @@ _stretch_kernel = kernel(_stretch, "the table's index (growth)")
 
 
 class Index:
-    """64-bit keys → rows.
+    """64-bit keys → rows. The kernels above read and write `state`, and find the pages' addresses at `pages`.
 
-    Args:
-        huge_pages: See `MappedPages`.
-        buckets: To begin with.
-        secret: Mask and odd factor of the hash, uint64; None: drawn.
-
-    Attributes:
-        state: What the kernels above read and write.
-        pages: Where the pages' addresses are, for the kernels.
+    It begins with `buckets`; `secret` is the mask and the odd factor of the hash, uint64, drawn if it is None.
     """
 
     def __init__(self, huge_pages: bool, buckets: int = _FIRST_BUCKETS, secret: tuple[int, int] | None = None) -> None:

@@ -359,16 +359,7 @@ class _Exchange(Function):
 
 
 class Shards:
-    """The ranks of a table. All of them call each method, in the same order; see `Collectives`.
-
-    Attributes:
-        group: The ranks; what distinguishes them from those of other tables.
-        reduction: Whether gradients are averaged over them, or added up.
-        wire_dtype: The dtype in which vectors and gradients travel; None: their own.
-        ranks, rank: How many ranks there are, and the number of this one.
-        routing: Which rank has which key.
-        traffic: What has been sent.
-    """
+    """The ranks of a table. All of them call each method, in the same order; see `Collectives`."""
 
     def __init__(
         self,
