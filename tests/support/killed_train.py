@@ -41,7 +41,7 @@ def after(of: Any, name: str, kind: str) -> None:
 
 if __name__ == "__main__":
     after(RecordedWindows, "add", "batch")
-    after(Shards, "_carry", "exchange")
+    after(Shards, "carry", "exchange")
     after(save, "_written_tables", "save")
     faulthandler.register(signal.SIGUSR1)
     main()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.data import Log, MemoryLog, PreparedLog
+from sparsegroup.data import Log, LogView, MemoryLog, PreparedLog
 from sparsegroup.data.public_shapes import effects
 from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
@@ -36,7 +36,9 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def truth_of(log: Log) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None:
-    """Which of given keys have an effect on the label; None if the log is not a synthetic one."""
+    """Which of given keys have an effect on the label; None if the log is not a synthetic one, or made of one."""
+    while isinstance(log, LogView):
+        log = log.log
     if isinstance(log, MemoryLog) and log.informative is not None:
         return log.are_informative
     if isinstance(log, PreparedLog) and "synthetic" in log.manifest.source:

@@ -81,7 +81,8 @@ class FieldTables(TableCounts, nn.Module):
         self.register_buffer("place", place, persistent=False)
 
     def _counted(self) -> list[Table]:
-        return [table.table for table in self.tables.values()]
+        tables: Any = self.tables.values()  # those of an export are frozen
+        return [table.table if isinstance(table, HashEmbedding) else table for table in tables]
 
     @property
     def tables(self) -> dict[str, HashEmbedding]:

@@ -340,6 +340,8 @@ class Table:
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
+        if not self.config.field_bits:
+            raise ValueError("field_counts needs keys that carry their field: give HashEmbedding field_bits > 0")
         with self._lock.held, self._lock:
             return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
 
