@@ -11,8 +11,8 @@ from test_rounding import any_floats
 
 from row_model import RowModel
 from sparsegroup.kernels import rounding
-from sparsegroup.kernels.cpu import rows as narrow_copies
-from sparsegroup.kernels.cpu import step as compiled_step
+from sparsegroup.kernels.cpu.rows import round_off, widen
+from sparsegroup.kernels.cpu.step import step_kernel
 from sparsegroup.optim.step import step_seed
 from sparsegroup.rules import ADAM
 from sparsegroup.table.rows import host
@@ -100,12 +100,12 @@ def test_to_the_nearest_is_as_torch_converts_but_for_the_mark() -> None:
 
 @njit
 def _round_off(source, target, count, element, seed, part):
-    narrow_copies.round_off(np.int64(source.ctypes.data), np.int64(target.ctypes.data), count, element, seed, part)
+    round_off(np.int64(source.ctypes.data), np.int64(target.ctypes.data), count, element, seed, part)
 
 
 @njit
 def _widen(source, target, count):
-    narrow_copies.widen(np.int64(source.ctypes.data), np.int64(target.ctypes.data), count)
+    widen(np.int64(source.ctypes.data), np.int64(target.ctypes.data), count)
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 21, 4_000])
@@ -127,7 +127,7 @@ def test_the_kernels_round_as_eager_pytorch_does(count: int, element: int, step:
 
 def test_the_step_of_float32_is_a_kernel_of_its_own() -> None:
     parts = (WEIGHT, *WITH_U)
-    wide, narrow = (compiled_step.step_kernel(ADAM, kinds_of(parts, F32, b), False) for b in (False, True))
+    wide, narrow = (step_kernel(ADAM, kinds_of(parts, F32, b), False) for b in (False, True))
     assert wide is not narrow
     assert "bfloat16" in narrow.name
     assert "bfloat16" not in wide.name
