@@ -39,7 +39,7 @@ class FileFacts:
 
 
 def facts_of(path: Path) -> FileFacts:
-    """The facts of a file as it is now."""
+    """The facts of a file at this moment."""
     return FileFacts(path.stat().st_size, _checksum(path))
 
 

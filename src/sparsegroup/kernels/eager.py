@@ -1,7 +1,7 @@
 """The step and the sweep in PyTorch: readable, on any device, the oracle of the compiled kernels.
 
 The sweep is the closed form without a gradient: which λ21 a group survives, and what a changed λ makes of it. With
-m = 0 and σ as the rule would give it for a gradient of zero at this step, its state left as it is:
+m = 0 and σ as the rule would give it for a gradient of zero at this step, its state unchanged:
 
     z = u - σ x,  s and x⁺ as in `sparsegroup.prox`
 

@@ -1,5 +1,6 @@
 """What a backend is asked to do: the memory of a parameter, its λ, a step's scalars."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -223,7 +224,7 @@ def check_rows(rows: Tensor, count: int, where: object) -> None:
         )
 
 
-class Backend:
+class Backend(ABC):
     """A way to carry out the steps of one rule. It may keep what it needs from step to step.
 
     Attributes:
@@ -232,13 +233,13 @@ class Backend:
 
     has_reports = False
 
+    @abstractmethod
     def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Whether it can step the parameter, by dense or by sparse gradients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
         """One step of parameters of param group `group` that it takes: x, u and the state change in place."""
-        raise NotImplementedError
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  # most backends have no reports
         """Raise IndexError if a device has reported that an earlier sparse gradient had rows beyond; never waits."""

@@ -154,7 +154,7 @@ class GroupStep:
 
     Attributes:
         wants_u: Whether parameters carry u: there is a λ > 0, or the rule needs it.
-        takes_gradients_unchanged: Whether a dense gradient of the parameter's dtype is stepped with as it is.
+        takes_gradients_unchanged: Whether a dense gradient of the parameter's dtype is stepped with unchanged.
         parameters: The `id` of each parameter: memory that was prepared for others may be gone.
     """
 

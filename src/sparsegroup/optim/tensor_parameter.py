@@ -208,7 +208,7 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
 
 
 def _is_for_device(parameter: Tensor, step: GroupStep) -> bool:
-    """Whether a kernel on a device may read the gradient as it is, so that nobody waits for the device."""
+    """Whether a kernel on a device may read the gradient unchanged, so that nobody waits for the device."""
     return step.wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
 
 

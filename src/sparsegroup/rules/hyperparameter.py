@@ -85,7 +85,7 @@ def pair(valid: Range) -> Described:
 
 
 REQUIRED: Final = Parameter.empty
-"""Stands for the default of a hyperparameter that has none."""
+"""The default of a hyperparameter that must be given."""
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _default(base: Config, key: str) -> Any:
-    """The value of a searched setting in `base`, as it is drawn."""
+    """The value of a searched setting in `base`, as drawn."""
     if key == "model.dim":
         return base.model.vector_dim
     if key == "model.dropout" and base.model.dropout is None:

@@ -1,4 +1,4 @@
-"""Work that threads share: whoever is awake takes the next piece, and nobody waits for a thread that has not come.
+"""Work that threads share: each thread that is awake takes the next piece; none waits for a thread that has not come.
 
 A kernel that shares its work calls `take` for each piece, between `enter` and `leave`. The first thread takes pieces
 from the front, the others from the back: so each finds in its cache what it has worked on in the phase before, or the

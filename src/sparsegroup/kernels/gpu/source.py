@@ -257,7 +257,7 @@ def table_rows(
 ) -> None:  # fmt: skip
     """Rows of a table in pages of 2**SHIFT rows; a row is x, u and the states, side by side.
 
-    Rows outside [0, height) are left out; one whose gradient is infinite or NaN is left as it is, and counted.
+    Rows outside [0, height) are left out; one whose gradient is infinite or NaN stays unchanged, and is counted.
 
     `pages` `[p]` are the addresses of the pages; `counters` `[3]` int64: how many more rows are not zero than before,
     rows left out, one of them. In a row, u or the first state begins at byte FIRST_PART, the next PART_BYTES later.

@@ -264,7 +264,7 @@ _WORD = 64
 def keep_rows(index: Index, kept: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
     """Keep the rows of the mask `[num_keys]`, renumbered in their order; gives keys and former rows of the others.
 
-    The index stays as large as it is.
+    The index keeps its size.
     """
     words = np.zeros(-(-len(kept) // _WORD), np.uint64)
     bits = np.packbits(kept, bitorder="little")

@@ -72,7 +72,7 @@ class RowNumbering:
     """A version of the row numbers. Renumbering rows starts a new version and makes earlier lookups stale.
 
     Args:
-        is_watched: Whether the table evicts rows by itself, so that it matters which gradients are pending.
+        is_watched: Whether the table evicts rows between steps, so that it matters which gradients are pending.
 
     Attributes:
         is_current: Whether the rows still have these numbers.

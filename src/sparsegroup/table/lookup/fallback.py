@@ -35,7 +35,7 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
     """`vectors` with the fallback vector of its field for each key whose vector is zero.
 
     Its gradient reaches both: the fallback vector learns, and the row still receives its key's gradient. If no
-    vector is zero, the gradient of the fallback vectors is zero, not None: as it is in a graph, and as DDP wants it.
+    vector is zero, the gradient of the fallback vectors is zero, not None: as in a graph, and as DDP expects.
     """
     if wants_operator():  # without a shape that depends on the vectors
         is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)

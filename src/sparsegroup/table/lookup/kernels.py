@@ -98,7 +98,7 @@ _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEA
 @jitted
 def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
     """The distinct keys in order of appearance; `seen` is scratch memory, `slots_for(n)` int32 or more."""
-    for i in range(len(keys)):  # in a loop by itself, for vector instructions
+    for i in range(len(keys)):  # in a separate loop, for vector instructions
         hashes[i] = hash_of(keys[i], secret)
     slots = 16
     while slots < 2 * len(keys):

@@ -93,7 +93,7 @@ class DeviceRows(Rows):
         )
 
     def gather(self, rows: Tensor, part: str = WEIGHT) -> Tensor:
-        """A part of some rows, `[n, dim]` as it is stored; zeros where one of `rows`, `[n]`, is negative."""
+        """A part of some rows, `[n, dim]` as stored; zeros where one of `rows`, `[n]`, is negative."""
         return launch.gather(self.layout(), rows.contiguous(), *self._place(part))
 
     def scatter(self, rows: Tensor, values: Tensor, part: str = WEIGHT) -> None:

@@ -82,7 +82,7 @@ class RowParts:
         return narrowed(numbers) if self.kinds[part] == BFLOAT16 else numbers
 
     def numbers(self, part: str, stored: npt.NDArray[Any]) -> Floats:
-        """The values `[n, dim]` of a part, as it is stored."""
+        """The values `[n, dim]` of a part, as stored."""
         if self.kinds[part] == SCALAR:
             return np.repeat(stored, self._dim, axis=1)
         return widened(stored) if self.kinds[part] == BFLOAT16 else stored
