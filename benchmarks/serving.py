@@ -23,19 +23,19 @@ from torch import Tensor, nn
 
 import checkpoints
 import timing
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.serving import ExportRequest, TrainedModel, export_trained
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel
 from sparsegroup.serving.program import quiet
 from sparsegroup.training import ClickModel, Config
-from sparsegroup.training.input_columns import Columns
 from table_step import CARDINALITIES, Clicks, key
 
 FIELDS, NUMBERS, DIM = 26, 13, 8
 LIVE = 0.03
 VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 4}
-COLUMNS = Columns(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
+COLUMNS = LogSchema(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
 CONFIG = Config.of(model="dcn", dim=DIM, l21=1e-4)
 
 

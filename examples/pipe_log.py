@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat
+from sparsegroup.data.schema import Head, KnownFormat, LogFormat
 
 
 def pipe_log() -> LogFormat:

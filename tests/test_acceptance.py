@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving import ExportError
 from sparsegroup.serving.acceptance import RandomRows, compare
-from sparsegroup.training.input_columns import Columns
 
 
 def test_a_probability_that_is_no_number_in_one_of_the_models() -> None:
-    rows = RandomRows(torch.arange(4), Columns(("a", "b"), (), ()), 8)
+    rows = RandomRows(torch.arange(4), LogSchema(("a", "b"), (), ()), 8)
 
     def score(batch: Batch) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         return np.full(len(batch), 0.5, np.float32)

@@ -14,8 +14,8 @@ import pytest
 from column_cases import ROWS, chosen, csv_of, everything, iso
 from data_cases import rows_of, written
 from sparsegroup.data import ClickLogError, columns_of, hash_keys, kinds_of, open_log, prepare
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
+from sparsegroup.data.schema import LogFormat
 
 
 def test_what_becomes_of_columns(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from column_cases import CASES, ROWS, chosen, column, csv_of, everything
 from data_cases import DATA, written
 from sparsegroup.data import ClickLogError, LogOptionError, columns_of
-from sparsegroup.data.columns.column_kind import ColumnKind
-from sparsegroup.data.formats.schema_file import read_schema, write_schema
+from sparsegroup.data.kinds import ColumnKind
+from sparsegroup.data.schema import read_schema, write_schema
 
 
 def findings(**columns: list[str]) -> Any:

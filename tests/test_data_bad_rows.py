@@ -29,8 +29,8 @@ from data_cases import (
 )
 from sparsegroup.data import preparation
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_manifest import MANIFEST
 from sparsegroup.data.preparation import prepare
+from sparsegroup.data.prepared_log import MANIFEST
 from sparsegroup.data.raw.encoding import encode_chunk
 from sparsegroup.data.raw.text_file import CHUNK_BYTES, TextFile
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from data_cases import written
 from sparsegroup.data import PreparedLog, RawLog, open_log, preparation, prepare
 from sparsegroup.data.batches import Bags, Batch, rebatched
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
+from sparsegroup.data.schema import LogFormat
 
 Lists = list[list[int]]
 

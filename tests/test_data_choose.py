@@ -9,10 +9,9 @@ from data_cases import AVAZU, INTEGERS, IPINYOU, avazu_log, criteo_log, written
 from sparsegroup.data import ClickLogError, LogOptionError, open_log, prepare
 from sparsegroup.data.formats.avazu import avazu
 from sparsegroup.data.formats.criteo import criteo
-from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.schema_file import read_schema
-from sparsegroup.data.log_opening import format_of
+from sparsegroup.data.open import format_of
 from sparsegroup.data.raw.raw_file import raw_file
+from sparsegroup.data.schema import LogFormat, read_schema
 
 COLUMNS = "id, clicked, color, size, ts, label"
 

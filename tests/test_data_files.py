@@ -217,7 +217,7 @@ def test_the_columns_are_understood_from_the_first_rows_of_the_log_and_the_folde
             part.with_columns(pl.col("price").cast(pl.Float64)).write_parquet(folder / "0.parquet")
     whole_log = open_log(tmp_path / "logs")
     assert (whole_log.fields, whole_log.numbers) == (("item", "day.weekday", "v"), ("price",))
-    monkeypatch.setattr("sparsegroup.data.columns.log_sample.SAMPLE_ROWS", 40)  # within the first day
+    monkeypatch.setattr("sparsegroup.data.open.SAMPLE_ROWS", 40)  # within the first day
     assert open_log(tmp_path / "logs").fields == whole_log.fields
 
 

@@ -26,11 +26,10 @@ from data_cases import (
 from sparsegroup.data.formats.avazu import avazu
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.formats.ipinyou import ipinyou
-from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.schema_file import read_schema
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare
+from sparsegroup.data.schema import LogFormat, read_schema
 
 
 def test_avazu(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from sparsegroup.cli.predict_run import predict_run
 from sparsegroup.cli.torchrun import launched
 from sparsegroup.cli.train_run import train_run
 from sparsegroup.data import prepare
-from sparsegroup.data.formats.log_format import Head
 from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.schema import Head
 
 
 class Opens:

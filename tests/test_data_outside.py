@@ -14,8 +14,8 @@ from pipe_log import PIPE, pipe_log
 from sparsegroup.data import ClickLogError, Log, LogOptionError, open_log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
+from sparsegroup.data.schema import Head, LogFormat
 from sparsegroup.training import Config, Session
 
 ROWS = [(f"u{i % 7}", f"i{i % 3}", f"{i}.5", i % 2) for i in range(60)]

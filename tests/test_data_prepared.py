@@ -11,8 +11,8 @@ import pytest
 from data_cases import CSV, HEADER, good_rows, keys, rows_of, written
 from sparsegroup.data import preparation
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_manifest import MANIFEST
 from sparsegroup.data.preparation import prepare
+from sparsegroup.data.prepared_log import MANIFEST
 
 
 def test_batches_are_the_rows_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepa
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.avazu import avazu
 from sparsegroup.data.formats.criteo import criteo
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.raw.raw_file import raw_file, source_of
+from sparsegroup.data.schema import LogFormat
 
 HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
 RICH = LogFormat(

@@ -18,11 +18,10 @@ import pytest
 
 from data_cases import CSV, HEADER, LONGEST, avazu_log, good_rows, mixed_lines, rows_of, written
 from sparsegroup.data import preparation
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_manifest import MANIFEST
 from sparsegroup.data.preparation import prepare
-from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.prepared_log import MANIFEST, PreparedLog
+from sparsegroup.data.schema import LogFormat
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_a_killed_process_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
     program = (
         "import importlib, sys; from pathlib import Path\n"
         "from sparsegroup.data import preparation as p; p.PART_CHUNKS = 1\n"
-        "from sparsegroup.data.formats.log_format import LogFormat\n"
+        "from sparsegroup.data.schema import LogFormat\n"
         "log = LogFormat('log', 'label', ('a', 'b'), numbers=('n',), time='t')\n"
         "p.prepare([Path(sys.argv[1])], Path(sys.argv[2]), log, chunk_bytes=2000)"
     )

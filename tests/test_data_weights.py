@@ -10,8 +10,7 @@ import torch
 
 from data_cases import written
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
-from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.schema_file import read_schema
+from sparsegroup.data.schema import LogFormat, read_schema
 
 WEIGHTED = LogFormat("log", "label", ("a",), weight="w")
 WEIGHTS = ["1", "0", "0.25", "1e-3", "3e38", "-0.0", "0.1"]

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from estimator_cases import rows, written
-from sparsegroup.data import ClickLogError, FrameLog, Log, columns_of, hash_keys, kinds_of, open_log
+from sparsegroup.data import ClickLogError, FrameLog, Log, columns_of, frames, hash_keys, kinds_of, open_log
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.columns import frame_keys
-from sparsegroup.training.input_columns import Columns
 
 FRAME, LABELS = rows()
 
@@ -31,11 +29,11 @@ def batches(log: Log, start: int, stop: int, size: int) -> list[Batch]:
 
 @pytest.mark.parametrize("at_once", [65_536, 77])
 def test_a_frame_is_the_log_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(frame_keys, "_ROWS", at_once)
+    monkeypatch.setattr(frames, "_ROWS", at_once)
     raw = open_log(written(tmp_path / "log.csv", FRAME, LABELS), label="clicked", test_fraction=0.0)
     log = FrameLog(FRAME, LABELS)
     assert (len(log), log.train_rows, log.timed) == (600, 600, raw.timed)
-    assert Columns.of(log) == Columns.of(raw)
+    assert log.schema == raw.schema
     assert {**log.columns, "clicked": "label"} == raw.columns
     for start, stop, size in ((0, 600, 600), (0, 600, 128), (150, 290, 64), (590, 700, 64)):
         pairs = list(zip(batches(log, start, stop, size), batches(raw, start, stop, size), strict=True))
@@ -74,7 +72,7 @@ def test_keys_of_a_frame_alone_are_those_of_what_is_told_of_it() -> None:
 
 
 def test_a_row_that_cannot_be_read_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_keys, "_ROWS", 50)
+    monkeypatch.setattr(frames, "_ROWS", 50)
     frame = pl.DataFrame({"n": [str(place) for place in range(119)] + ["none of it"]})
     with pytest.raises(ClickLogError, match="row 119: 'n' cannot be read: 'n=none of it'"):
         hash_keys(frame, {"n": "number"})

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.models import DCN, FM, LR, DCNv2, DeepFM, XDeepFM
 from sparsegroup.models.dcnv2 import MatrixCross
 from sparsegroup.models.fm import pair_products
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
-from sparsegroup.training.input_columns import Columns
 
 NETWORKS: list[tuple[type[nn.Module], dict[str, object]]] = [
     (LR, {}),
@@ -165,7 +165,7 @@ def test_sizes_that_cannot_be(make: type, message: str) -> None:
 class TestSettings:
     def test_options_reach_the_network(self) -> None:
         config = Config.of(model="dcnv2", network_options={"rank": 3, "stacked": True}, hidden=(5,))
-        network = config.model.network(Columns(("a", "b"), (), ()))
+        network = config.model.network(LogSchema(("a", "b"), (), ()))
         assert isinstance(network, DCNv2)
         assert (network.stacked, network.cross.down[0].out_features, network.deep[0].out_features) == (True, 3, 5)
         assert Config.model_validate(config.as_dict()) == config
@@ -187,4 +187,4 @@ class TestSettings:
 
     def test_a_size_that_it_cannot_have_is_a_settings_error(self) -> None:
         with pytest.raises(SettingsError, match="model: LR has one weight per feature: dim must be 1, got 4"):
-            Config.of(model="lr", dim=4).build_for(Columns(("a", "b"), (), ()))
+            Config.of(model="lr", dim=4).build_for(LogSchema(("a", "b"), (), ()))

@@ -8,7 +8,6 @@ import torch
 
 from sparsegroup.data import open_log
 from sparsegroup.training.click_model import NETWORKS
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import ModelConfig
 from sparsegroup.training.network_start import SAMPLE_ROWS, start_network
 
@@ -27,7 +26,7 @@ def test_the_logits_start_at_the_base_rate(tmp_path: Path, name: str) -> None:
     path = log_of(tmp_path / "log.csv", [1] * 30 + [0] * 70)
     log = open_log(path, schema=path.with_suffix(".yaml"))
     config = ModelConfig.model_validate({"name": name, "standardize": True, "number_buckets": 4})
-    network = config.network(Columns.of(log)).eval()
+    network = config.network(log.schema).eval()
     embeddings, numbers = torch.zeros(5, 1, config.vector_dim), torch.full((5, 1), torch.nan)
     bias = next(module.logit_bias for module in network.modules() if hasattr(module, "logit_bias"))
     start_network(network, log, base_rate=False)
@@ -42,7 +41,7 @@ def test_rows_count_as_their_weights_say_and_one_class_is_no_infinity(tmp_path: 
     for labels, weights, odds in (([1, 0], [3.0, 1.0], 3.5 / 1.5), ([0] * 4, None, 0.5 / 4.5), ([1], [0.0], 1.0)):
         path = log_of(tmp_path / "log.csv", labels, weights)
         log = open_log(path, schema=path.with_suffix(".yaml"))
-        network = ModelConfig(name="mlp").network(Columns.of(log))
+        network = ModelConfig(name="mlp").network(log.schema)
         start_network(network, log, base_rate=True)
         assert network.output.bias.item() == pytest.approx(math.log(odds), rel=1e-6)
 
@@ -52,6 +51,6 @@ def test_only_training_rows_are_looked_at(tmp_path: Path) -> None:
     path.with_suffix(".yaml").write_text("label: label\ncategorical: [color]\ntest_fraction: 0.1\n")
     log = open_log(path, schema=path.with_suffix(".yaml"))
     assert log.train_rows == 90 < SAMPLE_ROWS
-    network = ModelConfig(name="mlp").network(Columns.of(log))
+    network = ModelConfig(name="mlp").network(log.schema)
     start_network(network, log, base_rate=True)
     assert network.output.bias.item() == pytest.approx(math.log(0.5 / 90.5), rel=1e-6)

@@ -11,7 +11,6 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import LogPart
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import NETWORKS, Config
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.tuning import SearchSpace
 from sparsegroup.tuning.space import SEARCHED, Choice, Condition, Span
 
@@ -74,7 +73,7 @@ def test_a_parameter_without_a_say_is_left_to_the_network():
 def test_every_draw_is_a_config_that_can_be_built():
     space = space_of(Numbered())
     for settings in draws(space):
-        model, optimizer = space.config(settings).build_for(Columns.of(Numbered()))
+        model, optimizer = space.config(settings).build_for(Numbered().schema)
         assert optimizer.param_groups[0]["lr"] == settings["optimizer.lr"]
         assert isinstance(model.network, torch.nn.Module)
 

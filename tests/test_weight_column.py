@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from command import Run
 from data_cases import written
 from sparsegroup.data import ClickLogError, LogOptionError, open_log, prepare
-from sparsegroup.data.log_opening import FormatOptions
+from sparsegroup.data.open import FormatOptions
 from sparsegroup.estimator import Classifier
 
 ROWS = 400

@@ -17,7 +17,7 @@ from data_cases import AVAZU, INTEGERS, IPINYOU, SCHEMA, compress
 from sparsegroup.artifact.manifest import digest, facts_of
 from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_manifest import MANIFEST
+from sparsegroup.data.prepared_log import MANIFEST
 
 ROWS = 40
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.log_opening import format_of
+from sparsegroup.data.open import format_of
 from sparsegroup.data.raw.raw_file import raw_file
+from sparsegroup.data.schema import LogFormat
 
 ROWS = 600
 START = 1_700_000_000

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.prepared_log import PreparedLog
+from sparsegroup.data.schema import LogFormat
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CSV = LogFormat("log", "label", ("a", "b"), numbers=("n",), time="t")

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving import TrainedModel
 from sparsegroup.training import Config
-from sparsegroup.training.input_columns import Columns
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")
@@ -19,8 +19,8 @@ def sizes_of(tensor: Any) -> list[int | str]:
     return [size.dim_param or size.dim_value for size in tensor.type.tensor_type.shape.dim]
 
 
-def columns_of(lists: bool = False, numbers: bool = False) -> Columns:
-    return Columns(FIELDS, LISTS if lists else (), ("age", "price") if numbers else ())
+def columns_of(lists: bool = False, numbers: bool = False) -> LogSchema:
+    return LogSchema(FIELDS, LISTS if lists else (), ("age", "price") if numbers else ())
 
 
 def random_keys(count: int, fields: int = len(FIELDS), seed: int = 0) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""The command line: `…_command` is a command's options, `…_run` what it does, imported when it runs."""
+"""The command line: a module a command; of those in two, `…_command` is its options, `…_run` what it does."""
 
 from sparsegroup.errors import require
 
 require("cli", __name__)
 
 from sparsegroup.cli import (
-    columns_command,
+    columns,
     demo_command,
     evaluate_command,
     export_command,
@@ -21,7 +21,7 @@ from sparsegroup.cli.app import app, main
 
 __all__ = [
     "app",
-    "columns_command",
+    "columns",
     "demo_command",
     "evaluate_command",
     "export_command",

@@ -40,7 +40,7 @@ def evaluate_run(
     with reading_bar(short_name(log)) as on_progress:
         test = open_test_rows(log, config, threads, on_progress)
     check_weight(weight, test.log)
-    trained.columns.check(test.log)
+    trained.columns.check_fits(test.log.schema, test.log.name)
     found = evaluate_on(trained, test, user, by, top)
     tables = [_overall(found), *([_gains(found)] if found.curves.gains else []), *(_values(found, name) for name in by)]
     content = {"model": str(model), "log": log, **found.as_plain()}

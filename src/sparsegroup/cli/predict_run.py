@@ -59,7 +59,7 @@ def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[s
     given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
     data = _open(log, opened.config, given, threads)
     check_weight(given.get("weight"), data)
-    opened.columns.check(data)
+    opened.columns.check_fits(data.schema, data.name)
     tally, begin = Tally(len(data)), perf_counter()
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
     with nullcontext(_nothing) if hidden else progress(f"scoring {short_name(log)}", "rows") as update:

@@ -5,13 +5,13 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsegroup.cli.column_table import print_columns
+from sparsegroup.cli.columns import print_columns
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import progress
 from sparsegroup.data.keys import expected_collisions
-from sparsegroup.data.log_manifest import LogManifest
-from sparsegroup.data.log_opening import FormatOptions
+from sparsegroup.data.open import FormatOptions
 from sparsegroup.data.preparation import PreparationProgress, prepare
+from sparsegroup.data.prepared_log import LogManifest
 from sparsegroup.data.raw.file_listing import LogPaths, short_name
 from sparsegroup.settings.names import OnBadRow, SortFiles
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsegroup.cli.app import UsageError
-from sparsegroup.cli.column_table import print_columns
+from sparsegroup.cli.columns import print_columns
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
 from sparsegroup.data.formats.headed import NO_WEIGHT

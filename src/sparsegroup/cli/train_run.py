@@ -24,7 +24,7 @@ from sparsegroup.cli.progress import training_bar
 from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
 from sparsegroup.cli.torchrun import Launch
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_opening import is_prepared
+from sparsegroup.data.open import is_prepared
 from sparsegroup.errors import UserError
 from sparsegroup.reporting.formatting import duration, size
 from sparsegroup.reporting.run_record import Metrics

@@ -6,14 +6,14 @@ from sparsegroup.importing import document_constructors
 require("cli", __name__)
 
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
-from sparsegroup.data.columns.column_kind import ColumnKind
-from sparsegroup.data.columns.frame_keys import HashedFrame, columns_of, hash_keys
 from sparsegroup.data.frame_log import FrameLog
+from sparsegroup.data.frames import HashedFrame, columns_of, hash_keys
+from sparsegroup.data.inference import ColumnFinding, kinds_of
 from sparsegroup.data.keys import VALUE_BITS
+from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.log import Log, LogView, MemoryLog
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
-from sparsegroup.data.log_opening import is_prepared, open_log
+from sparsegroup.data.open import is_prepared, open_log
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog

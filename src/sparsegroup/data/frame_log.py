@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.columns.column_finding import kinds_of
-from sparsegroup.data.columns.frame_keys import columns_of, feature_format, frame_batch, polars_frame
+from sparsegroup.data.frames import columns_of, feature_format, frame_batch, polars_frame
+from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
 

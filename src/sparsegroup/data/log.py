@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.data.batches import Batch, rebatched
-from sparsegroup.data.columns.column_finding import ColumnFinding
+from sparsegroup.data.inference import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.row_runs import Run, overlap
+from sparsegroup.data.schema import LogSchema
 
 
 class Log(ABC):
@@ -128,6 +129,11 @@ class Log(ABC):
         if self.vocabulary is None or not len(keys):
             return {}
         return names_of(self.vocabulary, keys)
+
+    @property
+    def schema(self) -> LogSchema:
+        """What a model is given of its rows."""
+        return LogSchema(tuple(self.fields), tuple(self.lists), tuple(self.numbers), self.hash)
 
     @property
     def features(self) -> int | None:

@@ -15,23 +15,17 @@ import pyarrow as pa
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.manifest import facts_of
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.local_files import check_name, parquet_metadata, parquet_writer, scan_parquet, write_parquet
 from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
-from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
-from sparsegroup.data.log_opening import FormatOptions, raw_log_files
-from sparsegroup.data.prepared_log import (
-    PART_META,
-    VOCABULARY,
-    PreparedLog,
-    count_features,
-)
+from sparsegroup.data.open import FormatOptions, raw_log_files
+from sparsegroup.data.prepared_log import PART_META, PREPARED_LOG, VOCABULARY, LogManifest, PreparedLog, count_features
 from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
 from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 from sparsegroup.data.raw.raw_file import Chunk, RawFile, source_of
 from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.data.schema import LogFormat
 from sparsegroup.settings.names import OnBadRow, SortFiles
 
 PART_CHUNKS = 8

@@ -25,8 +25,7 @@ from sparsegroup.data.batches import LABEL
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.log_manifest import PREPARED_LOG, LogManifest
-from sparsegroup.data.prepared_log import PreparedLog, count_features
+from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features
 from sparsegroup.data.synthetic import (
     BLOCK,
     DAY,

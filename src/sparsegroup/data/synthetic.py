@@ -28,11 +28,11 @@ import pyarrow as pa
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.arrow_arrays import numpy_of
-from sparsegroup.data.formats.log_format import TEST_FRACTION
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log import MemoryLog
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.schema import TEST_FRACTION
 
 LABEL_COLUMN = "clicked"
 POSITIVE_RATE = 0.2

@@ -14,10 +14,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from sparsegroup.data.columns.column_finding import kinds_of
-from sparsegroup.data.columns.frame_keys import columns_of, feature_format
 from sparsegroup.data.frame_log import FrameLog
+from sparsegroup.data.frames import columns_of, feature_format
+from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.estimator.binary_target import checked_labels, checked_weights, codes_of, label_column, two_classes
 from sparsegroup.estimator.feature_frame import feature_frame
 from sparsegroup.estimator.random_numbers import own_random_numbers
@@ -29,7 +30,6 @@ from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, exp
 from sparsegroup.settings.names import AfterFirstEpoch, Dtype, ModelChoice, OptimizerName, ScheduleName, StateDtype
 from sparsegroup.training.config import Config
 from sparsegroup.training.epoch_plan import EpochPlan
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.log_pass import trainer_for
 
 _NO_SETTINGS = ("columns", "random_state")
@@ -277,8 +277,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         log, origin = feature_format(self.columns_), Path(f"<{type(self).__name__}>")
-        columns = Columns(log.fields, tuple(log.lists), log.numbers)
-        trained = TrainedModel(origin, "checkpoint", self.config_, columns, self.model_.eval(), vocabulary=None)
+        schema = LogSchema(log.fields, tuple(log.lists), log.numbers)
+        trained = TrainedModel(origin, "checkpoint", self.config_, schema, self.model_.eval(), vocabulary=None)
         return export_trained(trained, out, dtype, ExportRequest(onnx=onnx), overwrite=overwrite)
 
     # How both ways of fitting train

@@ -10,7 +10,7 @@ import polars as pl
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
-from sparsegroup.data.columns.frame_keys import polars_frame
+from sparsegroup.data.frames import polars_frame
 
 
 def feature_frame(estimator: BaseEstimator, given: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_opening import open_log
+from sparsegroup.data.open import open_log
 from sparsegroup.data.raw.file_listing import LogPaths, is_same, shown
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.serving.export_manifest import PathScores, TestResult
 from sparsegroup.training import Config
 from sparsegroup.training.evaluation import EVALUATED
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.missing_numbers import check_logits, numbers_named
 
@@ -89,7 +89,7 @@ class RandomRows:
         rows: How many.
     """
 
-    def __init__(self, keys: Tensor, columns: Columns, rows: int = 512) -> None:
+    def __init__(self, keys: Tensor, columns: LogSchema, rows: int = 512) -> None:
         self._columns, self._rows = columns, rows
         self._generator = torch.Generator().manual_seed(0)
         self._keys = keys

@@ -10,11 +10,11 @@ from pydantic import TypeAdapter
 from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Manifest, Plain, digest
 from sparsegroup.artifact.validation import Count, Number
 from sparsegroup.bags import BagMode
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.export_error import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import StrictSettings, checked
 from sparsegroup.training import Config
-from sparsegroup.training.input_columns import Columns
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
@@ -235,7 +235,7 @@ class ExportManifest(Manifest):
         if self.fields.keys() != set(columns.fields):
             raise ValueError(f"fields: are not those of the columns, {', '.join(columns.fields)}")
 
-    def columns_and_config(self) -> tuple[Columns, Config]:
+    def columns_and_config(self) -> tuple[LogSchema, Config]:
         """What the model expects, and the settings that it was trained with.
 
         Raises:
@@ -248,7 +248,7 @@ class ExportManifest(Manifest):
                 "settings of a run, which this takes; `sparsegroup.serving.load_export` opens it"
             )
         try:
-            columns = Columns.from_dict(self.columns)
+            columns = LogSchema.from_dict(self.columns)
         except ValueError as error:
             raise ValueError(f"columns.{error}") from error
         return columns, checked(Config, self.config, "config")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.acceptance import TestRows
 from sparsegroup.serving.onnx import require_onnx
-from sparsegroup.training.input_columns import Columns
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class ExportRequest:
     test: TestRows | None = None
     threads: int = 1
 
-    def check(self, columns: Columns) -> None:
+    def check(self, columns: LogSchema) -> None:
         """Whether this can be had of a model with such columns.
 
         Raises:
             ExportError: ONNX's packages are missing.
-            RunError: The test log has other columns.
+            ClickLogError: The test log has other columns.
         """
         if self.onnx:
             require_onnx()
         if self.test is not None:
-            columns.check(self.test.log)
+            columns.check_fits(self.test.log.schema, self.test.log.name)

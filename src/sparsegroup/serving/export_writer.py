@@ -58,7 +58,7 @@ def export_trained(
     Raises:
         ExportError: `out` is taken; vectors that the format does not have; ONNX's packages are missing; a file that
             does not compute what PyTorch does. Nothing is written then.
-        RunError: The test log has other columns.
+        ClickLogError: The test log has other columns.
     """
     wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)

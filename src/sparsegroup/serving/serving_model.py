@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.embeddings import Embeddings
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.frozen_table import FrozenTable
 from sparsegroup.serving.program import trace
 from sparsegroup.table import FieldTables
-from sparsegroup.training.input_columns import Columns
 
 
 class ServingModel(nn.Module):
@@ -30,7 +30,7 @@ class ServingModel(nn.Module):
     """
 
     def __init__(
-        self, embeddings: Embeddings | FrozenTable | FieldTables, network: nn.Module, columns: Columns
+        self, embeddings: Embeddings | FrozenTable | FieldTables, network: nn.Module, columns: LogSchema
     ) -> None:
         super().__init__()
         self.columns = columns

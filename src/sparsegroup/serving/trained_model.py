@@ -7,6 +7,7 @@ from typing import Literal
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
 from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
@@ -15,7 +16,6 @@ from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
 from sparsegroup.training.run_error import RunError
@@ -48,7 +48,7 @@ class TrainedModel:
     path: Path
     kind: Kind
     config: Config
-    columns: Columns
+    columns: LogSchema
     model: ClickModel | FrozenModel
     vocabulary: Path | None
     samples: int | None = None

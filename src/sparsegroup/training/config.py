@@ -9,9 +9,10 @@ import torch.distributed as dist
 import yaml
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
-from sparsegroup.data.columns.column_kind import ColumnKind
+from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_opening import FormatOptions
+from sparsegroup.data.open import FormatOptions
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.settings.names import AfterFirstEpoch, AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 from sparsegroup.settings.yaml_settings import (
@@ -28,7 +29,6 @@ from sparsegroup.training.click_model import ClickModel, new_embedding
 from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.training.defaults import DECIDABLE, PER_LOG, RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.epoch_plan import EpochPlan
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.model_config import ModelConfig
 from sparsegroup.training.network_size import check_network_memory
 from sparsegroup.training.network_start import start_network
@@ -59,7 +59,7 @@ class DataConfig(StrictSettings):
         label, exclude, weight, test_fraction: For a raw log with a header: its label column, columns that are no
             features, the column of the rows' weights ("none" for no such column), and the share of the rows, the last
             ones, for the test set.
-        criteo_numbers, avazu_hour: See `sparsegroup.data.formats.log_format`.
+        criteo_numbers, avazu_hour: See `sparsegroup.data.schema`.
         on_bad_row, max_bad: What to do with bad rows of a raw log, and the share of them that is too much.
     """
 
@@ -325,7 +325,7 @@ class Config(StrictSettings):
             SettingsError: A table of that model cannot be so small, or as `check_log`.
         """
         self.check_log(log)
-        model, optimizer = self.build_for(Columns.of(log), process_group)
+        model, optimizer = self.build_for(log.schema, process_group)
         start_network(model.network, log, base_rate=self.model.base_rate)
         return model, optimizer
 
@@ -340,7 +340,7 @@ class Config(StrictSettings):
             )
 
     def build_for(
-        self, columns: Columns, process_group: dist.ProcessGroup | None = None
+        self, columns: LogSchema, process_group: dist.ProcessGroup | None = None
     ) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for the columns of a log, and its optimizer; see `build`. Seeds torch's numbers.
 

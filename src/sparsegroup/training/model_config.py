@@ -7,13 +7,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from sparsegroup.data.log import Log
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import did_you_mean
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
 from sparsegroup.settings.names import ModelName
 from sparsegroup.settings.yaml_settings import SettingsError, Share, StrictSettings
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import NETWORKS
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_options import check_network_options
 from sparsegroup.training.optimizer_config import SizeSetting
 
@@ -100,7 +100,7 @@ class ModelConfig(StrictSettings):
         """Length of the vectors that the network is given: the largest of `vector_dim` and `dims`."""
         return max([self.vector_dim, *self.dims.values()])
 
-    def sizes(self, columns: Columns) -> dict[int, int]:
+    def sizes(self, columns: LogSchema) -> dict[int, int]:
         """Field's number in the columns of a log → length of its embeddings.
 
         Raises:
@@ -122,7 +122,7 @@ class ModelConfig(StrictSettings):
                 there = f"{did_you_mean(name, fields)} the fields are {', '.join(fields) or 'none'}".lstrip()
                 raise ValueError(f"dims: there is no field {name!r}; {there}")
 
-    def network(self, columns: Columns) -> nn.Module:
+    def network(self, columns: LogSchema) -> nn.Module:
         """A freshly initialized network over the columns of a log. Draws from torch's generator.
 
         Raises:
@@ -140,7 +140,7 @@ class ModelConfig(StrictSettings):
             network = WithPooling(ListPooling(self.network_dim, self.queries(columns)), network)
         return network
 
-    def queries(self, columns: Columns) -> dict[int, int]:
+    def queries(self, columns: LogSchema) -> dict[int, int]:
         """`attention` by the places that fields have among those of several values and those of one.
 
         Raises:

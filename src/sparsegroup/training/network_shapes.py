@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.config import Config
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.network_size import outlined
 
 
-def check_network_shapes(config: Config, columns: Columns, weights: Mapping[str, Tensor]) -> None:
+def check_network_shapes(config: Config, columns: LogSchema, weights: Mapping[str, Tensor]) -> None:
     """Compare the shapes of the network that the settings describe with those of weights.
 
     Args:

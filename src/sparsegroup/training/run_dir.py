@@ -20,6 +20,7 @@ from sparsegroup.artifact.validation import finite, validated
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.data.log import Log
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
 from sparsegroup.settings.yaml_settings import checked, read_yaml
@@ -28,7 +29,6 @@ from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
 from sparsegroup.training.epoch_progress import EpochProgress
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.run_error import RunError
@@ -61,7 +61,7 @@ class TrainingRun:
 
     folder: Path
     config: Config
-    columns: Columns
+    columns: LogSchema
     model: ClickModel
     optimizer: GroupOptimizer
     history: list[HistoryPoint]
@@ -98,11 +98,11 @@ def save_run(
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     for path in checkpoints.paths():
         remove_folder(path)
-    checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, Columns.of(log), summary.samples))
+    checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, log.schema, summary.samples))
     finish_run(folder, config, log, named_features(log, model.rows.values()), history, summary)
 
 
-def checkpoint_extra(config: Config, columns: Columns, samples: int, **more: Any) -> dict[str, Any]:
+def checkpoint_extra(config: Config, columns: LogSchema, samples: int, **more: Any) -> dict[str, Any]:
     """What a run's checkpoint keeps beside model and optimizer: a model can be made from it alone."""
     return {"config": config.as_dict(), "columns": asdict(columns), "samples": samples, **more}
 
@@ -112,7 +112,7 @@ def begin_run(folder: Path, config: Config, log: Log, history: Sequence[HistoryP
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
     _write_json(folder / BEGUN, asdict(begun))
-    _write_json(folder / COLUMNS, asdict(Columns.of(log)))
+    _write_json(folder / COLUMNS, asdict(log.schema))
     write_history(folder, history)
     text = config.as_yaml()
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
@@ -267,13 +267,13 @@ def last_checkpoint(folder: Path) -> Path:
     return paths[-1]
 
 
-def read_columns(folder: Path) -> Columns:
+def read_columns(folder: Path) -> LogSchema:
     """The columns of a run.
 
     Raises:
         RunError: The file is missing or damaged.
     """
-    return _read_json(folder / COLUMNS, Columns.from_dict)
+    return _read_json(folder / COLUMNS, LogSchema.from_dict)
 
 
 def read_provenance(folder: Path) -> Provenance:

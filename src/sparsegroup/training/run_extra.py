@@ -9,8 +9,8 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, Count, validated
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.training.epoch_parts import EarlierRanks
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.trainer_state import TrainerState
 
@@ -31,7 +31,7 @@ class RunExtra:
     __pydantic_config__: ClassVar = STRICT
 
     config: Mapping[str, Mapping[str, Any]]
-    columns: Annotated[Columns, BeforeValidator(Columns.from_dict)]
+    columns: Annotated[LogSchema, BeforeValidator(LogSchema.from_dict)]
     samples: Count
     position: Count | None = None
     trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)] | None = None

@@ -28,7 +28,6 @@ from sparsegroup.training.config import Config
 from sparsegroup.training.divergence import check_weights
 from sparsegroup.training.epoch_parts import EarlierRanks, EpochParts
 from sparsegroup.training.evaluation import EVALUATED
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.missing_numbers import numbers_named
@@ -118,8 +117,8 @@ class Session:
         Raises:
             SettingsError: The settings ask for what the log has not, fields or times; or a run that is continued would
                 have its embeddings reset.
-            RunError: The log has fewer than two training rows or other columns than the run, or the folder is not free,
-                or another process holds it.
+            RunError: The log has fewer than two training rows, or the folder is not free, or another process holds it.
+            ClickLogError: The log has other columns than the run.
         """
         if log.train_rows < 2:
             rows = f"{len(log)} row{'s' * (len(log) != 1)}, {log.train_rows} for training"
@@ -129,7 +128,7 @@ class Session:
         if run is None:
             config = config.resolved_for(log)
         else:
-            run.columns.check(log)
+            run.columns.check_fits(log.schema, log.name)
             config = config.resolved_again_for(log)
             if config.training.epochs > 1 and config.training.after_first_epoch == "reset":
                 raise SettingsError(
@@ -183,7 +182,7 @@ class Session:
         log: Log,
         process_group: dist.ProcessGroup | None,
     ) -> "Session":
-        read_columns(folder).check(log)
+        read_columns(folder).check_fits(log.schema, log.name)
         begun.check(log)
         checkpoints, ranks, run = Checkpoints(folder / CHECKPOINTS), RankGroup(process_group), None
         latest = ranks.of_first(None if ranks.rank else checkpoints.latest(), "the last checkpoint")
@@ -428,7 +427,7 @@ class Session:
         check_weights(self.model, self.trainer.samples)
         extra: dict[str, Any] = checkpoint_extra(
             self.config,
-            Columns.of(self.log),
+            self.log.schema,
             self.trainer.samples,
             position=self.position,
             trainer=self.trainer.state_dict(),

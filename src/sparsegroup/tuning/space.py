@@ -11,7 +11,6 @@ from sparsegroup.data.log import Log
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.click_model import NETWORKS
 from sparsegroup.training.config import Config
-from sparsegroup.training.input_columns import Columns
 
 _DIGITS = 3
 """Significant digits of what is drawn from a range: as many as anybody wants to copy."""
@@ -270,7 +269,7 @@ def _suited(base: Config, parameter: Choice, given: Collection[str], log: Log) -
 
     def is_suited(value: Any) -> bool:
         try:
-            base.replace(**{**open_, **rate, parameter.key: value}).build_for(Columns.of(log))
+            base.replace(**{**open_, **rate, parameter.key: value}).build_for(log.schema)
         except SettingsError:
             return False
         return True

@@ -30,7 +30,6 @@ from sparsegroup.data.log import Log, LogPart
 from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training.config import Config
-from sparsegroup.training.input_columns import Columns
 from sparsegroup.training.log_pass import train_as
 from sparsegroup.training.run_claim import FolderLock
 from sparsegroup.tuning.space import SearchSpace
@@ -345,7 +344,7 @@ class Study:
         folder = Path(folder)
         config.check_log(log)
         space = SearchSpace.excluding(given, config.resolved_for(log), log)
-        space.base.build_for(Columns.of(log))  # settings that cannot be built leave no folder
+        space.base.build_for(log.schema)  # settings that cannot be built leave no folder
         rungs = Rungs.of(log, tune_rows, held_out)
         manifest = StudyManifest(
             log=log.name,

@@ -7,8 +7,8 @@ A format is a module with a `KnownFormat`, and an entry here; one that the comma
 from sparsegroup.data.formats.avazu import AVAZU
 from sparsegroup.data.formats.criteo import CRITEO
 from sparsegroup.data.formats.ipinyou import IPINYOU
-from sparsegroup.data.formats.log_format import KnownFormat
 from sparsegroup.data.formats.svm import SVM
+from sparsegroup.data.schema import KnownFormat
 
 FORMATS: list[KnownFormat] = [CRITEO, SVM, AVAZU, IPINYOU]
 """Formats that a log's beginning tells, in the order in which they are tried."""

@@ -4,7 +4,7 @@ from functools import partial
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat
+from sparsegroup.data.schema import Head, KnownFormat, LogFormat
 from sparsegroup.settings.names import AvazuHour
 
 # fmt: off

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat, same
+from sparsegroup.data.schema import Head, KnownFormat, LogFormat, same
 from sparsegroup.settings.names import CriteoNumbers
 
 _INTEGERS = tuple(f"I{i}" for i in range(1, 14))

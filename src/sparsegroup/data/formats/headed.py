@@ -7,14 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
-from sparsegroup.data.columns.column_plan import planned_format
-from sparsegroup.data.columns.inference import infer_columns
-from sparsegroup.data.columns.label_leak import with_leaks
-from sparsegroup.data.columns.log_sample import LogSample
-from sparsegroup.data.formats.log_format import TEST_FRACTION, Head, LogFormat
+from sparsegroup.data.inference import ColumnFinding, LogSample, infer_columns, kinds_of
+from sparsegroup.data.label_leak import with_leaks
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.raw.encoding import SPELLED_LABELS
+from sparsegroup.data.schema import TEST_FRACTION, Head, LogFormat, planned_format
 from sparsegroup.settings.names import ColumnsName
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import Head, KnownFormat, LogFormat, same
+from sparsegroup.data.schema import Head, KnownFormat, LogFormat, same
 
 # fmt: off
 _FIELDS = (

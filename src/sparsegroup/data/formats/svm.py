@@ -6,7 +6,7 @@ from functools import partial
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import KnownFormat, LogFormat, same
+from sparsegroup.data.schema import KnownFormat, LogFormat, same
 
 
 def svm(line: str) -> LogFormat | None:

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.data.columns.arrow_columns import LONGEST_VALUE, ArrowColumn, too_long
-from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.log_errors import SAMPLE
+from sparsegroup.data.raw.arrow_columns import LONGEST_VALUE, ArrowColumn, too_long
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 from sparsegroup.data.raw.record_batches import SUFFIXES, damage, opened, read_batches
 from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.schema import Head, LogFormat
 
 _ROWS = 1 << 16
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from sparsegroup.data.batches import TIME
-from sparsegroup.data.formats.log_format import LogFormat
 from sparsegroup.data.log_errors import LogOptionError
 from sparsegroup.data.raw.encoding import encode_chunk
 from sparsegroup.data.raw.raw_file import RawFile
 from sparsegroup.data.raw.raw_log import rows_alone
+from sparsegroup.data.schema import LogFormat
 
 _BYTES = 1 << 16
 _THREADS = 8

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 import polars as pl
 
-from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.keys import MOST_FIELDS
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.schema import Head, LogFormat
 
 BadRow = tuple[int, str, str]
 """A row that is left out: its line, the reason, and its text."""

@@ -12,11 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from sparsegroup.data.formats.log_format import Head, LogFormat
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log_errors import SAMPLE, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, TEXT, BadRow, Chunk, RawFile
 from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.schema import Head, LogFormat
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20

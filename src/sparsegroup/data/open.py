@@ -1,28 +1,77 @@
-"""What is at a path, as a click log: which kind, and in which format.
-
-The format of a raw log is asked for by options, described by a schema, or told from how the log begins.
-"""
+"""What is at a path, as a click log: which kind, and in which format."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from sparsegroup.data.columns.log_sample import first_rows
+import polars as pl
+
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.formats.headed import Kinds, headed
-from sparsegroup.data.formats.log_format import LogFormat
-from sparsegroup.data.formats.schema_file import read_schema
+from sparsegroup.data.inference import SAMPLE_ROWS, LogSample
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
 from sparsegroup.data.raw.file_listing import LogPaths, listed, paths_of, shown
 from sparsegroup.data.raw.file_order import by_first_time
-from sparsegroup.data.raw.raw_file import RawFile
+from sparsegroup.data.raw.raw_file import BadRow, Chunk, RawFile
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.data.schema import LogFormat, read_schema
 from sparsegroup.settings.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
+
+SAMPLE_BYTES = 8 << 20
+
+
+def first_rows(first: RawFile) -> LogSample:
+    """The first `SAMPLE_ROWS` rows of a log that names its columns; of texts no more than `SAMPLE_BYTES`.
+
+    Rows that cannot be read are left out. Columns that folders add have the values of all files, spread over the rows.
+
+    Args:
+        first: The log's first file.
+
+    Raises:
+        ClickLogError: A file is damaged, or has other columns than the first.
+    """
+    names = tuple(name for name in first.head.columns if name)
+    kinds = dict.fromkeys(names, "category")
+    log = LogFormat("log", "", names, labelled=False, separator=first.head.separator or ",", kinds=kinds)
+    files = [first, *first.others]
+    frames: list[pl.DataFrame] = []
+    rows = size = 0
+    whole = True
+    for file, chunk, read in _chunks(files, log):
+        if rows >= SAMPLE_ROWS or size >= SAMPLE_BYTES:
+            whole = False
+            break
+        bad: list[BadRow] = []
+        frame = chunk.full_frame(log, file.columns(log), bad, file.partition)
+        frames.append(frame.select(name for name in names if name in frame.columns))
+        rows += len(frame)
+        size += read if first.head.separator else 0
+    if not frames:
+        return LogSample(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), whole)
+    joined = pl.concat(frames).head(SAMPLE_ROWS)
+    spread = [_spread(name, files, len(joined)) for name in first.added]
+    return LogSample(joined.with_columns(spread), whole and rows <= SAMPLE_ROWS)
+
+
+def _chunks(files: Sequence[RawFile], log: LogFormat) -> Iterator[tuple[RawFile, Chunk, int]]:
+    """The chunks of files, and how long each is."""
+    for file in files:
+        file.check_alike(log)
+        end = 0
+        for chunk in file.chunks(log, 0, 1, SAMPLE_BYTES):
+            yield file, chunk, chunk.end_offset - end
+            end = chunk.end_offset
+
+
+def _spread(name: str, files: Sequence[RawFile], rows: int) -> pl.Series:
+    return pl.Series(name, [files[row * len(files) // rows].partition[name] for row in range(rows)], pl.String)
+
 
 _logger = logging.getLogger(__name__)
 

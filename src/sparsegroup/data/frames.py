@@ -10,16 +10,13 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.data.batches import Bags, Batch, batch_of, concatenated
-from sparsegroup.data.columns.column_finding import ColumnFinding, kinds_of
-from sparsegroup.data.columns.column_plan import planned_format
-from sparsegroup.data.columns.inference import infer_columns
-from sparsegroup.data.columns.log_sample import SAMPLE_ROWS
-from sparsegroup.data.columns.typed_columns import text_of
-from sparsegroup.data.formats.log_format import LogFormat
+from sparsegroup.data.inference import SAMPLE_ROWS, ColumnFinding, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
+from sparsegroup.data.kinds import text_of
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.encoding import encode_frame
 from sparsegroup.data.raw.raw_file import LINE, BadRow
+from sparsegroup.data.schema import LogFormat, planned_format
 
 _ROWS = 65_536
 """Rows that are texts at a time."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from sparsegroup.data.columns.typed_columns import text_of
+from sparsegroup.data.kinds import text_of
 from sparsegroup.data.log_errors import SAMPLE, ClickLogError
 
 LONGEST_VALUE = 1 << 20

@@ -9,12 +9,15 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from sparsegroup.data.columns.column_finding import ColumnFinding
-from sparsegroup.data.columns.column_kind import ColumnKind
-from sparsegroup.data.columns.column_values import as_number
+from sparsegroup.data.inference import ColumnFinding
 from sparsegroup.data.keys import Int64s
+from sparsegroup.data.kinds import ColumnKind, as_number
 from sparsegroup.data.log import Log
 from sparsegroup.data.raw.encoding import SPELLED_LABELS
+
+Float64s = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.bool_]
+
 
 LEAK = 0.995
 """An AUC above this is too good to be true: of a column by itself, or of a model."""
@@ -23,9 +26,6 @@ _ROWS, _LEAST = 10_000, 10
 """Rows that are looked at, and rows of each class below which nothing is said."""
 
 _FEATURES = ("category", "category of numbers", "number", "category, number", "boolean", "list")
-
-Float64s = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.bool_]
 
 
 def with_leaks(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: str) -> tuple[ColumnFinding, ...]:

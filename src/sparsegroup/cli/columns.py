@@ -1,0 +1,145 @@
+"""`sparsegroup columns`, and the table of a log's columns that other commands print."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsegroup.cli.app import UsageError, app, starting
+from sparsegroup.cli.options import RAW_LOG, Dataset, Exclude, Label, Weight
+from sparsegroup.cli.output import Json, Quiet, Verbose, show, tell
+
+if TYPE_CHECKING:
+    from sparsegroup.data import ColumnFinding
+    from sparsegroup.data.schema import LogFormat
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 40
+"""Columns that the short table shows."""
+
+
+@app.command("columns")
+def columns_command(
+    log: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG",
+            help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.",
+            show_default=False,
+        ),
+    ],
+    label: Label = None,
+    exclude: Exclude = None,
+    weight: Weight = None,
+    dataset: Dataset = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.yaml", help="Write them as a schema, to edit and pass to --schema.", show_default=False
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing schema.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what the columns of a log are taken for, and why: categories, numbers, times, lists."""
+    if schema is not None and schema.exists() and not overwrite:
+        raise UsageError(f"{schema} exists; give another --schema, or --overwrite")
+    options = {"label": label, "exclude": exclude or (), "weight": weight, "dataset": dataset or "auto"}
+    with starting():
+        from sparsegroup.data.open import is_prepared
+        from sparsegroup.data.raw.file_listing import shown
+        from sparsegroup.data.schema import findings_of, write_schema
+    found, problem = (None, None) if is_prepared(log) else _format_of(log, options)
+    findings = _of_prepared(log, options) if found is None else findings_of(found)
+    if schema is not None:
+        if found is None or not found.kinds:
+            what = "it is prepared already" if found is None else f"the format {found.name!r} says them"
+            raise UsageError(f"--schema: the columns of {shown(log)} need none: {what}")
+        write_schema(schema, found, shown(log))
+    written = [] if schema is None else [f"written to {schema}"]
+    show({"columns": [asdict(finding) for finding in findings]}, _table(findings), *written)
+    _warn(findings)
+    if problem is not None:
+        raise problem
+
+
+def print_columns(findings: Sequence["ColumnFinding"]) -> None:
+    """A short table of what columns were taken for, and what the user should think about; nothing where none were."""
+    if not findings:
+        return
+    if len(findings) <= _SHOWN:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for one in findings:
+            table.add_row(_plain(one.name), _plain(one.kind), _plain(one.why), style="dim")
+        tell(table)
+    else:
+        counts = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in findings).items())
+        tell(f"columns: {counts}; `sparsegroup columns` shows them")
+    _warn(findings)
+
+
+def _format_of(log: list[str], options: Mapping[str, Any]) -> "tuple[LogFormat, Exception | None]":
+    """The log's format; of one without its label that of the other columns, and the error about the label."""
+    from sparsegroup.data import ClickLogError
+    from sparsegroup.data.open import raw_log_files
+
+    try:
+        return raw_log_files(log, **options)[1], None
+    except ClickLogError as error:
+        if error.parameters != ("label",):
+            raise
+        return raw_log_files(log, whole=True, **{**options, "label": None})[1], error
+
+
+def _of_prepared(folder: list[str], options: Any) -> "list[ColumnFinding]":
+    from sparsegroup.data import ColumnFinding, PreparedLog
+    from sparsegroup.data.open import given
+    from sparsegroup.data.raw.file_listing import shown
+
+    if others := given(options):
+        raise UsageError(f"--{min(others)} is for raw logs; {shown(folder)} is a folder, prepared already")
+    log = PreparedLog(Path(*folder))
+    made = f"made of {log.manifest.dataset!r}"
+    rows = [
+        ColumnFinding(name, "list" if name in log.lists else "category", made, (), log.manifest.features[name][0])
+        for name in log.fields
+    ]
+    rows += [ColumnFinding(name, "number", made) for name in log.numbers]
+    weight = next((name for name, kind in log.columns.items() if kind == "weight"), "weight")
+    return [*rows, *([ColumnFinding(weight, "weight", made)] if log.weighted else [])]
+
+
+def _table(findings: Sequence["ColumnFinding"]) -> Table:
+    """Each column with its kind, examples, how many different values, how many missing, and why."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("column", "kind", "examples", "different", "missing", "why"):
+        table.add_column(name, justify="right" if name in ("different", "missing") else "left", overflow="fold")
+    for one in findings:
+        table.add_row(
+            *(_plain(text) for text in (one.name, one.kind, ", ".join(one.examples))),
+            f"{one.distinct:,}" if one.distinct or one.missing else "",
+            f"{one.missing:.1%}" if one.missing else "",
+            _plain(one.why),
+        )
+    return table
+
+
+def _warn(findings: Sequence["ColumnFinding"]) -> None:
+    """Log what the user should think about."""
+    for one in findings:
+        if one.warning:
+            _log.warning("%s", re.sub(r"`(\w+)`", r"--\1", one.warning))
+
+
+def _plain(text: str) -> str:
+    """`text` for a table, without control characters."""
+    return "".join(char if char.isprintable() else "�" for char in text)
