@@ -16,7 +16,7 @@ from sparsegroup.data.kinds import text_of
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.encoding import encode_frame
 from sparsegroup.data.raw.raw_file import LINE, BadRow
-from sparsegroup.data.schema import LogFormat, planned_format
+from sparsegroup.data.schema import LogFormat, format_for_kinds
 
 _ROWS = 65_536
 """Rows that are texts at a time."""
@@ -76,9 +76,9 @@ def feature_format(kinds: Mapping[str, str]) -> LogFormat:
     """The format of rows without a label or a weight, whose columns have these kinds.
 
     Raises:
-        ClickLogError: As `planned_format`.
+        ClickLogError: As `format_for_kinds`.
     """
-    return replace(planned_format(_features(kinds), "").without_label(), weight=None)
+    return replace(format_for_kinds(_features(kinds), "").without_label(), weight=None)
 
 
 def frame_batch(frame: pl.DataFrame, log: LogFormat) -> Batch:

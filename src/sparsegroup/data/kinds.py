@@ -1,4 +1,7 @@
-"""What a column of a log can be, as one text, and how its values are read."""
+"""What a column of a log can be, as one text, and how its values are read.
+
+Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Arrow, data frames) by `text_of`.
+"""
 
 import json
 from dataclasses import dataclass
@@ -8,35 +11,51 @@ import polars as pl
 
 from sparsegroup.data.log_errors import ClickLogError
 
-PlainRole = Literal["category", "category of numbers", "number", "category, number", "boolean", "ignore"]
-LogRole = Literal["label", "split", "weight"]
-Unit = Literal["s", "ms", "us", "ns", "iso", "date"]
+PlainRole = Literal[
+    "category", "category of numbers", "number", "category, number", "boolean", "ignore", "label", "split", "weight"
+]
+_PLAIN: tuple[str, ...] = get_args(PlainRole)
 
-UNITS: tuple[str, ...] = get_args(Unit)
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Unit of whole numbers that are times → how many of them make a second."""
+
+UNITS = (*PER_SECOND, "iso", "date")
+"""Units of times."""
 
 JSON = "json"
 JOINT = "\x1f"
 """Between the values of a JSON list, once they are read."""
 
 _NAMED = {"space": " ", "comma": ",", "tab": "\t"}
-_PLAIN: tuple[str, ...] = (*get_args(PlainRole), *get_args(LogRole))
+
+MISSING = ("", "NA", "N/A", "n/a", "null", "NULL", "Null", "None", "none", "NaN", "nan", "\\N", "?", "-")
+"""Spellings of a missing number, boolean, time or list. In a category they stand for themselves: NA is a country."""
+
+BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
+"""Spelling in lower case → what is hashed."""
+
+ISO = (
+    r"^\s*(?P<date>\d{4}-\d\d-\d\d)(?:[T ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)?"
+    r"\s*(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?)?\s*$"
+)
+"""A date, or a date and a time, with or without a zone."""
+
+_DAY = 24 * 3600
 
 
 @dataclass(frozen=True)
 class ColumnKind:
     """What a column is, and so what becomes of it.
 
-    - `category`: a field; its values are hashed as they stand.
+    - `category`: a field; its values are hashed as they are.
     - `category of numbers`: a field whose values are numbers, so that 1, 1.0 and 01 are one of them.
-    - `number`: a number as it stands, float32; a missing or infinite one is NaN.
+    - `number`: an unchanged number, float32; a missing or infinite one is NaN.
     - `category, number`: both of the last two.
     - `boolean`: a field of 0 and 1; true, yes, t, y are 1, false, no, f, n are 0, in any case.
     - `timestamp UNIT`: two fields, hour (0 to 23) and weekday (1, Monday, to 7); of a date the weekday alone. Units are
       s, ms, us, ns (whole numbers since 1970, UTC), iso (2024-01-31T09:30:00+01:00, in the zone written) and date.
-    - `time UNIT`: the same, and the log's own time, in seconds since 1970. `time` alone: whole numbers as they stand,
-      and no fields.
+    - `time UNIT`: the same, and the log's own time, in seconds since 1970. `time` alone: unchanged whole numbers, and
+      no fields.
     - `list SEPARATOR`: a field of several values; the separator is one or more characters, `space`, `comma`, `tab`, or
       `json` for arrays.
     - `label`, `split`, `weight`: the label, what marks the test rows (2), and how much a row counts, a number >= 0.
@@ -47,7 +66,7 @@ class ColumnKind:
         detail: Unit of a time, separator of a list, or "".
 
     Examples:
-        >>> from sparsegroup.data.kinds import ColumnKind
+        >>> from sparsegroup.data import ColumnKind
         >>> ColumnKind.of("time ms")
         ColumnKind(role='time', detail='ms')
         >>> str(ColumnKind("list", ","))
@@ -59,10 +78,10 @@ class ColumnKind:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """The kind that a text says.
+        """The kind with this text.
 
         Raises:
-            ClickLogError: It says none.
+            ClickLogError: There is none.
         """
         words = " ".join(text.replace(",", ", ", 1).split()) if not text.strip().startswith("list") else text.strip()
         if words in _PLAIN or words == "time":
@@ -88,36 +107,46 @@ class ColumnKind:
         """What separates a list's values, once it is read."""
         return JOINT if self.detail == JSON else self.detail
 
-    @property
-    def is_own_time(self) -> bool:
-        """Whether it is the log's own time."""
-        return self.role == "time"
+
+def text_of(name: str, dtype: pl.DataType, *, plain: bool = False) -> pl.Expr:
+    """A typed column as the texts that a CSV of the same data has, null where there is no value.
+
+    Whole numbers have no decimals, booleans are true and false, times ISO's (with the offset of their zone, if they
+    have one), lists and structs JSON.
+
+    Args:
+        name: The column.
+        dtype: Its type, neither a list nor a struct if `plain`.
+        plain: For a format without kinds: booleans are 0 and 1, times and durations whole seconds.
+    """
+    column = pl.col(name)
+    if dtype.is_float():
+        column = column.fill_nan(None)
+        whole = (column == column.round()) & (column.abs() < 2.0**53)
+        as_whole = column.cast(pl.Int64, strict=False).cast(pl.String)
+        column = pl.when(whole).then(as_whole).otherwise(column.cast(pl.String))
+    elif plain and dtype == pl.Boolean:
+        column = column.cast(pl.UInt8)
+    elif plain and dtype.is_temporal():
+        match dtype:
+            case pl.Time():
+                column = column.cast(pl.Int64) // PER_SECOND["ns"]
+            case pl.Duration():
+                column = column.dt.total_seconds()
+            case _:
+                column = column.cast(pl.Datetime).dt.epoch("s")
+    elif isinstance(dtype, pl.Datetime):
+        column = column.dt.strftime("%Y-%m-%dT%H:%M:%S" + ("%z" if dtype.time_zone else ""))
+    elif isinstance(dtype, pl.Duration):
+        column = column.cast(pl.Int64)
+    elif isinstance(dtype, pl.List | pl.Array | pl.Struct):
+        # What is written of a struct of only this column, {"":…}, without the braces around.
+        encoded = pl.struct(column.alias("")).struct.json_encode()
+        column = pl.when(column.is_not_null()).then(encoded.str.slice(4, encoded.str.len_chars() - 5))
+    return column.cast(pl.String).replace("", None).alias(name)
 
 
-MISSING = ("", "NA", "N/A", "n/a", "null", "NULL", "Null", "None", "none", "NaN", "nan", "\\N", "?", "-")
-"""Spellings of a missing number, boolean, time or list. In a category they stand for themselves: NA is a country."""
-
-BOOLEANS = {
-    "true": "1",
-    "false": "0",
-    "yes": "1",
-    "no": "0",
-    "t": "1",
-    "f": "0",
-    "y": "1",
-    "n": "0",
-    "1": "1",
-    "0": "0",
-}
-"""Spelling in lower case → what is hashed."""
-
-ISO = (
-    r"^\s*(?P<date>\d{4}-\d\d-\d\d)(?:[T ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)?"
-    r"\s*(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?)?\s*$"
-)
-"""A date, or a date and a time, with or without a zone."""
-
-_DAY = 24 * 3600
+# How values are read: expressions of a column of texts
 
 
 def stripped(name: str) -> pl.Expr:
@@ -126,7 +155,7 @@ def stripped(name: str) -> pl.Expr:
 
 
 def is_missing(text: pl.Expr) -> pl.Expr:
-    """Whether a text says that there is no value; true of null."""
+    """Whether a text is a spelling of no value; true of null."""
     return text.is_null() | text.is_in(MISSING)
 
 
@@ -140,7 +169,7 @@ def as_number(name: str) -> pl.Expr:
 
 
 def as_numeral(name: str) -> pl.Expr:
-    """A number in one spelling, as text; what is none stays as it is, and a missing one is empty."""
+    """A number in one spelling, as text; anything else is unchanged, and a missing number is empty."""
     text = stripped(name)
     whole, value = text.cast(pl.Int64, strict=False), text.cast(pl.Float64, strict=False)
     is_whole = value.is_finite() & (value == value.round()) & (value.abs() < 2.0**53)
@@ -156,19 +185,14 @@ def as_numeral(name: str) -> pl.Expr:
 
 
 def as_boolean(name: str) -> pl.Expr:
-    """What is hashed for the spellings of true and false, empty for missing ones; anything else as it stands."""
+    """What is hashed for the spellings of true and false, empty for missing ones; anything else is unchanged."""
     text = stripped(name)
     read = text.str.to_lowercase().replace_strict(BOOLEANS, default=None, return_dtype=pl.String)
     return pl.when(is_missing(text)).then(pl.lit("")).otherwise(pl.coalesce(read, text))
 
 
 def as_seconds(name: str, unit: str) -> tuple[pl.Expr, pl.Expr]:
-    """Whole seconds since 1970, int64, null where they cannot be read: in UTC, and in the zone that is written.
-
-    Args:
-        name: The column.
-        unit: One of `UNITS`.
-    """
+    """Whole seconds since 1970, int64, null where they cannot be read: in UTC, and in the zone that is written."""
     if unit in PER_SECOND:
         text = stripped(name)
         number = text.cast(pl.Float64, strict=False).floor().cast(pl.Int64, strict=False)
@@ -204,13 +228,9 @@ def as_list(name: str, separator: str) -> pl.Expr:
 
 
 def _joined(texts: pl.Series) -> pl.Series:
-    distinct = texts.unique()
-    return texts.replace_strict(distinct, [_of_json(text) for text in distinct], return_dtype=pl.String)
-
-
-def _of_json(text: str) -> str | None:
-    values = json_list(text) if text else []
-    return None if values is None else JOINT.join(values)
+    lists = {text: json_list(text) if text else [] for text in texts.unique()}
+    joined = [None if values is None else JOINT.join(values) for values in lists.values()]
+    return texts.replace_strict(list(lists), joined, return_dtype=pl.String)
 
 
 def json_list(text: str) -> list[str] | None:
@@ -228,31 +248,3 @@ def _text_of(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "" if value is None else json.dumps(value)
-
-
-def text_of(name: str, dtype: pl.DataType) -> pl.Expr:
-    """A column as texts, null where there is no value.
-
-    Whole numbers have no decimals, booleans are true and false, times ISO's (with the offset of their zone, if they
-    have one), lists and structs JSON.
-
-    Args:
-        name: The column.
-        dtype: Its type.
-    """
-    column = pl.col(name)
-    if dtype.is_float():
-        column = column.fill_nan(None)
-        whole = (column == column.round()) & (column.abs() < 2.0**53)
-        column = (
-            pl.when(whole).then(column.cast(pl.Int64, strict=False).cast(pl.String)).otherwise(column.cast(pl.String))
-        )
-    elif isinstance(dtype, pl.Datetime):
-        column = column.dt.strftime("%Y-%m-%dT%H:%M:%S" + ("%z" if dtype.time_zone else ""))
-    elif isinstance(dtype, pl.Duration):
-        column = column.cast(pl.Int64)
-    elif isinstance(dtype, pl.List | pl.Array | pl.Struct):
-        # What is written of a struct of it alone, {"":…}, without the braces around.
-        json = pl.struct(column.alias("")).struct.json_encode()
-        column = pl.when(column.is_not_null()).then(json.str.slice(4, json.str.len_chars() - 5)).alias(name)
-    return column.cast(pl.String).replace("", None).alias(name)

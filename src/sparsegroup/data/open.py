@@ -10,7 +10,7 @@ import polars as pl
 
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.formats.headed import Kinds, headed
-from sparsegroup.data.inference import SAMPLE_ROWS, LogSample
+from sparsegroup.data.inference import SAMPLE_ROWS
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
@@ -22,58 +22,9 @@ from sparsegroup.data.raw.text_file import CHUNK_BYTES
 from sparsegroup.data.schema import LogFormat, read_schema
 from sparsegroup.settings.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
-SAMPLE_BYTES = 8 << 20
-
-
-def first_rows(first: RawFile) -> LogSample:
-    """The first `SAMPLE_ROWS` rows of a log that names its columns; of texts no more than `SAMPLE_BYTES`.
-
-    Rows that cannot be read are left out. Columns that folders add have the values of all files, spread over the rows.
-
-    Args:
-        first: The log's first file.
-
-    Raises:
-        ClickLogError: A file is damaged, or has other columns than the first.
-    """
-    names = tuple(name for name in first.head.columns if name)
-    kinds = dict.fromkeys(names, "category")
-    log = LogFormat("log", "", names, labelled=False, separator=first.head.separator or ",", kinds=kinds)
-    files = [first, *first.others]
-    frames: list[pl.DataFrame] = []
-    rows = size = 0
-    whole = True
-    for file, chunk, read in _chunks(files, log):
-        if rows >= SAMPLE_ROWS or size >= SAMPLE_BYTES:
-            whole = False
-            break
-        bad: list[BadRow] = []
-        frame = chunk.full_frame(log, file.columns(log), bad, file.partition)
-        frames.append(frame.select(name for name in names if name in frame.columns))
-        rows += len(frame)
-        size += read if first.head.separator else 0
-    if not frames:
-        return LogSample(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), whole)
-    joined = pl.concat(frames).head(SAMPLE_ROWS)
-    spread = [_spread(name, files, len(joined)) for name in first.added]
-    return LogSample(joined.with_columns(spread), whole and rows <= SAMPLE_ROWS)
-
-
-def _chunks(files: Sequence[RawFile], log: LogFormat) -> Iterator[tuple[RawFile, Chunk, int]]:
-    """The chunks of files, and how long each is."""
-    for file in files:
-        file.check_alike(log)
-        end = 0
-        for chunk in file.chunks(log, 0, 1, SAMPLE_BYTES):
-            yield file, chunk, chunk.end_offset - end
-            end = chunk.end_offset
-
-
-def _spread(name: str, files: Sequence[RawFile], rows: int) -> pl.Series:
-    return pl.Series(name, [files[row * len(files) // rows].partition[name] for row in range(rows)], pl.String)
-
-
 _logger = logging.getLogger(__name__)
+
+_SAMPLE_BYTES = 8 << 20
 
 
 class FormatOptions(TypedDict, total=False):
@@ -82,11 +33,14 @@ class FormatOptions(TypedDict, total=False):
     Attributes:
         dataset: Name of a public format; "auto" tells it from the log.
         schema: YAML file that says what the columns are.
-        columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, "categorical" for all
-            of them, or None to tell it from its first rows. Of no effect, if "categorical", on other formats.
-        label: Label column, of a log with a header; by default `label`, `click`, `clicked` or the like.
+        columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, others are left out;
+            "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
+            the test rows, 2); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
+        label: Label column, of a log with a header; by default the first of `headed.LABELS` that is there, in any case.
         exclude: Columns that are no features, of a log with a header.
-        weight: Column of how much each row counts, of a log with a header, see `headed`; "none" for no such column.
+        weight: Column of how much each row counts, of a log with a header, a number >= 0; "none" for no such
+            column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
+            `sample_weight` or the like.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
             without a column `split`; by default a tenth.
         criteo_numbers: What becomes of Criteo's integers; other than "log" for Criteo's log alone.
@@ -104,17 +58,9 @@ class FormatOptions(TypedDict, total=False):
     avazu_hour: AvazuHour
 
 
-FORMAT_DEFAULTS: Mapping[str, Any] = {
-    "dataset": "auto",
-    "schema": None,
-    "columns": None,
-    "label": None,
-    "exclude": (),
-    "weight": None,
-    "test_fraction": None,
-    "criteo_numbers": "log",
-    "avazu_hour": "hour",
-}
+_DEFAULTS = {"dataset": "auto", "exclude": (), "criteo_numbers": "log", "avazu_hour": "hour"}
+"""Of the options that are not None by default."""
+
 _OF_A_HEADER = ("label", "exclude", "weight", "test_fraction", "columns")
 
 
@@ -211,7 +157,7 @@ def raw_log_files(
     """
     groups = [listed(paths, by_name=sort_files != "given") for paths in (log, test) if paths is not None]
     alike = format is None and options.get("schema") is None
-    if sort_files == "time":  # which column that is, one file tells; the order of many does not yet
+    if sort_files == "time":  # one file shows which column that is, many only once they are in order
         found = format_of([files[0] for files in groups], format, whole=whole, **options)
         for first, *others in groups:
             first.lead(others, alike=alike)
@@ -224,8 +170,10 @@ def raw_log_files(
 
 def given(options: FormatOptions) -> dict[str, Any]:
     """The options that are not as by default."""
+    if unknown := options.keys() - FormatOptions.__annotations__.keys():
+        raise TypeError(f"unexpected option {min(unknown)!r}")
     values: Mapping[str, Any] = {**options, "exclude": tuple(options.get("exclude", ()))}
-    return {name: value for name, value in values.items() if value is not None and value != FORMAT_DEFAULTS[name]}
+    return {name: value for name, value in values.items() if value is not None and value != _DEFAULTS.get(name)}
 
 
 def format_of(
@@ -235,11 +183,10 @@ def format_of(
     whole: bool = False,
     **options: Unpack[FormatOptions],
 ) -> LogFormat:
-    """The format to read a raw log in.
+    """The format to read a raw log in: as given, by the options, or else by how the log begins.
 
     Args:
-        files: The log's first file, which tells its format if nothing else does; and that of a log of its own for the
-            test set, if any.
+        files: The log's first file; and that of a log of its own for the test set, if any.
         format: The format, if it is known.
         whole: Take all rows in the order of the file: there is no test set, no time and no order to check, and the log
             may lack its label column (libsvm and libffm may not).
@@ -250,35 +197,45 @@ def format_of(
         ClickLogError: A log or a schema that cannot be read; a label or a column to exclude that does not exist.
         OSError: No such file.
     """
-    found = format or _chosen(files, given(options), needs_label=not whole)
+    found = format
+    if found is None:
+        wanted = given(options)
+        if len(files) > 1 and "test_fraction" in wanted:
+            raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
+        found = _chosen(files[0], wanted, needs_label=not whole)
     if whole:
         found = found.for_scoring()
-    if len(files) > 1:
-        found = replace(found, split="file", split_column=None)
-    return found
+    return found if len(files) == 1 else replace(found, split="file", split_column=None)
 
 
-def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
-    log = files[0]
+def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
     schema, of_a_header = wanted.get("schema"), {name: wanted[name] for name in _OF_A_HEADER if name in wanted}
+    # Those that a format cannot pass over.
+    binding = [name for name, value in of_a_header.items() if (name, value) != ("columns", "categorical")]
     if schema is not None and "dataset" in wanted:
         raise LogOptionError("`schema` and `dataset` cannot both be given", "schema", "dataset")
-    name = _named(wanted)
-    if len(files) > 1 and "test_fraction" in wanted:
-        raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
+    name = _dataset(wanted)
     if schema is not None:
-        for option in _binding(of_a_header):
+        for option in binding:
             raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
         if not schema.is_file():
             raise LogOptionError(
                 f"no schema {schema}; say with `schema` what the columns of {log.source} are", "schema"
             )
-        found = read_schema(schema)
+        found: LogFormat | None = read_schema(schema)
     elif name is not None:
         found = _made(name, wanted)
-        _check_fixed(found, of_a_header)
     else:
         found = _recognised(log, of_a_header, needs_label)
+    if found is None:
+        found = headed(log.head, lambda: first_rows(log), **of_a_header, needs_label=needs_label)
+    elif schema is None:
+        for option in binding:
+            raise LogOptionError(
+                f"`{option}` is for logs whose columns are told from a header; the format {found.name!r} is fixed. "
+                "A schema file can describe it in another way",
+                option,
+            )
     if not needs_label and not log.has_label(found):
         found = found.without_label()
     if not needs_label and found.weight is not None and found.has_header and found.weight not in log.head.columns:
@@ -286,16 +243,7 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
     return found
 
 
-def _made(name: str, wanted: Mapping[str, Any]) -> LogFormat:
-    """The format that `dataset` asks for."""
-    for known in FORMATS:
-        if known.name == name and known.make is not None:
-            return known.make(*(value for option, value in wanted.items() if option == known.option))
-    names = ", ".join(["auto", *(known.name for known in FORMATS if known.name is not None)])
-    raise LogOptionError(f"`dataset` is one of {names}, got {name!r}", "dataset")
-
-
-def _named(wanted: Mapping[str, Any]) -> str | None:
+def _dataset(wanted: Mapping[str, Any]) -> str | None:
     """The name of the format that `dataset` asks for, or an option that only one format has.
 
     Raises:
@@ -310,30 +258,64 @@ def _named(wanted: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _recognised(log: RawFile, of_a_header: dict[str, Any], needs_label: bool) -> LogFormat:
-    head = log.head
-    found = None
+def _made(name: str, wanted: Mapping[str, Any]) -> LogFormat:
+    """The format that `dataset` asks for."""
+    for known in FORMATS:
+        if known.name == name and known.make is not None:
+            return known.make(*(value for option, value in wanted.items() if option == known.option))
+    names = ", ".join(["auto", *(known.name for known in FORMATS if known.name is not None)])
+    raise LogOptionError(f"`dataset` is one of {names}, got {name!r}", "dataset")
+
+
+def _recognised(log: RawFile, of_a_header: Mapping[str, Any], needs_label: bool) -> LogFormat | None:
+    """The format that the log's beginning shows; None for columns with names that no format knows."""
+    head, found = log.head, None
     if not isinstance(of_a_header.get("columns"), Mapping):
         found = next((found for known in FORMATS if (found := known.recognise(head, needs_label)) is not None), None)
     if (found is None or found.has_header) and len(set(head.columns)) < len(head.columns):
         name = min(name for name in head.columns if head.columns.count(name) > 1)
         raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
-    if found is None:
-        return headed(head, lambda: first_rows(log), **of_a_header, needs_label=needs_label)
-    _check_fixed(found, of_a_header)
     return found
 
 
-def _binding(of_a_header: Mapping[str, Any]) -> list[str]:
-    """Those options that a format cannot pass over."""
-    return [name for name, value in of_a_header.items() if value != "categorical" or name != "columns"]
+def first_rows(first: RawFile) -> tuple[pl.DataFrame, bool]:
+    """The first `SAMPLE_ROWS` rows of a log that names its columns, as texts, and whether these are all of them.
+
+    Rows that cannot be read and columns without a name are left out; a text is read no further than `_SAMPLE_BYTES`.
+    Columns that folders add have the values of all files, spread over the rows.
+
+    Args:
+        first: The log's first file.
+
+    Raises:
+        ClickLogError: A file is damaged, or has other columns than the first.
+    """
+    names = tuple(name for name in first.head.columns if name)
+    kinds = dict.fromkeys(names, "category")
+    log = LogFormat("log", "", names, labelled=False, separator=first.head.separator or ",", kinds=kinds)
+    files, bad = [first, *first.others], list[BadRow]()
+    frames = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))]
+    rows, size, whole = 0, 0, True
+    for file, chunk, read in _chunks(files, log):
+        if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
+            whole = False
+            break
+        frame = chunk.full_frame(log, file.columns(log), bad, file.partition)
+        frames.append(frame.select(names))
+        rows += len(frame)
+        size += read if first.head.separator else 0
+    frame, count = pl.concat(frames).head(SAMPLE_ROWS), min(rows, SAMPLE_ROWS)
+    for name in first.added:
+        spread = [files[row * len(files) // count].partition[name] for row in range(count)]
+        frame = frame.with_columns(pl.Series(name, spread, pl.String))
+    return frame, whole and rows <= SAMPLE_ROWS
 
 
-def _check_fixed(log: LogFormat, of_a_header: Mapping[str, Any]) -> None:
-    """Whether nothing is given that would change a format whose columns and test set are fixed."""
-    for option in _binding(of_a_header):
-        raise LogOptionError(
-            f"`{option}` is for logs whose columns are told from a header; the format {log.name!r} is fixed. "
-            "A schema file can describe it in another way",
-            option,
-        )
+def _chunks(files: Sequence[RawFile], log: LogFormat) -> Iterator[tuple[RawFile, Chunk, int]]:
+    """The chunks of files, and how long each is."""
+    for file in files:
+        file.check_alike(log)
+        end = 0
+        for chunk in file.chunks(log, 0, 1, _SAMPLE_BYTES):
+            yield file, chunk, chunk.end_offset - end
+            end = chunk.end_offset

@@ -1,6 +1,6 @@
-"""What the columns of a log are and how they are read: as a format, and as a YAML file."""
+"""What the columns of a log are and how they are read: as a schema, as a format, and as a YAML file."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +33,9 @@ from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, ch
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
 """Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
-rows are left, at the first row whose split column is 2, or with the second file."""
+rows remain, at the first row whose split column is 2, or with the second file."""
 
 TEST_FRACTION = 0.1
-
-Columns = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class LogSchema:
 
 @dataclass(frozen=True)
 class LogFormat:
-    """How to read a log, and what to make of it.
+    """How to read a raw log, and what to make of its columns.
 
     Attributes:
         name: Name of the data set.
@@ -109,15 +107,15 @@ class LogFormat:
         weight: Column of the rows' weights, numbers >= 0, or None: then every row counts the same.
         columns: All columns in order, of a log without a header; else empty.
         separator: Between columns of a text.
-        variant: Which of several things `derive` makes, where the fields do not tell.
-        derive: Makes the fields and numbers of the raw columns, where they are not simply those; null where it cannot.
-            A function of a module, or a `partial` of one, can be sent to other processes with the log.
-        checked: What is made → the raw column it is made of, beside numbers and time: null of a value is a bad row.
+        variant: Which of several things `derive` makes, where the fields do not show it.
+        derive: Makes the fields and numbers of the raw columns, unless they are simply those; null where it cannot. A
+            function of a module, or a `partial` of one, can be sent to other processes with the log.
+        checked: What is made → the raw column it is made of, besides numbers and time: null of a value is a bad row.
         sources: What is made under another name than its raw column → that column.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
-        kinds: Raw column → what it is, see `ColumnKind`, where `derive` goes by that: a missing number is NaN then, and
-            what another log of the same columns is to be read by. Empty for all other formats.
-        findings: Why the columns are that, where it was told from the log.
+        kinds: Raw column → what it is, see `ColumnKind`, if `derive` goes by that: a missing number is NaN then, and
+            another log of the same columns is read by them. Empty for all other formats.
+        findings: Why the columns are that, where it was inferred from the log.
 
     Raises:
         LogOptionError: `test_fraction` out of range.
@@ -137,7 +135,7 @@ class LogFormat:
     columns: tuple[str, ...] = ()
     separator: str = ","
     variant: str = ""
-    derive: Columns | None = None
+    derive: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     checked: Mapping[str, str] = field(default_factory=dict)
     labelled: bool = True
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -208,26 +206,21 @@ class Head:
     @classmethod
     def of_text(cls, source: str, line: str) -> "Head":
         """The head of a text that begins with `line`: tabs separate its columns if there are any, else commas."""
-        separator = "\t" if "\t" in line else ","
-        return cls(source, cells_of(line, separator), line, separator)
+        head = cls(source, (), line, "\t" if "\t" in line else ",")
+        return replace(head, columns=head.cells(head.separator))
 
     def cells(self, separator: str) -> tuple[str, ...]:
         """The cells of the first line of a text, without quotes."""
-        return cells_of(self.line, separator)
+        return tuple(cell.strip('"') for cell in self.line.split(separator))
 
     def has_columns(self, label: str, others: Collection[str], needs_label: bool) -> bool:
         """Whether these columns are there; the label only if it is needed."""
         return set(others) <= set(self.columns) and (not needs_label or label in self.columns)
 
 
-def cells_of(line: str, separator: str) -> tuple[str, ...]:
-    """The cells of a line, without quotes."""
-    return tuple(cell.strip('"') for cell in line.split(separator))
-
-
 @dataclass(frozen=True)
 class KnownFormat:
-    """A format that has a name, or is told from how a log begins.
+    """A format that has a name, or is recognised by how a log begins.
 
     Attributes:
         recognise: Head of a log, and whether the log needs a label → its format, or None for another format's log.
@@ -247,101 +240,10 @@ def same(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-_CATEGORIES = ("category", "category of numbers", "category, number", "boolean", "list")
+# The format of columns whose kinds are known
 
 
-@dataclass(frozen=True)
-class ColumnPlan:
-    """What is made of the raw columns of a log; calling it makes it.
-
-    Attributes:
-        kinds: Raw columns in order, each with its kind as text.
-    """
-
-    kinds: tuple[tuple[str, str], ...]
-
-    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
-        made = [one for name, kind in self._read() if name in frame.columns for one in self._made(name, kind)]
-        return frame.with_columns(**dict(made))
-
-    def _read(self) -> Iterator[tuple[str, ColumnKind]]:
-        for name, kind in self.kinds:
-            yield name, ColumnKind.of(kind)
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """What is made → the raw column it is made of, under whose own name nothing else goes."""
-        pairs = [(made, name) for name, kind in self._read() for made, _ in self._made(name, kind)]
-        return dict(sorted(pairs, key=lambda pair: pair[0] != pair[1]))
-
-    @property
-    def checked(self) -> dict[str, str]:
-        """What is made, and of which a value that cannot be read makes a bad row → its raw column."""
-        exact = {made: name for made, name in self.sources.items() if dict(self._read())[name].role not in _CATEGORIES}
-        return exact | {number_name(name): name for name, kind in self._read() if kind.role == "category, number"}
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The categorical fields, in the order of the columns."""
-        return tuple(made for name, kind in self._read() for made in self._fields(name, kind))
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The numbers, in the order of the columns."""
-        found = {name: kind for name, kind in self._read() if "number" in kind.role.split(", ")}
-        return tuple(self._name(name) if kind.role == "number" else number_name(name) for name, kind in found.items())
-
-    @property
-    def lists(self) -> dict[str, str]:
-        """Fields of several values → what separates them once they are read."""
-        return {self._name(name): kind.separator for name, kind in self._read() if kind.role == "list"}
-
-    @property
-    def time(self) -> str | None:
-        """What is made of the column of the log's own time."""
-        own = ((name, kind) for name, kind in self._read() if kind.is_own_time)
-        return next((_time_name(name) if kind.detail else name for name, kind in own), None)
-
-    def _name(self, name: str) -> str:
-        """What is made of a column under its own name, unless encoded rows have another meaning for that."""
-        taken = (LABEL, TIME, *((WEIGHT,) if "weight" in dict(self.kinds).values() else ()))
-        return f"{name}.value" if name in taken else name
-
-    def _fields(self, name: str, kind: ColumnKind) -> list[str]:
-        if kind.role in _CATEGORIES:
-            return [self._name(name)]
-        if kind.role in ("time", "timestamp") and kind.detail:
-            return [*([] if kind.detail == "date" else [f"{name}.hour"]), f"{name}.weekday"]
-        return []
-
-    def _made(self, name: str, kind: ColumnKind) -> list[tuple[str, pl.Expr]]:
-        """What is made of a column → how."""
-        own = self._name(name)
-        match kind.role:
-            case "category":
-                return [(own, pl.col(name))]
-            case "category of numbers":
-                return [(own, as_numeral(name))]
-            case "number":
-                return [(own, as_number(name))]
-            case "category, number":
-                return [(own, as_numeral(name)), (number_name(name), as_number(name))]
-            case "boolean":
-                return [(own, as_boolean(name))]
-            case "list":
-                return [(own, as_list(name, kind.detail))]
-            case "time" | "timestamp" if kind.detail:
-                seconds, local = as_seconds(name, kind.detail)
-                gone = is_missing(stripped(name))
-                parts = {f"{name}.hour": hour_of(local), f"{name}.weekday": weekday_of(local)}
-                fields = self._fields(name, kind)
-                made = [(part, pl.when(gone).then(pl.lit("")).otherwise(parts[part])) for part in fields]
-                return made + ([(_time_name(name), seconds)] if kind.is_own_time else [])
-        return []
-
-
-def planned_format(kinds: Mapping[str, str], label: str, **others: object) -> LogFormat:
+def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> LogFormat:
     """The format of a log whose columns have these kinds.
 
     Args:
@@ -353,52 +255,103 @@ def planned_format(kinds: Mapping[str, str], label: str, **others: object) -> Lo
         ClickLogError: A kind that there is not, two times or weights of the log, or columns that need the same name.
     """
     kinds = {name: str(ColumnKind.of(kind)) for name, kind in kinds.items()}
-    plan = ColumnPlan(tuple((name, kind) for name, kind in kinds.items() if name != label))
-    for made, name in plan.sources.items():
-        if made != name and kinds.get(made, "ignore") != "ignore":
-            raise ClickLogError(f"{made!r} is made of column {name!r}, and there is one of that name, too: rename it")
-    times = [name for name, kind in kinds.items() if ColumnKind.of(kind).is_own_time]
+    transform = ColumnTransform(tuple((name, kind) for name, kind in kinds.items() if name != label))
+    made: dict[str, list[str]] = {"field": [], "number": [], "time": []}
+    lists, checked, sources = dict[str, str](), dict[str, str](), dict[str, str]()
+    times, weights = [], []
+    for name, kind in transform.columns():
+        for output, role, _ in transform.outputs(name, kind):
+            made[role].append(output)
+            if role != "field" or kind.role in ("time", "timestamp"):
+                checked[output] = name
+            if kind.role == "list":
+                lists[output] = kind.separator
+            if output != name:
+                sources[output] = name
+        times += [name] if kind.role == "time" else []
+        weights += [name] if kind.role == "weight" else []
+    for output, name in sources.items():
+        if kinds.get(output, "ignore") != "ignore":
+            raise ClickLogError(f"{output!r} is made of column {name!r}, and there is one of that name, too: rename it")
     if len(times) > 1:
         raise ClickLogError(f"columns {times[0]!r} and {times[1]!r} cannot both be the log's own time")
-    weights = [name for name, kind in plan.kinds if kind == "weight"]
     if len(weights) > 1:
         raise ClickLogError(f"columns {weights[0]!r} and {weights[1]!r} cannot both be the weight")
     return LogFormat(
         "log",
         label,
-        plan.fields,
-        numbers=plan.numbers,
-        lists=plan.lists,
-        time=plan.time,
-        weight=weights[0] if weights else None,
-        derive=plan,
-        checked=plan.checked,
-        sources=plan.sources,
+        tuple(made["field"]),
+        numbers=tuple(made["number"]),
+        lists=lists,
+        time=next(iter(made["time"] or times), None),
+        weight=next(iter(weights), None),
+        derive=transform,
+        checked=checked,
+        sources=sources,
         kinds=kinds,
-        **others,  # type: ignore[arg-type]
+        **others,
     )
 
 
-def number_name(name: str) -> str:
-    """What the number of a column is called that is a category, too."""
-    return f"{name}.number"
+@dataclass(frozen=True)
+class ColumnTransform:
+    """Makes fields, numbers and the time of raw columns whose kinds are known.
+
+    Attributes:
+        kinds: Raw columns in order, each with its kind as text.
+    """
+
+    kinds: tuple[tuple[str, str], ...]
+
+    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
+        read = [(name, kind) for name, kind in self.columns() if name in frame.columns]
+        return frame.with_columns(how.alias(made) for name, kind in read for made, _, how in self.outputs(name, kind))
+
+    def columns(self) -> list[tuple[str, ColumnKind]]:
+        """Raw columns and their kinds."""
+        return [(name, ColumnKind.of(kind)) for name, kind in self.kinds]
+
+    def outputs(self, name: str, kind: ColumnKind) -> list[tuple[str, str, pl.Expr]]:
+        """What is made of a raw column: its name, whether it is a field, a number or the time, and how."""
+        # Of these names, encoded rows have columns of their own.
+        taken = (LABEL, TIME, *([WEIGHT] if any(other == "weight" for _, other in self.kinds) else []))
+        own = f"{name}.value" if name in taken else name
+        match kind.role:
+            case "category":
+                return [(own, "field", pl.col(name))]
+            case "category of numbers":
+                return [(own, "field", as_numeral(name))]
+            case "number":
+                return [(own, "number", as_number(name))]
+            case "category, number":
+                return [(own, "field", as_numeral(name)), (f"{name}.number", "number", as_number(name))]
+            case "boolean":
+                return [(own, "field", as_boolean(name))]
+            case "list":
+                return [(own, "field", as_list(name, kind.detail))]
+            case "time" | "timestamp" if kind.detail:
+                seconds, local = as_seconds(name, kind.detail)
+                gone = is_missing(stripped(name))
+                parts = {} if kind.detail == "date" else {f"{name}.hour": hour_of(local)}
+                parts[f"{name}.weekday"] = weekday_of(local)
+                fields = {made: pl.when(gone).then(pl.lit("")).otherwise(part) for made, part in parts.items()}
+                time = [(f"{name}.seconds", "time", seconds)] if kind.role == "time" else []
+                return [(made, "field", part) for made, part in fields.items()] + time
+        return []
 
 
-def _time_name(name: str) -> str:
-    return f"{name}.seconds"
-
-
-_LISTS = ("time", "categorical", "numeric", "multi")
+# The YAML file
 
 
 class SchemaFile(StrictSettings):
-    """The columns of a log.
+    """The keys of a schema file.
 
     Attributes:
         label: With 0 or 1 (true, false, yes, no).
         time: Whole numbers, or none.
         categorical: Fields of one value.
-        numeric: Numbers, taken as they are; a missing one is 0.
+        numeric: Numbers, unchanged; a missing one is 0.
         multi: Field of several values → what separates them.
         weight: Column of the rows' weights, numbers >= 0, or none.
         split: Column whose value 2 marks the test rows, which come last.
@@ -420,16 +373,48 @@ class SchemaFile(StrictSettings):
     columns: list[str] | dict[str, str] = Field(default_factory=list)
 
     def column_of(self, role: str) -> str | None:
-        """The column that `columns` give this role, of those that only one column can have.
-
-        Raises:
-            ValueError: There are several.
-        """
+        """The column that `columns` give a role that only one can have; ValueError if there are several."""
         kinds = self.columns if isinstance(self.columns, dict) else {}
         found = [name for name, kind in kinds.items() if ColumnKind.of(kind).role == role]
         if len(found) > 1:
             raise ValueError(f"columns {found[0]!r} and {found[1]!r} cannot both be the {role}")
         return found[0] if found else None
+
+    def format(self) -> LogFormat:
+        """The format that the keys describe; ValueError if they exclude each other."""
+        label, split = self.label or self.column_of("label"), self.split or self.column_of("split")
+        if label is None:
+            raise ValueError("label is missing")
+        if split is not None and self.test_fraction is not None:
+            raise ValueError("split and test_fraction cannot both be given")
+        rest: dict[str, Any] = {
+            "split": "column" if split else "last-fraction",
+            "split_column": split,
+            "test_fraction": TEST_FRACTION if self.test_fraction is None else self.test_fraction,
+            "separator": self.separator,
+        }
+        if isinstance(self.columns, dict):
+            for name in ("time", "categorical", "numeric", "multi"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} and columns cannot both be given: say in columns what {name} has")
+            weight = {} if self.weight is None else {self.weight: "weight"}
+            marks = {split: "split"} if split in self.columns else {}
+            return format_for_kinds({**self.columns, **weight, **marks}, label, **rest)
+        fields = (*self.categorical, *self.multi)
+        named = [*fields, *self.numeric, label, *([] if self.weight is None else [self.weight])]
+        if repeated := {name for name in named if named.count(name) > 1}:
+            raise ValueError(f"column {min(repeated)!r} appears twice")
+        return LogFormat(
+            "log",
+            label,
+            fields,
+            numbers=tuple(self.numeric),
+            lists=self.multi,
+            time=self.time,
+            weight=self.weight,
+            columns=tuple(self.columns),
+            **rest,
+        )
 
 
 def read_schema(path: Path) -> LogFormat:
@@ -439,70 +424,39 @@ def read_schema(path: Path) -> LogFormat:
         ClickLogError: Not YAML, an unknown or missing key, a value of another type, or keys that exclude each other.
     """
     try:
-        schema = checked(SchemaFile, read_yaml(path), str(path))
-        label = schema.label or schema.column_of("label")
-        split = schema.split or schema.column_of("split")
-        if label is None:
-            raise ValueError("label is missing")
-        if split is not None and schema.test_fraction is not None:
-            raise ValueError("split and test_fraction cannot both be given")
-        return _format_of(schema, label, split)
+        return checked(SchemaFile, read_yaml(path), str(path)).format()
     except SettingsError as error:
         raise ClickLogError(str(error)) from error
     except ValueError as error:
         raise ClickLogError(f"{path}: {error}") from error
 
 
-def _format_of(schema: SchemaFile, label: str, split: str | None) -> LogFormat:
-    rest = {
-        "split": "column" if split else "last-fraction",
-        "split_column": split,
-        "test_fraction": TEST_FRACTION if schema.test_fraction is None else schema.test_fraction,
-        "separator": schema.separator,
-    }
-    if isinstance(schema.columns, dict):
-        if others := [name for name in _LISTS if getattr(schema, name)]:
-            raise ValueError(f"{others[0]} and columns cannot both be given: say in columns what {others[0]} has")
-        weight = {} if schema.weight is None else {schema.weight: "weight"}
-        marks = {split: "split"} if split in schema.columns else {}
-        return planned_format({**schema.columns, **weight, **marks}, label, **rest)
-    fields = (*schema.categorical, *schema.multi)
-    named = [*fields, *schema.numeric, label, *([schema.weight] if schema.weight is not None else [])]
-    if repeated := {name for name in named if named.count(name) > 1}:
-        raise ValueError(f"column {min(repeated)!r} appears twice")
-    return LogFormat(
-        "log",
-        label,
-        fields,
-        numbers=tuple(schema.numeric),
-        lists=schema.multi,
-        time=schema.time,
-        columns=tuple(schema.columns),
-        weight=schema.weight,
-        **rest,  # type: ignore[arg-type]
-    )
-
-
 def write_schema(path: Path, log: LogFormat, source: str) -> None:
-    """Write what is known of a log's columns as a schema file, to be edited: `read_schema` gives the same format.
+    """Write the columns of a log as a schema file, to be edited: `read_schema` gives the same format.
 
     Args:
         path: The file.
         log: The format, whose `kinds` are known; why they are so becomes comments.
         source: The log, for the first line.
     """
+
+    def line(key: str, value: str) -> str:
+        return yaml.safe_dump({key: value}, allow_unicode=True, width=1 << 20).strip()
+
     lines = [f"# What the columns of {source} are. To be edited, and given with --schema."]
     if log.split == "last-fraction":
         lines.append(f"test_fraction: {log.test_fraction!r}")
-    lines += [_line("separator", log.separator or ","), "columns:"]
+    lines += [line("separator", log.separator or ","), "columns:"]
     why = {finding.name: finding.why for finding in log.findings}
-    lines += _aligned((f"  {_line(name, kind)}", why.get(name, "")) for name, kind in log.kinds.items())
+    columns = {name: f"  {line(name, kind)}" for name, kind in log.kinds.items()}
+    width = min(max(map(len, columns.values()), default=0), 48)  # the comments below each other
+    lines += [f"{text:{width}}  # {why[name]}" if why.get(name) else text for name, text in columns.items()]
     text = "\n".join(lines) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def findings_of(log: LogFormat) -> tuple[ColumnFinding, ...]:
-    """Why the columns of a format are what they are; where nothing was told from the log, the format says it."""
+    """Why the columns of a format are what they are: what was inferred, or else that the format has them so."""
     if log.findings:
         return log.findings
     reason = "as the schema says" if log.name == "log" else f"as the format {log.name!r} has it"
@@ -515,14 +469,3 @@ def findings_of(log: LogFormat) -> tuple[ColumnFinding, ...]:
         **({log.weight: "weight"} if log.weight is not None else {}),
     }
     return tuple(ColumnFinding(name, kind, reason) for name, kind in kinds.items())
-
-
-def _line(key: str, value: str) -> str:
-    return yaml.safe_dump({key: value}, allow_unicode=True, width=1 << 20).strip()
-
-
-def _aligned(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines with their comments below each other."""
-    pairs = list(lines)
-    width = min(max((len(line) for line, _ in pairs), default=0), 48)
-    return [f"{line:{width}}  # {why}" if why else line for line, why in pairs]

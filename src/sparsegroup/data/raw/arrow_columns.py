@@ -1,18 +1,16 @@
-"""Columns of Arrow as texts: which types can be read, and which rows hold values that no log has."""
+"""Columns of Arrow: which types can be read, and which rows hold values that no log has."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import polars as pl
 import pyarrow as pa
 
-from sparsegroup.data.kinds import text_of
+from sparsegroup.data.kinds import PER_SECOND
 from sparsegroup.data.log_errors import SAMPLE, ClickLogError
 
 LONGEST_VALUE = 1 << 20
 """Bytes. A row with a longer text is a bad one."""
 
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = (-62135596800, 253402300800)
 """The years 1 to 9999, which ISO 8601 writes with four digits; Polars ends in a panic far beyond them."""
 _DAY = 24 * 3600
@@ -54,39 +52,10 @@ class ArrowColumn:
     def _error(self, what: str) -> ClickLogError:
         return ClickLogError(f"{self.source}: column {self.name!r} {what}")
 
-    def as_text(self, *, typed: bool) -> pl.Expr:
-        """What makes texts of it once Polars has it, null where there is no value.
-
-        Args:
-            typed: Whether kinds are known of the log's columns; if not, times are seconds, booleans 0 and 1, and there
-                are no lists.
-
-        Raises:
-            ClickLogError: It holds lists or structs, and no kinds are known.
-        """
-        dtype = self.values.type
-        if typed:
-            empty = pl.DataFrame(pl.from_arrow(pa.schema([(self.name, dtype)]).empty_table()))
-            return text_of(self.name, empty.schema[self.name])
-        if pa.types.is_nested(dtype):
-            raise self._error(f"is {dtype}; write it as text, with a separator")
-        column = pl.col(self.name)
-        if pa.types.is_boolean(dtype):
-            column = column.cast(pl.UInt8)
-        elif pa.types.is_time(dtype):
-            column = column.cast(pl.Int64) // 10**9
-        elif pa.types.is_duration(dtype):
-            column = column.dt.total_seconds()
-        elif pa.types.is_temporal(dtype):
-            column = column.cast(pl.Datetime).dt.epoch("s")
-        elif pa.types.is_floating(dtype):
-            # 1.0 and 1 are the same value.
-            column = (
-                pl.when((column == column.round()) & (column.abs() < 2.0**63))
-                .then(column.cast(pl.Int64, strict=False).cast(pl.String))
-                .otherwise(column.cast(pl.String))
-            )
-        return column.cast(pl.String).replace("", None)
+    def check_is_flat(self) -> None:
+        """Raise ClickLogError if it holds lists or structs, which only kinds tell how to read."""
+        if pa.types.is_nested(self.values.type):
+            raise self._error(f"is {self.values.type}; write it as text, with a separator")
 
     def unusable(self) -> Iterator[tuple[int, str, str]]:
         """The rows with a text that is too long or a time that no calendar has: their numbers, why, and the value.
@@ -180,5 +149,5 @@ def _times(values: pa.Array) -> Iterator[tuple[pa.Array, int, int]]:
     elif types.is_date64(dtype):
         yield values.view(pa.int64()), _SECONDS[0] * 1000, _SECONDS[1] * 1000
     elif types.is_timestamp(dtype) or types.is_duration(dtype):
-        low, high = (second * _PER_SECOND[dtype.unit] for second in _SECONDS)
+        low, high = (second * PER_SECOND[dtype.unit] for second in _SECONDS)
         yield values.view(pa.int64()), max(low, -(1 << 63)), min(high, (1 << 63) - 1)

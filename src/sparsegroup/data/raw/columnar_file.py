@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from sparsegroup.data.kinds import text_of
 from sparsegroup.data.log_errors import SAMPLE
 from sparsegroup.data.raw.arrow_columns import LONGEST_VALUE, ArrowColumn, too_long
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
@@ -99,8 +100,12 @@ def _texts(source: str, batch: pa.RecordBatch, line: int, bad: list[BadRow], *, 
     if unusable:
         keep = np.isin(np.arange(batch.num_rows), list(unusable), invert=True)
         plain, lines = plain.filter(pa.array(keep)), lines.filter(keep)
-    frame = pl.DataFrame(pl.from_arrow(plain)).with_columns(column.as_text(typed=typed) for column in columns)
-    frame = frame.with_columns(lines)
+    if not typed:
+        for column in columns:
+            column.check_is_flat()
+    frame = pl.DataFrame(pl.from_arrow(plain))
+    texts = [text_of(name, dtype, plain=not typed) for name, dtype in frame.schema.items()]
+    frame = frame.with_columns(*texts, lines)
     for column in columns:
         if pa.types.is_nested(column.values.type):  # how long such a text is, only writing it tells
             long = frame[column.name].str.len_bytes().fill_null(0) > LONGEST_VALUE
