@@ -6,8 +6,7 @@ from sparsegroup.importing import document_constructors
 require("cli", __name__)
 
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.data.frame_log import FrameLog
-from sparsegroup.data.frames import HashedFrame, columns_of, hash_keys
+from sparsegroup.data.frames import FrameLog, HashedFrame, columns_of, hash_keys
 from sparsegroup.data.inference import ColumnFinding, kinds_of
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.kinds import ColumnKind

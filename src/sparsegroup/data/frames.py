@@ -1,6 +1,6 @@
-"""Keys and numbers of data frames, as those of a log's file."""
+"""Data frames: their keys and numbers, those that a log of the same values has, and a frame as a log."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import torch
 
 from sparsegroup.data.batches import Bags, Batch, batch_of, concatenated
 from sparsegroup.data.inference import SAMPLE_ROWS, ColumnFinding, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.kinds import text_of
+from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.encoding import encode_frame
 from sparsegroup.data.raw.raw_file import LINE, BadRow
@@ -45,10 +47,10 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) 
     """The keys and numbers of a frame's rows, those that a log of the same values has.
 
     Args:
-        frame: `[n]` rows: of Polars, pandas, Arrow, or whatever has Arrow's PyCapsule interface. Typed columns are as
-            their texts in a CSV. A label and columns that are not named are passed over.
+        frame: `[n]` rows: of Polars, pandas, Arrow, or anything with Arrow's PyCapsule interface. Typed columns are
+            read as their texts in a CSV. A label and columns that are not named are passed over.
         columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or what `read_schema` gives. None: what
-            `columns_of` tells of these rows, of which none is a label then. Rows for a model are to be read by the
+            `columns_of` infers from these rows, of which none is a label then. Rows for a model are to be read by the
             columns that it was trained on.
 
     Raises:
@@ -67,46 +69,13 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) 
     frame = polars_frame(frame)
     kinds = kinds_of(columns_of(frame)) if columns is None else columns
     log = kinds if isinstance(kinds, LogFormat) else feature_format(kinds)
-    batch = frame_batch(frame, log.for_scoring())
+    batch = _batch(frame, log.for_scoring())
     bags = dict(zip(log.lists, batch.bags, strict=True))
     return HashedFrame(batch.keys.numpy(), batch.numbers.numpy(), bags, log.fields, log.numbers)
 
 
-def feature_format(kinds: Mapping[str, str]) -> LogFormat:
-    """The format of rows without a label or a weight, whose columns have these kinds.
-
-    Raises:
-        ClickLogError: As `format_for_kinds`.
-    """
-    return replace(format_for_kinds(_features(kinds), "").without_label(), weight=None)
-
-
-def frame_batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
-    """The rows of a frame as one batch, with labels 0 and without weights.
-
-    Args:
-        frame: `[n]` rows.
-        log: Their format; without a time of its own, times are the rows' numbers from 0.
-
-    Raises:
-        ClickLogError: As `hash_keys`.
-    """
-    log = replace(log.without_label(), weight=None)
-    parts = []
-    for first in range(0, max(len(frame), 1), _ROWS):
-        texts = texts_of(frame.slice(first, _ROWS), log.raw)
-        lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
-        bad: list[BadRow] = []
-        rows, _, _ = encode_frame(texts.with_columns(lines), log, bad)
-        if bad:
-            row, reason, value = min(bad)
-            raise ClickLogError(f"row {row}: {reason}: {value!r}")
-        parts.append(batch_of(pa.Table.from_batches([rows]), log.fields, log.numbers, tuple(log.lists), False))
-    return concatenated(parts)
-
-
 def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFinding, ...]:
-    """What the columns of a frame of features are, and why, told from its first rows; see `ColumnKind`.
+    """What the columns of a frame of features are, and why, inferred from its first rows; see `ColumnKind`.
 
     A column of a categorical type (pandas, Polars, Arrow's dictionaries) is a category.
 
@@ -115,16 +84,20 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
         exclude: Columns to leave out.
     """
     data = polars_frame(frame)
-    first = data.head(SAMPLE_ROWS)
-    known = dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
-    findings = infer_columns(texts_of(first, first.columns), whole=len(data) <= SAMPLE_ROWS, known=known)
-    typed = {name for name, dtype in data.schema.items() if isinstance(dtype, pl.Categorical | pl.Enum)} - {*exclude}
-    return tuple(
-        ColumnFinding(one.name, "category", "of a categorical type", one.examples, one.distinct, one.missing)
-        if one.name in typed
-        else one
-        for one in findings
-    )
+    known = {
+        name: ("category", "of a categorical type")
+        for name, dtype in data.schema.items()
+        if isinstance(dtype, pl.Categorical | pl.Enum)
+    }
+    known |= dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
+    texts = _texts(data.head(SAMPLE_ROWS), data.columns)
+    return infer_columns(texts, whole=len(data) <= SAMPLE_ROWS, known=known)
+
+
+def feature_format(kinds: Mapping[str, str]) -> LogFormat:
+    """The format of rows without a label or a weight, whose columns have these kinds; raises as `format_for_kinds`."""
+    features = {name: "ignore" if kind in ("label", "split") else kind for name, kind in kinds.items()}
+    return replace(format_for_kinds(features, "").without_label(), weight=None)
 
 
 def polars_frame(frame: Any) -> pl.DataFrame:
@@ -143,17 +116,86 @@ def polars_frame(frame: Any) -> pl.DataFrame:
         raise ClickLogError(f"a data frame is expected, each column of one type: {error}") from error
 
 
-def texts_of(frame: Any, names: Collection[str]) -> pl.DataFrame:
-    """Columns of a frame as texts, null where there is no value.
+class FrameLog(Log):
+    """The rows of a data frame, hashed as those of a file of the same values; all are for training.
+
+    Args:
+        frame: `[n]` rows of features, see `hash_keys`.
+        labels: `[n]`, 0 or 1; None for rows without.
+        columns: Column → its kind, see `ColumnKind`; None infers it from the rows.
+        weights: `[n]`, ≥ 0; None where every row counts the same.
+        whole: Take the rows as for scoring: a column of the log's own time need not be readable.
+        name: Where the rows come from, for messages.
 
     Raises:
-        ClickLogError: One is missing.
+        ClickLogError: A column is missing, a value cannot be read, or there are not as many labels or weights as rows.
+
+    Examples:
+        >>> import polars as pl
+        >>> from sparsegroup.data import FrameLog
+        >>> log = FrameLog(pl.DataFrame({"user": ["ann", "bob", "ann"]}), [1, 0, 1])
+        >>> log.fields, log.columns, next(log.batches(0, 3, 3)).labels.tolist()
+        (('user',), {'user': 'category'}, [1.0, 0.0, 1.0])
     """
-    data = polars_frame(frame)
-    if missing := [name for name in names if name not in data.columns]:
-        raise ClickLogError(f"no column {missing[0]!r} in the frame; the columns are {', '.join(data.columns)}")
-    return data.select(text_of(name, data.schema[name]) for name in names)
+
+    def __init__(
+        self,
+        frame: Any,
+        labels: npt.ArrayLike | None = None,
+        *,
+        columns: Mapping[str, str] | None = None,
+        weights: npt.ArrayLike | None = None,
+        whole: bool = False,
+        name: str = "a data frame",
+    ) -> None:
+        data = polars_frame(frame)
+        self.findings = columns_of(data) if columns is None else ()
+        self.columns = dict(kinds_of(self.findings) if columns is None else columns)
+        log = feature_format(self.columns)
+        log = log.for_scoring() if whole else log
+        self.name, self.fields, self.numbers, self.lists = name, log.fields, log.numbers, tuple(log.lists)
+        self.train_rows, self.timed = len(data), log.time is not None
+        self.labelled, self.weighted = labels is not None, weights is not None
+        rows = _batch(data, log)
+        self._rows = replace(
+            rows,
+            labels=rows.labels if labels is None else self._per_row("labels", labels),
+            weights=None if weights is None else self._per_row("weights", weights),
+        )
+
+    def _per_row(self, what: str, values: npt.ArrayLike) -> torch.Tensor:
+        given = np.asarray(values, np.float32)
+        if given.shape != (self.train_rows,):
+            raise ClickLogError(f"{self.name}: {what} must be [{self.train_rows}], got {list(given.shape)}")
+        return torch.from_numpy(given.copy())
+
+    def __len__(self) -> int:
+        return self.train_rows
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer."""
+        for first in range(start, min(stop, len(self)), size):
+            yield self._rows[first : min(first + size, stop)]
 
 
-def _features(columns: Mapping[str, str]) -> dict[str, str]:
-    return {name: "ignore" if kind in ("label", "split") else kind for name, kind in columns.items()}
+def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
+    """The rows as one batch, labels 0, no weights; without a time of the log's own, times are the rows' numbers."""
+    log = replace(log.without_label(), weight=None)
+    parts = []
+    for first in range(0, max(len(frame), 1), _ROWS):
+        texts = _texts(frame.slice(first, _ROWS), log.raw)
+        lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
+        bad: list[BadRow] = []
+        rows, _, _ = encode_frame(texts.with_columns(lines), log, bad)
+        if bad:
+            row, reason, value = min(bad)
+            raise ClickLogError(f"row {row}: {reason}: {value!r}")
+        parts.append(batch_of(pa.Table.from_batches([rows]), log.fields, log.numbers, tuple(log.lists), False))
+    return concatenated(parts)
+
+
+def _texts(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
+    """Some columns as texts, null where there is no value."""
+    if missing := [name for name in names if name not in frame.columns]:
+        raise ClickLogError(f"no column {missing[0]!r} in the frame; the columns are {', '.join(frame.columns)}")
+    return frame.select(text_of(name, frame.schema[name]) for name in names)

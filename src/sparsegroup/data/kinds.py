@@ -5,16 +5,17 @@ Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Ar
 
 import json
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Self
 
 import polars as pl
 
 from sparsegroup.data.log_errors import ClickLogError
 
-PlainRole = Literal[
-    "category", "category of numbers", "number", "category, number", "boolean", "ignore", "label", "split", "weight"
-]
-_PLAIN: tuple[str, ...] = get_args(PlainRole)
+# fmt: off
+_PLAIN = (
+    "category", "category of numbers", "number", "category, number", "boolean", "ignore", "label", "split", "weight",
+)
+# fmt: on
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Unit of whole numbers that are times → how many of them make a second."""

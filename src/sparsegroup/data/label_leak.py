@@ -1,4 +1,4 @@
-"""Columns that know the label: one that predicts it all but perfectly by itself is rarely known before the label is."""
+"""Columns that know the label: one that predicts it nearly perfectly by itself is rarely known before the label is."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +15,6 @@ from sparsegroup.data.kinds import ColumnKind, as_number
 from sparsegroup.data.log import Log
 from sparsegroup.data.raw.encoding import SPELLED_LABELS
 
-Float64s = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.bool_]
-
-
 LEAK = 0.995
 """An AUC above this is too good to be true: of a column by itself, or of a model."""
 
@@ -27,15 +23,12 @@ _ROWS, _LEAST = 10_000, 10
 
 _FEATURES = ("category", "category of numbers", "number", "category, number", "boolean", "list")
 
+Float64s = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.bool_]
+
 
 def with_leaks(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: str) -> tuple[ColumnFinding, ...]:
-    """The findings, with a warning at each feature that predicts the label by itself.
-
-    Args:
-        findings: What the columns are.
-        frame: The first rows, as columns of texts.
-        label: The label column.
-    """
+    """The findings for the columns of texts of `frame`, with a warning at each that predicts the label by itself."""
     rows = frame.gather_every(max(1, len(frame) // _ROWS))
     spelled = rows[label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
     rows, labels = rows.filter(spelled.is_not_null()), (spelled.drop_nulls() == "1").to_numpy()
@@ -62,10 +55,7 @@ def leaks_of(log: Log) -> dict[str, float]:
 
 
 def auc_of_values(values: Int64s, labels: Labels) -> float:
-    """AUC of a category's values `[n]` by themselves: the even rows' share of positives for each, on the odd rows.
-
-    NaN where a class is too rare.
-    """
+    """AUC of a category's values `[n]`: the even rows' share of positives for each, on the odd rows; NaN as `_auc`."""
     distinct, codes = np.unique(values, return_inverse=True)
     learnt, measured = slice(0, None, 2), slice(1, None, 2)
     counts = np.bincount(codes[learnt], minlength=len(distinct))
@@ -75,12 +65,13 @@ def auc_of_values(values: Int64s, labels: Labels) -> float:
 
 
 def auc_of_numbers(numbers: Float64s, labels: Labels) -> float:
-    """AUC of numbers `[n]` by themselves, in either order; a missing one, NaN, is below all others. NaN as above."""
+    """AUC of numbers `[n]`, ascending or descending; a missing one, NaN, is below all others. NaN as `_auc`."""
     auc = _auc(np.where(np.isnan(numbers), -np.inf, numbers), labels)
     return max(auc, 1 - auc)
 
 
 def _auc(scores: Float64s, labels: Labels) -> float:
+    """AUC; NaN where a class is too rare."""
     positives, negatives = int(labels.sum()), int((~labels).sum())
     if min(positives, negatives) < _LEAST:
         return nan

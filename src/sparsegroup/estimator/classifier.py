@@ -14,8 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from sparsegroup.data.frame_log import FrameLog
-from sparsegroup.data.frames import columns_of, feature_format
+from sparsegroup.data.frames import FrameLog, columns_of, feature_format
 from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.schema import LogSchema
