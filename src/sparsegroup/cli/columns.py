@@ -30,9 +30,7 @@ def columns_command(
     log: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG",
-            help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.",
-            show_default=False,
+            metavar="LOG", help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.", show_default=False
         ),
     ],
     label: Label = None,

@@ -60,16 +60,12 @@ _ENOUGH = 100
 _FEW, _OFTEN = 100, 10
 """At most so many different values, each so often: a number is a category."""
 
-_FEW_DECIMALS = 20
 _REPEATS = 2
 """So many times a number must occur on average to be a category too."""
 
 _LONG = 500
 """Rows in which a clock keeps its value, a month, a day, while it has returned to one fewer than `_OFTEN` times."""
 
-_NEARLY_UNIQUE = 0.8
-_LARGEST_AMOUNT = 2.0**53
-_MANY, _ROUGH = 1_000, 0.1
 
 _EARLIEST, _LATEST = 946_684_800, 2_208_988_800
 """Seconds since 1970 of the years 2000 and 2040: numbers are times only between."""
@@ -78,14 +74,12 @@ _SLACK, _IN_ORDER = 0.01, 0.99
 """Rows are in order if this share of them is no later than this share of the whole span after its time."""
 
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-_LISTS_LOOKED_AT = 5_000
 _SEPARATORS = {"|": 0.05, ";": 0.05, ",": 0.3, " ": 0.5}
 """Separator → share of the values that must have it. The first that fits is taken."""
 
 _TOKEN = r"^[A-Za-z]{0,3}\d+$"
 """Between spaces there must be such tokens: texts have spaces, too."""
 
-_EXAMPLES, _LENGTH = 3, 24
 # 1e5 without a sign or a point is rather the beginning of a hash.
 _NUMERAL = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]\d+)?$|^[+-]?\d*\.\d*[eE]\d+$|^[+-]?(?i:inf|infinity)$"
 _PADDED = r"^[+-]?0\d"
@@ -154,49 +148,24 @@ def infer_columns(
     )
 
 
-@dataclass(frozen=True, eq=False)
 class _Column:
-    """A column of texts, null where there is no value, and its properties that rules ask for."""
+    """A column of texts, null where there is no value, and its properties that rules ask for.
 
-    name: str
-    texts: pl.Series
+    Attributes:
+        present: `[rows]` the values, without blanks around them and without spellings of missing ones.
+        values, counts: Different values, the most frequent first, and how often each occurs.
+    """
 
-    @cached_property
-    def present(self) -> pl.Series:
-        """`[rows]` the values, without blanks around them and without spellings of missing ones."""
-        texts = self.texts.str.strip_chars()
-        return texts.filter(texts.is_not_null() & ~texts.is_in(list(MISSING)))
-
-    @cached_property
-    def counts(self) -> pl.DataFrame:
-        """Different values and how often each occurs, the most frequent first, in columns `value` and `count`."""
-        return self.present.alias("value").value_counts(sort=True)
-
-    @property
-    def values(self) -> pl.Series:
-        """Different values, the most frequent first."""
-        return self.counts["value"]
-
-    @property
-    def rows(self) -> int:
-        """Rows with a value."""
-        return len(self.present)
-
-    @property
-    def distinct(self) -> int:
-        """Number of different values."""
-        return len(self.counts)
-
-    @property
-    def missing(self) -> float:
-        """Share of the rows without a value."""
-        return 1 - self.rows / max(len(self.texts), 1)
-
-    @property
-    def examples(self) -> tuple[str, ...]:
-        """The most frequent values, cut to a readable length."""
-        most = self.values.head(_EXAMPLES)
-        return tuple(value if len(value) <= _LENGTH else value[: _LENGTH - 1] + "…" for value in most)
+    def __init__(self, name: str, texts: pl.Series) -> None:
+        stripped = texts.str.strip_chars()
+        self.name = name
+        self.present = stripped.filter(stripped.is_not_null() & ~stripped.is_in(list(MISSING)))
+        counted = self.present.alias("value").value_counts(sort=True)
+        self.values, self.counts = counted["value"], counted["count"]
+        self.rows, self.distinct = len(self.present), len(self.values)
+        self.is_empty = not len(texts)
+        self.missing = 1 - self.rows / max(len(texts), 1)
+        self.examples = tuple(one if len(one) <= 24 else one[:23] + "…" for one in self.values.head(3))
 
     @property
     def often(self) -> str:
@@ -216,17 +185,12 @@ class _Column:
     @cached_property
     def numeral_share(self) -> float:
         """Share of the rows with a value that is a number, infinity among them."""
-        return int(self.counts.filter(self.values.str.contains(_NUMERAL))["count"].sum()) / max(self.rows, 1)
+        return int(self.counts.filter(self.values.str.contains(_NUMERAL)).sum()) / max(self.rows, 1)
 
     @property
     def is_numeric(self) -> bool:
         """Whether all values are numbers."""
         return self.rows > 0 and self.numeral_share == 1.0
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether a value begins with a zero that no number needs."""
-        return self.has(_PADDED)
 
     @cached_property
     def numbers(self) -> npt.NDArray[np.float64]:
@@ -256,7 +220,7 @@ class _Column:
 
         An amount has a density, which is much the same for neighbours; the numbers of users or articles have none.
         """
-        counts = self.counts.with_columns(pl.col("value").cast(pl.Float64)).sort("value")["count"].rank().to_numpy()
+        counts = self.counts.gather(self.values.cast(pl.Float64).arg_sort()).rank().to_numpy()
         if len(counts) < 3 or counts[:-1].std() == 0 or counts[1:].std() == 0:
             return 0.0
         return float(np.corrcoef(counts[:-1], counts[1:])[0, 1])
@@ -266,7 +230,7 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
     """Kind, reason and warning."""
     kind, why = _kind_of(column, whole)
     rows, distinct = column.rows, column.distinct
-    if kind not in ("category", "category of numbers") or rows < _ENOUGH or distinct < _NEARLY_UNIQUE * rows:
+    if kind not in ("category", "category of numbers") or rows < _ENOUGH or distinct < 0.8 * rows:
         return kind, why, ""
     if distinct == rows:
         return "ignore", f"never repeats: {rows:,} rows with {rows:,} values", ""
@@ -279,7 +243,7 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
 
 def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
     """Kind and reason by the first rule that fits."""
-    if not len(column.texts):
+    if column.is_empty:
         return "category", "no rows that would tell"
     if not column.rows:
         return ("ignore", "no value at all") if whole else ("category", "no value so far")
@@ -293,7 +257,7 @@ def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
         return "boolean", f"only {' and '.join(sorted(column.examples))}"
     if column.is_iso:
         return ("timestamp iso", "dates with a time") if column.has(":") else ("timestamp date", "dates")
-    if column.is_numeric and not column.is_padded:
+    if column.is_numeric and not column.has(_PADDED):
         return _kind_of_numbers(column)
     return _list_kind(column) or ("category", _why_of_texts(column))
 
@@ -306,11 +270,11 @@ def _kind_of_numbers(column: _Column) -> tuple[str, str]:
                 year = np.datetime64(int(numbers.min()) // scale, "s").astype("datetime64[Y]")
                 return f"timestamp {unit}", f"{_UNITS[unit]} since 1970, from {year} on"
     if not column.is_whole:
-        if distinct <= _FEW_DECIMALS and rows >= _OFTEN * distinct:
+        if distinct <= 20 and rows >= _OFTEN * distinct:
             return "category, number", f"decimals, of which only {distinct} differ"
         return "number", "decimals"
     as_written = "category of numbers" if column.has(r"\.") else "category"
-    if np.abs(numbers).max() >= _LARGEST_AMOUNT:
+    if np.abs(numbers).max() >= 2.0**53:
         return "category", f"{often}; too large for amounts"
     if distinct == rows >= _ENOUGH and (np.diff(numbers) > 0).all():
         return "ignore", "counts the rows: no value comes twice"
@@ -325,13 +289,13 @@ def _kind_of_numbers(column: _Column) -> tuple[str, str]:
         return as_written, often
     if rows < _REPEATS * distinct:
         return "number", f"whole numbers that rarely repeat: {often}"
-    if distinct >= _MANY and column.smoothness < _ROUGH:  # nycflights13's flight, and not its sched_arr
+    if distinct >= 1_000 and column.smoothness < 0.1:  # nycflights13's flight, and not its sched_arr
         return as_written, f"{often}; how often one comes says nothing of the next: no amounts"
     return "category, number", f"{often}; may stand for things or be amounts, so both"
 
 
 def _why_of_texts(column: _Column) -> str:
-    if column.is_padded and column.is_numeric:
+    if column.has(_PADDED) and column.is_numeric:
         return f"{column.often}; zeros in front: codes, not amounts"
     if column.numeral_share < 0.5:
         return column.often
@@ -342,7 +306,7 @@ def _why_of_texts(column: _Column) -> str:
 
 def _list_kind(column: _Column) -> tuple[str, str] | None:
     """The kind of a column of lists, and why it is one; None if it is none."""
-    values = column.values.head(_LISTS_LOOKED_AT)
+    values = column.values.head(5_000)
     if values.str.starts_with("[").all() and all(json_list(value) is not None for value in values):
         return str(ColumnKind("list", JSON)), "JSON arrays"
     for separator, share in _SEPARATORS.items():

@@ -187,15 +187,7 @@ def format_of(
 
     Args:
         files: The log's first file; and that of a log of its own for the test set, if any.
-        format: The format, if it is known.
-        whole: Take all rows in the order of the file: there is no test set, no time and no order to check, and the log
-            may lack its label column (libsvm and libffm may not).
-        **options: See `FormatOptions`.
-
-    Raises:
-        LogOptionError: Options that do not go together, or not with the log; no such schema.
-        ClickLogError: A log or a schema that cannot be read; a label or a column to exclude that does not exist.
-        OSError: No such file.
+        format, whole, **options: As in `open_log`, which raises the same; libsvm and libffm need their labels.
     """
     found = format
     if found is None:
@@ -209,33 +201,28 @@ def format_of(
 
 
 def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
-    schema, of_a_header = wanted.get("schema"), {name: wanted[name] for name in _OF_A_HEADER if name in wanted}
-    # Those that a format cannot pass over.
+    of_a_header = {name: wanted[name] for name in _OF_A_HEADER if name in wanted}
+    # The options that a format cannot pass over.
     binding = [name for name, value in of_a_header.items() if (name, value) != ("columns", "categorical")]
-    if schema is not None and "dataset" in wanted:
-        raise LogOptionError("`schema` and `dataset` cannot both be given", "schema", "dataset")
-    name = _dataset(wanted)
-    if schema is not None:
+    named = _named(wanted)
+    if "schema" in wanted:
         for option in binding:
             raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
-        if not schema.is_file():
+        if not wanted["schema"].is_file():
             raise LogOptionError(
-                f"no schema {schema}; say with `schema` what the columns of {log.source} are", "schema"
+                f"no schema {wanted['schema']}; say with `schema` what the columns of {log.source} are", "schema"
             )
-        found: LogFormat | None = read_schema(schema)
-    elif name is not None:
-        found = _made(name, wanted)
-    else:
-        found = _recognised(log, of_a_header, needs_label)
-    if found is None:
-        found = headed(log.head, lambda: first_rows(log), **of_a_header, needs_label=needs_label)
-    elif schema is None:
+        found = read_schema(wanted["schema"])
+    elif known := named or _recognised(log, of_a_header, needs_label):
         for option in binding:
             raise LogOptionError(
-                f"`{option}` is for logs whose columns are told from a header; the format {found.name!r} is fixed. "
+                f"`{option}` is for logs whose columns are told from a header; the format {known.name!r} is fixed. "
                 "A schema file can describe it in another way",
                 option,
             )
+        found = known
+    else:
+        found = headed(log.head, lambda: first_rows(log), **of_a_header, needs_label=needs_label)
     if not needs_label and not log.has_label(found):
         found = found.without_label()
     if not needs_label and found.weight is not None and found.has_header and found.weight not in log.head.columns:
@@ -243,26 +230,21 @@ def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFo
     return found
 
 
-def _dataset(wanted: Mapping[str, Any]) -> str | None:
-    """The name of the format that `dataset` asks for, or an option that only one format has.
-
-    Raises:
-        LogOptionError: Such an option is for another format.
-    """
+def _named(wanted: Mapping[str, Any]) -> LogFormat | None:
+    """The format that `dataset` asks for, or an option that only one format has."""
+    if "schema" in wanted and "dataset" in wanted:
+        raise LogOptionError("`schema` and `dataset` cannot both be given", "schema", "dataset")
     name = wanted.get("dataset")
     for known in FORMATS:
         if known.option is not None and known.option in wanted:
             if "schema" in wanted or name not in (None, known.name):
                 raise LogOptionError(f"`{known.option}` is for {str(known.name).capitalize()}'s log", known.option)
             name = known.name
-    return name
-
-
-def _made(name: str, wanted: Mapping[str, Any]) -> LogFormat:
-    """The format that `dataset` asks for."""
     for known in FORMATS:
-        if known.name == name and known.make is not None:
+        if name is not None and known.name == name and known.make is not None:
             return known.make(*(value for option, value in wanted.items() if option == known.option))
+    if name is None:
+        return None
     names = ", ".join(["auto", *(known.name for known in FORMATS if known.name is not None)])
     raise LogOptionError(f"`dataset` is one of {names}, got {name!r}", "dataset")
 
@@ -279,16 +261,10 @@ def _recognised(log: RawFile, of_a_header: Mapping[str, Any], needs_label: bool)
 
 
 def first_rows(first: RawFile) -> tuple[pl.DataFrame, bool]:
-    """The first `SAMPLE_ROWS` rows of a log that names its columns, as texts, and whether these are all of them.
+    """The first rows of a log that names its columns, as texts, and whether these are all of them.
 
-    Rows that cannot be read and columns without a name are left out; a text is read no further than `_SAMPLE_BYTES`.
-    Columns that folders add have the values of all files, spread over the rows.
-
-    Args:
-        first: The log's first file.
-
-    Raises:
-        ClickLogError: A file is damaged, or has other columns than the first.
+    Rows that cannot be read and columns without a name are left out. Columns that folders add have the values of all
+    files, spread over the rows.
     """
     names = tuple(name for name in first.head.columns if name)
     kinds = dict.fromkeys(names, "category")

@@ -22,6 +22,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.raw_file import identity_of
 from sparsegroup.data.row_runs import Run, overlap
+from sparsegroup.data.schema import LogSchema
 
 MANIFEST = "log.json"
 
@@ -66,11 +67,7 @@ class LogManifest(Manifest):
 
     def check(self) -> None:
         """See `Manifest.check`."""
-        for name in ("fields", "numbers", "lists"):
-            if len(set(given := getattr(self, name))) < len(given):
-                raise ValueError(f"{name}: one is there twice")
-        if strange := set(self.lists) - set(self.fields):
-            raise ValueError(f"lists: {min(strange)} is no field")
+        LogSchema(self.fields, self.lists, self.numbers, self.hash).check()
         if self.features.keys() != set(self.fields):
             raise ValueError("features: are not those of the fields")
         for name, (in_all, in_training) in self.features.items():

@@ -58,31 +58,23 @@ class LogSchema:
 
     @classmethod
     def from_dict(cls, content: Any) -> "LogSchema":
-        """The schema of which `dataclasses.asdict` made `content`.
-
-        Raises:
-            ValueError: It has other fields or types; the message begins with the field.
-        """
+        """The schema of which `asdict` made `content`; of anything else ValueError, beginning with the attribute."""
         if isinstance(content, Mapping) and "hash" not in content:
             raise ValueError("hash is missing")
         schema = validated(cls, content)
-        for name in ("fields", "lists", "numbers"):
-            if len(set(given := getattr(schema, name))) < len(given):
-                raise ValueError(f"{name}: one is there twice")
-        if strange := set(schema.lists) - set(schema.fields):
-            raise ValueError(f"lists: {min(strange)} is no field")
+        schema.check()
         return schema
 
+    def check(self) -> None:
+        """Raise ValueError if a name is there twice or a list is no field; the message begins with the attribute."""
+        for name in ("fields", "lists", "numbers"):
+            if len(set(given := getattr(self, name))) < len(given):
+                raise ValueError(f"{name}: one is there twice")
+        if strange := set(self.lists) - set(self.fields):
+            raise ValueError(f"lists: {min(strange)} is no field")
+
     def check_fits(self, other: "LogSchema", log: str) -> None:
-        """Check that a model trained with this schema can be given rows of another log.
-
-        Args:
-            other: The log's schema.
-            log: Its name, for messages.
-
-        Raises:
-            ClickLogError: It has other columns, or keys made with another hash.
-        """
+        """Raise ClickLogError unless a model trained with this schema can be given rows of `log`, which has `other`."""
         for name in ("fields", "lists", "numbers", "hash"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -244,12 +236,7 @@ def same(names: Sequence[str]) -> dict[str, str]:
 
 
 def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> LogFormat:
-    """The format of a log whose columns have these kinds.
-
-    Args:
-        kinds: Raw column → its kind.
-        label: The label column; of another column the kind "label" means nothing then.
-        **others: More of `LogFormat`.
+    """The format of a log whose raw columns have these kinds; a kind "label" of other columns means nothing.
 
     Raises:
         ClickLogError: A kind that there is not, two times or weights of the log, or columns that need the same name.
@@ -295,11 +282,7 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
 
 @dataclass(frozen=True)
 class ColumnTransform:
-    """Makes fields, numbers and the time of raw columns whose kinds are known.
-
-    Attributes:
-        kinds: Raw columns in order, each with its kind as text.
-    """
+    """Makes fields, numbers and the time of raw columns, given in order, each with its kind."""
 
     kinds: tuple[tuple[str, str], ...]
 
@@ -432,13 +415,7 @@ def read_schema(path: Path) -> LogFormat:
 
 
 def write_schema(path: Path, log: LogFormat, source: str) -> None:
-    """Write the columns of a log as a schema file, to be edited: `read_schema` gives the same format.
-
-    Args:
-        path: The file.
-        log: The format, whose `kinds` are known; why they are so becomes comments.
-        source: The log, for the first line.
-    """
+    """Write the kinds of a log, and why they are so, as a schema file to be edited: `read_schema` gives `log` again."""
 
     def line(key: str, value: str) -> str:
         return yaml.safe_dump({key: value}, allow_unicode=True, width=1 << 20).strip()
