@@ -36,7 +36,7 @@ from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log, LogView
 from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Config, HistoryPoint, train

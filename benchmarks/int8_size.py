@@ -18,7 +18,7 @@ import torch
 
 import timing
 from sparsegroup.data import Log, open_log
-from sparsegroup.serving.quantize import encode
+from sparsegroup.serving.frozen import encode
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer, train
 

@@ -28,7 +28,7 @@ from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.serving import ExportRequest, TrainedModel, export_trained
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel
-from sparsegroup.serving.program import quiet
+from sparsegroup.serving.tracing import quiet
 from sparsegroup.training import ClickModel, Config
 from table_step import CARDINALITIES, Clicks, key
 

@@ -17,9 +17,9 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
 from sparsegroup.serving import ServingModel, TrainedModel, open_trained
-from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.program import load_program, save_program
+from sparsegroup.serving.tracing import load_program, save_program
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.lookup_model import LookupModel, by_field

@@ -15,12 +15,19 @@ from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.kernels.step import Regularizer
 from sparsegroup.penalties import MetricNorm
-from sparsegroup.serving.inspection.histogram import Bins, as_shown, magnitudes, shares
-from sparsegroup.serving.inspection.inspect_model import inspect
-from sparsegroup.serving.inspection.inspection_page import render_inspection
-from sparsegroup.serving.inspection.row_scan import Largest, read_rows
-from sparsegroup.serving.inspection.threshold import Threshold, sigma_of
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.inspection import (
+    Bins,
+    Largest,
+    Threshold,
+    as_shown,
+    inspect,
+    magnitudes,
+    read_rows,
+    shares,
+    sigma_of,
+)
+from sparsegroup.serving.inspection_page import render_inspection
+from sparsegroup.serving.opening import open_trained
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 DIM = 4

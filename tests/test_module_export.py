@@ -17,8 +17,7 @@ from module_cases import TABLES, Mixed, Scored, call_of, expected, export_scored
 from serving_cases import batch_of, opened_model, sizes_of
 from sparsegroup import HashEmbedding, HashEmbeddingBag
 from sparsegroup.serving import export, export_trained, load_export, read_export, read_manifest
-from sparsegroup.serving.embeddings import live_rows
-from sparsegroup.serving.frozen_table import FrozenTable
+from sparsegroup.serving.frozen import FrozenTable, live_rows
 from sparsegroup.serving.onnx import OnnxModel
 from sparsegroup.table.lookup.fallback import field_numbers
 

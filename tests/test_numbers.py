@@ -20,7 +20,7 @@ from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import ServingModel, TrainedModel, open_trained
-from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.compiled_network import CompiledNetwork, has_compiler

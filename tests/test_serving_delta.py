@@ -20,9 +20,8 @@ from sparsegroup.serving import (
     open_trained,
     read_export,
 )
-from sparsegroup.serving.difference import difference, merge
-from sparsegroup.serving.embeddings import Embeddings, load_embeddings
-from sparsegroup.serving.quantize import encode
+from sparsegroup.serving.frozen import Embeddings, encode, load_embeddings
+from sparsegroup.serving.reading import difference, merge
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 values = st.sampled_from([-2.0, -0.5, 0.25, 1.0, 3.0])

@@ -17,9 +17,9 @@ from serving_cases import batch_of, opened_model, sizes_of
 from sparsegroup.data.batches import Batch
 from sparsegroup.serving import ExportError, ExportRequest, ServingModel, TrainedModel, export_trained
 from sparsegroup.serving import onnx as serving_onnx
-from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.program import load_program, save_program
+from sparsegroup.serving.tracing import load_program, save_program
 from sparsegroup.settings.names import ModelName
 
 CASES = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsegroup.serving import ExportError
-from sparsegroup.serving.quantize import encode
+from sparsegroup.serving.frozen import encode
 
 VECTORS = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 500).unsqueeze(1)
 

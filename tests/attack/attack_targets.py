@@ -19,8 +19,8 @@ from checkpoint_damage import write_chain
 from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.serving import load_export, open_trained
-from sparsegroup.serving.export_reader import read_export
-from sparsegroup.serving.inspection.inspect_model import inspect
+from sparsegroup.serving.inspection import inspect
+from sparsegroup.serving.reading import read_export
 from sparsegroup.training import Config, load_run
 from sparsegroup.training.divergence import check_weights
 from sparsegroup.training.session import Session

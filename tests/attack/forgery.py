@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsegroup.artifact.manifest import digest, facts_of
-from sparsegroup.serving.export_manifest import ExportManifest
+from sparsegroup.serving.manifest import ExportManifest
 
 Document = Any
 Place = tuple[Any, ...]

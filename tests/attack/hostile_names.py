@@ -15,7 +15,7 @@ from pathlib import Path
 from cli_cases import click_log
 from command import Done
 from sparsegroup.data import open_log
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.opening import open_trained
 
 NAMES = {
     "markup": "[red]x",

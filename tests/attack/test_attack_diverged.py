@@ -9,7 +9,7 @@ from forgery import array_of, seal_file, split, with_array
 from command import Run
 from sparsegroup.kernels.step import Regularizer
 from sparsegroup.penalties import MCP
-from sparsegroup.serving.inspection.threshold import Threshold
+from sparsegroup.serving.inspection import Threshold
 
 COMMANDS = {
     "inspect": ("inspect", "run"),

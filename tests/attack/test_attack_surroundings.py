@@ -15,7 +15,7 @@ from hostile_names import TINY, Originals, contents
 
 from command import Run, call
 from sparsegroup.data import open_log
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.opening import open_trained
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import onnxruntime_scores
 from serving_cases import batch_of, columns_of, opened_model
 from sparsegroup.models import NumberEncoder
 from sparsegroup.serving import ServingModel
-from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.settings.names import ModelName
 from sparsegroup.training import Config

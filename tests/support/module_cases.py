@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparsegroup import HashEmbedding, HashEmbeddingBag
 from sparsegroup.serving import export
-from sparsegroup.serving.embeddings import live_rows
+from sparsegroup.serving.frozen import live_rows
 
 TABLES = ("towers.user", "towers.item", "tags", "words", "pairs")
 

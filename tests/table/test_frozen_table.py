@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving_cases import random_keys
-from sparsegroup.serving.frozen_table import FrozenTable
-from sparsegroup.serving.quantize import encode
+from sparsegroup.serving.frozen import FrozenTable, encode
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 EDGES = [LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST, (1 << 56) - 1, 1 << 56, -(1 << 56), (1 << 56) + 1]

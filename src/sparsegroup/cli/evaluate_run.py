@@ -15,9 +15,8 @@ from sparsegroup.data.raw.file_listing import short_name, shown
 from sparsegroup.reporting.formatting import count, metric, percent
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.serving.acceptance import open_test_rows
-from sparsegroup.serving.evaluation_result import LEAST_ROWS, EvaluationResult, evaluate_on, interval_text
-from sparsegroup.serving.finite_rows import check_rows
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.evaluation import LEAST_ROWS, EvaluationResult, evaluate_on, interval_text
+from sparsegroup.serving.opening import check_rows, open_trained
 
 _SHOWN_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 _MEASURES = {

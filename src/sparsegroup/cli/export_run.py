@@ -14,12 +14,10 @@ from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.errors import pip_install
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
-from sparsegroup.serving.export_folder import check_free
-from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest, TestResult, read_manifest
-from sparsegroup.serving.export_request import ExportRequest
-from sparsegroup.serving.export_writer import export_trained
+from sparsegroup.serving.exporting import ExportRequest, export_trained
+from sparsegroup.serving.manifest import MANIFEST, ExportManifest, TestResult, check_free, read_manifest
 from sparsegroup.serving.onnx import has_onnx
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.opening import open_trained
 from sparsegroup.settings.names import Dtype
 from sparsegroup.training import Config
 

@@ -11,10 +11,19 @@ from rich.text import Text
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.cli.output import show
 from sparsegroup.reporting.formatting import count, percent, trim_exponent
-from sparsegroup.serving.inspection.inspect_model import Inspection, inspect
-from sparsegroup.serving.inspection.inspection_page import feature_name, render_inspection
-from sparsegroup.serving.inspection.wording import Pairs, effects, lead, note, share_of, sizes, title
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.inspection import Inspection, inspect
+from sparsegroup.serving.inspection_page import (
+    Pairs,
+    effects,
+    feature_name,
+    lead,
+    note,
+    render_inspection,
+    share_of,
+    sizes,
+    title,
+)
+from sparsegroup.serving.opening import open_trained
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 20

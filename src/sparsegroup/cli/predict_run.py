@@ -18,8 +18,7 @@ from sparsegroup.cli.run_settings import check_weight
 from sparsegroup.cli.streams import to_stdout
 from sparsegroup.data import Log, open_log
 from sparsegroup.data.raw.file_listing import LogPaths, short_name, shown
-from sparsegroup.serving.finite_rows import check_rows
-from sparsegroup.serving.trained_model import open_trained
+from sparsegroup.serving.opening import check_rows, open_trained
 from sparsegroup.settings.yaml_settings import checked
 from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (

@@ -16,7 +16,7 @@ def page_environment(*packages: str) -> Environment:
     Its filters are the functions of `formatting`, and `width`.
 
     Args:
-        packages: Names of packages that hold templates, such as "sparsegroup.serving.inspection".
+        packages: Names of packages that hold templates, such as "sparsegroup.serving".
     """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, ".") for package in (*packages, "sparsegroup.reporting")]),

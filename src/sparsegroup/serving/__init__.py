@@ -7,15 +7,12 @@ require("cli", __name__)
 
 from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
-from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_manifest import ExportManifest, read_manifest
-from sparsegroup.serving.export_reader import Export, read_export
-from sparsegroup.serving.export_request import ExportRequest
-from sparsegroup.serving.export_writer import export_trained
-from sparsegroup.serving.frozen_model import FrozenModel
-from sparsegroup.serving.module_export import export, load_export
-from sparsegroup.serving.serving_model import ServingModel
-from sparsegroup.serving.trained_model import TrainedModel, open_trained
+from sparsegroup.serving.exporting import ExportRequest, export, export_trained, load_export
+from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.frozen_model import FrozenModel, ServingModel
+from sparsegroup.serving.manifest import ExportManifest, read_manifest
+from sparsegroup.serving.opening import TrainedModel, open_trained
+from sparsegroup.serving.reading import Export, read_export
 
 __all__ = [
     "Export",

@@ -14,8 +14,8 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.open import open_log
 from sparsegroup.data.raw.file_listing import LogPaths, is_same, shown
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_manifest import PathScores, TestResult
+from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.manifest import PathScores, TestResult
 from sparsegroup.training import Config
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.metrics import evaluate

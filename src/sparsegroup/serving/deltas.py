@@ -8,11 +8,17 @@ from pathlib import Path
 from sparsegroup.artifact.folder import atomic_folder
 from sparsegroup.artifact.manifest import Parent, facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.serving.difference import difference
-from sparsegroup.serving.export_draft import ExportDraft, draft_of
-from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_folder import check_free
-from sparsegroup.serving.export_manifest import (
+from sparsegroup.serving.exporting import (
+    ExportDraft,
+    ExportRequest,
+    draft_of,
+    make_and_test,
+    save_network,
+    save_vocabulary,
+    write_export,
+)
+from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.manifest import (
     EMBEDDINGS,
     EXPORT,
     NETWORK,
@@ -22,12 +28,10 @@ from sparsegroup.serving.export_manifest import (
     DeltaCounts,
     ExportContent,
     ExportManifest,
+    check_free,
 )
-from sparsegroup.serving.export_reader import apply, leads_through, read_trained
-from sparsegroup.serving.export_request import ExportRequest
-from sparsegroup.serving.export_writer import make_and_test, save_network, write_export
-from sparsegroup.serving.trained_model import TrainedModel
-from sparsegroup.serving.vocabulary import save_vocabulary
+from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.serving.reading import apply, difference, leads_through, read_trained
 from sparsegroup.settings.names import Dtype
 from sparsegroup.training.model_config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
 from sparsegroup.training.run_dir import VOCABULARY

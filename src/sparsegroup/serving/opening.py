@@ -1,26 +1,72 @@
 """A trained model, wherever it lies: in a run, a checkpoint or an export."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving.export_manifest import MANIFEST, ExportManifest
-from sparsegroup.serving.export_reader import read_trained
 from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.serving.manifest import MANIFEST, ExportManifest
+from sparsegroup.serving.reading import read_trained
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import ClickModel, Config
+from sparsegroup.table.rows.rows import WEIGHT
+from sparsegroup.training import ClickModel, Config, RunError
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
-from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import find_run
+
+Int64s = npt.NDArray[np.int64]
+
+
+_BATCH = 1 << 16
+
+
+class RowSource(Protocol):
+    """What rows can be read of: a table, or an export's."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The parts of a row beside its weights."""
+
+    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
+        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""
+
+
+def check_rows(path: Path, tables: Mapping[str, RowSource], *, state: bool = False) -> None:
+    """Whether the vectors of all rows are finite.
+
+    Args:
+        path: Where the model lies.
+        tables: Its tables by name.
+        state: Whether the optimizer's state in the rows has to be, too.
+
+    Raises:
+        RunError: Some are not; it says how many, of which table.
+    """
+    for name, table in tables.items():
+        parts = [WEIGHT, *(table.state_names if state else ())]
+        rows = wrong = 0
+        for keys, arrays in table.scan_rows(parts, _BATCH):
+            rows += len(keys)
+            finite = np.logical_and.reduce([np.isfinite(array).all(axis=1) for array in arrays])
+            wrong += len(keys) - int(finite.sum())
+        if wrong:
+            raise RunError(
+                f"{path}: {wrong:,} of {rows:,} rows of the table {name!r} are not finite: training has diverged; take "
+                "an earlier checkpoint"
+            )
+
 
 Kind = Literal["run", "checkpoint", "export"]
 

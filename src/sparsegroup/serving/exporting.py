@@ -1,44 +1,295 @@
-"""Exports of any module with tables, and such an export as a module again."""
+"""Exports of trained models and of any module: written, tested, and as a module again."""
 
+import json
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.artifact.folder import atomic_folder
-from sparsegroup.artifact.manifest import facts_of, facts_of_files
+from sparsegroup.artifact.folder import atomic_folder, name_errors
+from sparsegroup.artifact.manifest import FileFacts, facts_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.serving.embeddings import Embeddings, live_rows
-from sparsegroup.serving.example_call import ExampleCall, evaluating, input_names, output_names, signature_of
-from sparsegroup.serving.export_draft import NO_FILE
-from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_folder import check_free, file_of
-from sparsegroup.serving.export_manifest import (
-    EXPORT,
-    NETWORK,
-    ONNX,
-    PROGRAM,
-    ExportContent,
-    ExportedTable,
-    ExportManifest,
-    SizesBefore,
-)
-from sparsegroup.serving.export_reader import read_export
-from sparsegroup.serving.frozen_copy import (
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.keys import fields_of
+from sparsegroup.data.local_files import scan_parquet, write_parquet
+from sparsegroup.data.schema import LogSchema
+from sparsegroup.serving.acceptance import RandomRows, Scorer, TestRows, as_test, check_agreement, compare
+from sparsegroup.serving.frozen import Embeddings, ExportError, live_rows
+from sparsegroup.serving.frozen_model import (
     AnyTable,
+    FrozenModel,
+    ServingModel,
     frozen_copy,
     load_other_weights,
     other_weights,
     pooling_of,
     tables_of,
 )
+from sparsegroup.serving.manifest import (
+    EMBEDDINGS,
+    EXPORT,
+    NETWORK,
+    ONNX,
+    PROGRAM,
+    TABLE,
+    ExportContent,
+    ExportedTable,
+    ExportManifest,
+    FieldRows,
+    SizesBefore,
+    TestResult,
+    check_free,
+    file_of,
+)
 from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
-from sparsegroup.serving.program import load_program, save_program
-from sparsegroup.serving.torch_errors import reason
+from sparsegroup.serving.opening import TrainedModel, check_rows
+from sparsegroup.serving.reading import read_export
+from sparsegroup.serving.tracing import (
+    ExampleCall,
+    evaluating,
+    input_names,
+    load_program,
+    output_names,
+    reason,
+    save_program,
+    signature_of,
+)
 from sparsegroup.settings.names import Dtype, ProgramName
+from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.run_dir import VOCABULARY
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to write beside embeddings and network, and what to test it on.
+
+    Attributes:
+        onnx: `model.onnx`.
+        program: `model.pt2`.
+        test: None tests on made up rows; then no AUC is recorded.
+        threads: That share onnxruntime's work in the test.
+    """
+
+    onnx: bool = False
+    program: bool = False
+    test: TestRows | None = None
+    threads: int = 1
+
+    def check(self, columns: LogSchema) -> None:
+        """Whether this can be had of a model with such columns.
+
+        Raises:
+            ExportError: ONNX's packages are missing.
+            ClickLogError: The test log has other columns.
+        """
+        if self.onnx:
+            require_onnx()
+        if self.test is not None:
+            columns.check_fits(self.test.log.schema, self.test.log.name)
+
+
+def save_vocabulary(sources: Sequence[Path], keys: Tensor, path: Path) -> None:
+    """Write those rows of key, field and value whose key is among `keys` `[n]`, by key; once each."""
+    wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
+    names = scan_parquet(sources)
+    found = names.join(wanted, on="key", how="semi").unique("key").sort("key").collect()
+    with name_errors(path):
+        write_parquet(path, found.lazy())
+
+
+NO_FILE = FileFacts(0, "")
+"""Until a file is written."""
+
+
+@dataclass(frozen=True)
+class ExportDraft:
+    """What is to be written.
+
+    Attributes:
+        draft: The manifest, but for what follows from the files.
+        tables: Name → the live rows of a table.
+        model: What serves them.
+        vocabularies: Files of key, field and value.
+        trained: The model as it was trained, if it is at hand.
+    """
+
+    draft: ExportManifest
+    tables: Mapping[str, Embeddings]
+    model: FrozenModel
+    vocabularies: Sequence[Path]
+    trained: LookupModel | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all tables."""
+        return torch.cat([rows.keys for rows in self.tables.values()])
+
+
+def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
+    """The live rows in a format, the network, and what a manifest says of them.
+
+    Raises:
+        ExportError: Vectors that the format does not have.
+        RunError: Vectors that are not finite.
+    """
+    check_rows(trained.path, trained.model.rows)
+    tables = tables_of(trained.model)
+    rows = {name: live_rows(table, dtype) for name, table in tables.items()}
+    earlier = trained.manifest
+    counts = trained.field_counts()
+    seen = {
+        name: table.num_seen if earlier is None else earlier.tables[name].features_seen
+        for name, table in tables.items()
+    }
+    live = _live_by_field(torch.cat([one.keys for one in rows.values()]), trained.columns.fields)
+    draft = ExportManifest(
+        kind="export",
+        source=str(trained.path),
+        dtype=dtype,
+        tables={
+            name: ExportedTable(
+                file=EMBEDDINGS if name == TABLE else file_of(name),
+                dim=table.dim,
+                live_rows=len(rows[name]),
+                features_seen=seen[name],
+                zero_rows=table.num_live - len(rows[name]),
+            )
+            for name, table in tables.items()
+        },
+        columns=json.loads(json.dumps(asdict(trained.columns))),
+        config=trained.config.as_dict(),
+        fields={name: FieldRows(live=live[name], seen=counts[name].seen) for name in trained.columns.fields},
+        before=(
+            SizesBefore(
+                dense=sum(seen[name] * table.dim * 4 for name, table in tables.items()),
+                table=sum(table.memory().content for table in tables.values()),
+            )
+            if earlier is None
+            else earlier.before
+        ),
+        content=ExportContent(tables=dict.fromkeys(tables, NO_FILE), network=NO_FILE),
+    )
+    vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
+    return ExportDraft(draft, rows, FrozenModel.of(trained.model, rows), vocabularies, trained.model)
+
+
+def _live_by_field(keys: Tensor, fields: tuple[str, ...]) -> Mapping[str, int]:
+    counts = np.bincount(fields_of(keys.numpy()), minlength=len(fields))
+    return {name: int(counts[number]) for number, name in enumerate(fields)}
+
+
+def export_trained(
+    trained: TrainedModel,
+    out: str | Path,
+    dtype: Dtype = "float32",
+    wanted: ExportRequest | None = None,
+    *,
+    overwrite: bool = False,
+) -> ExportManifest:
+    """Write the live rows and the network of a trained model into a folder.
+
+    Args:
+        trained: The model, of `open_trained`.
+        out: The folder; it appears when it is complete.
+        dtype: Format of the vectors.
+        wanted: What else to write, and the test set.
+        overwrite: Replace an export that is there.
+
+    Raises:
+        ExportError: `out` is taken; vectors that the format does not have; ONNX's packages are missing; a file that
+            does not compute what PyTorch does. Nothing is written then.
+        ClickLogError: The test log has other columns.
+    """
+    wanted = wanted or ExportRequest()
+    check_free(Path(out), overwrite)
+    if os.path.realpath(out) == os.path.realpath(trained.path):
+        raise ExportError(f"{out}: an export cannot take the place of what it is made of")
+    wanted.check(trained.columns)
+    return write_export(draft_of(trained, dtype), Path(out), wanted, overwrite=overwrite)
+
+
+def save_network(model: FrozenModel, path: Path) -> None:
+    """Write all weights but the tables' rows; the same weights give the same bytes."""
+    write_tensors(path, {name: tensor.contiguous() for name, tensor in model.other_weights.items()})
+
+
+def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwrite: bool = False) -> ExportManifest:
+    """Write a whole export; nothing is left behind if it fails.
+
+    Raises:
+        ExportError: `out` is taken; ONNX's packages are missing; files that do not compute what PyTorch does.
+    """
+    check_free(out, overwrite)
+    with atomic_folder(out.absolute(), replace=overwrite) as folder:
+        files = {name: folder / table.file for name, table in parts.draft.tables.items()}
+        for name, rows in parts.tables.items():
+            rows.save(files[name])
+        save_network(parts.model, folder / NETWORK)
+        if parts.vocabularies:
+            save_vocabulary(parts.vocabularies, parts.keys, folder / VOCABULARY)
+        facts = {name: facts_of(path) for name, path in files.items()}
+        content = ExportContent(tables=facts, network=facts_of(folder / NETWORK))
+        draft = replace(parts.draft, content=content).with_id()
+        test = make_and_test(replace(parts, draft=draft), folder, wanted)
+        return EXPORT.write(folder, replace(draft, files=facts_of_files(folder), test=test))
+
+
+def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> TestResult | None:
+    """Write the models that are wanted, and compare what they give.
+
+    Raises:
+        ExportError: They differ.
+    """
+    columns, _ = parts.draft.columns_and_config()
+    model = ServingModel(parts.model.embedding, parts.model.network, columns)
+    scorers: dict[str, Scorer] = {}
+    if parts.trained is not None:
+        scorers["training"] = _trained_scorer(parts.trained)
+    scorers["export"] = _torch_scorer(model, model)
+    traced = model.trace() if wanted.onnx or wanted.program else None
+    if wanted.onnx and traced is not None:
+        metadata = model.metadata() | {"export": parts.draft.id}
+        save_onnx(traced, folder / ONNX, model.inputs, metadata=metadata)
+        scorers["onnx"] = _onnx_scorer(model, OnnxModel(folder / ONNX, wanted.threads))
+    if wanted.program and traced is not None:
+        save_program(traced, folder / PROGRAM)
+        scorers["program"] = _torch_scorer(model, load_program(folder / PROGRAM))
+    rows = RandomRows(parts.keys, columns) if wanted.test is None else wanted.test
+    scores = compare(rows, scorers, parts.model)
+    check_agreement(scores, exact=parts.draft.dtype == "float32")
+    return None if wanted.test is None else as_test(wanted.test, scores)
+
+
+def _trained_scorer(model: LookupModel) -> Scorer:
+    """Probabilities by the model as it was trained."""
+
+    @torch.no_grad()
+    def score(batch: Batch) -> npt.NDArray[np.float32]:
+        logits: Tensor = model(batch.keys, batch.numbers, batch.bags)
+        return logits.sigmoid().numpy()
+
+    return score
+
+
+def _torch_scorer(model: ServingModel, runs: nn.Module) -> Scorer:
+    @torch.no_grad()
+    def score(batch: Batch) -> npt.NDArray[np.float32]:
+        probabilities: Tensor = runs(*model.arguments(batch))
+        return probabilities.numpy()
+
+    return score
+
+
+def _onnx_scorer(model: ServingModel, runs: OnnxModel) -> Scorer:
+    return lambda batch: runs(model.arguments(batch))
+
 
 _PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
 

@@ -1,7 +1,9 @@
-"""The lookup of keys as a module of standard operators, for PyTorch, torch.export and ONNX alike."""
+"""Live rows as a server has them: their format, the file they lie in, and the lookup of keys in standard operators."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,76 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
+from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.data.keys import Int64s, fields_of
-from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.quantize import QuantizedVectors
-from sparsegroup.table import FieldCount, TableMemory
+from sparsegroup.settings.names import Dtype
+from sparsegroup.table import FieldCount, HashEmbedding, TableMemory
 from sparsegroup.table.rows.rows import WEIGHT
+from sparsegroup.training import RunError
+
+
+class ExportError(RunError):
+    """An export that cannot be made, read or applied. The message names the file and what is wrong with it."""
+
+
+TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
+_LARGEST_INT8 = 127
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class QuantizedVectors:
+    """Vectors in one of the formats.
+
+    Attributes:
+        vectors: `[n, dim]`, of the format's dtype.
+        scale: `[n]` float32, of int8 only: vector = scale × vectors.
+    """
+
+    vectors: Tensor
+    scale: Tensor | None = None
+
+    def decode(self) -> Tensor:
+        """The vectors that they stand for, `[n, dim]` float32."""
+        decoded = self.vectors.to(torch.float32)
+        return decoded if self.scale is None else decoded * self.scale.unsqueeze(1)
+
+    def __getitem__(self, rows: Tensor) -> "QuantizedVectors":
+        return QuantizedVectors(self.vectors[rows], None if self.scale is None else self.scale[rows])
+
+
+def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
+    """Vectors `[n, dim]` in a format; the same vectors give the same bits.
+
+    float16 and bfloat16 round to nearest, ties to even. int8 has a scale for each row, max |x| / 127, so that each
+    element is off by at most half of it. A vector whose elements all round to zero becomes zero: in float16 those below
+    3e-8, in int8 below 5.9e-39; bfloat16 has the range of float32.
+
+    Raises:
+        ExportError: An element that is not finite, or too large for float16.
+    """
+    vectors = vectors.detach().to(torch.float32)
+    if not bool(torch.isfinite(vectors).all()):
+        raise ExportError(
+            "the table holds vectors that are not finite: training has diverged; there is nothing to serve"
+        )
+    if dtype == "int8":
+        largest = vectors.abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
+        scale = (largest / _LARGEST_INT8).clamp(min=_SMALLEST_SCALE)
+        rounded = (vectors / scale.unsqueeze(1)).round().clamp(-_LARGEST_INT8, _LARGEST_INT8)
+        return QuantizedVectors(rounded.to(torch.int8), scale)
+    encoded = vectors.to(TORCH_DTYPES[dtype])
+    if not bool(torch.isfinite(encoded).all()):
+        largest_value = float(vectors.abs().max())
+        raise ExportError(f"{dtype} has no {largest_value:g}, which the table holds; take float32 or int8")
+    return QuantizedVectors(encoded)
+
 
 BLOCK = 16
 """Keys that are compared at once. Reading 16 that lie side by side costs little more than reading one."""
@@ -244,3 +311,136 @@ def _halves(size: int) -> list[int]:
         halves.append(size // 2)
         size -= size // 2
     return halves
+
+
+class FrozenBag(FrozenTable):
+    """Sums or means over bags of keys, in operators that torch.export and ONNX know. It checks no offsets.
+
+    Args:
+        keys, vectors, fallback, dtype: See `FrozenTable`.
+        mode, include_last_offset: See `HashEmbeddingBag`.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        vectors: QuantizedVectors,
+        fallback: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        mode: BagMode,
+        include_last_offset: bool,
+    ) -> None:
+        super().__init__(keys, vectors, fallback, dtype)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """The bags' vectors `[bags, dim]`, zeros for an empty bag; the arguments are those of `HashEmbeddingBag`."""
+        rows = super().forward(keys.reshape(-1))
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
+        if offsets is None:
+            return pool(rows.view(*keys.shape, self.dim), self.mode)
+        ends = offsets
+        if not self.include_last_offset:
+            ends = torch.cat([offsets, torch.full((1,), keys.shape[0], dtype=offsets.dtype, device=offsets.device)])
+        return pool_ragged(rows, ends, ends.shape[0] - 1, self.mode)
+
+
+_MOST_FIELDS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Keys and their vectors.
+
+    Attributes:
+        keys: `[n]` int64, ascending and distinct.
+        vectors: The vectors of the keys; none is all zeros, unless there are fallback vectors.
+        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
+            zeros.
+    """
+
+    keys: Tensor
+    vectors: QuantizedVectors
+    fallback: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, rows: Tensor) -> "Embeddings":
+        return Embeddings(self.keys[rows], self.vectors[rows], self.fallback)
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.vectors.vectors.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As the file has them: `keys`, `vectors` and, if there are any, of int8 `scale`, and `fallback`."""
+        more = {"scale": self.vectors.scale, "fallback": self.fallback}
+        given = {name: tensor.contiguous() for name, tensor in more.items() if tensor is not None}
+        return {"keys": self.keys.contiguous(), "vectors": self.vectors.vectors.contiguous(), **given}
+
+    def save(self, path: Path) -> None:
+        """Write the file; the same content gives the same bytes."""
+        write_tensors(path, self.tensors())
+
+
+def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
+    """The live rows of a table or an export; those all zeros in the format are left out, for so are absent keys.
+
+    With fallback vectors, which stand in for absent keys, they stay.
+
+    Raises:
+        ExportError: A vector that is not finite, or that the format cannot hold.
+    """
+    parts = list(table.items())
+    keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
+    vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
+    keys, order = keys.sort()
+    encoded = encode(vectors[order], dtype)
+    fallback = _fallback_of(table)
+    if fallback is not None and not bool(fallback.isfinite().all()):
+        raise ExportError("a fallback vector is not finite: training has diverged; there is nothing to serve")
+    live = encoded.vectors.ne(0).any(1)
+    found = Embeddings(keys, encoded, fallback)
+    return found if fallback is not None or bool(live.all()) else found[live]
+
+
+def _fallback_of(table: HashEmbedding | FrozenTable) -> Tensor | None:
+    if isinstance(table, FrozenTable):
+        return table.fallback_by_field
+    return None if table.fallback is None else table.fallback.detach().cpu().float().clone()
+
+
+def _is_fallback(vectors: Tensor, dim: int) -> bool:
+    if vectors.dtype != torch.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
+        return False
+    return len(vectors).bit_count() == 1 and len(vectors) <= _MOST_FIELDS
+
+
+def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
+    """What `save` has written.
+
+    Raises:
+        ExportError: It is not that, or of another dimension or format.
+    """
+    tensors = read_tensors(path, ExportError)
+    names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
+    fallback = tensors.pop("fallback", None)
+    if set(tensors) != names:
+        raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(tensors))}, not {', '.join(sorted(names))})")
+    keys, vectors, scale = tensors["keys"], tensors["vectors"], tensors.get("scale")
+    if keys.dtype != torch.int64 or keys.ndim != 1 or not bool((keys[1:] > keys[:-1]).all()):
+        raise ExportError(f"{path}: damaged (keys must be int64, ascending and distinct)")
+    if vectors.dtype != TORCH_DTYPES[dtype] or vectors.shape != (len(keys), dim):
+        raise ExportError(
+            f"{path}: damaged (vectors must be {dtype} [{len(keys)}, {dim}], got {vectors.dtype} {list(vectors.shape)})"
+        )
+    if scale is not None and (scale.dtype != torch.float32 or scale.shape != keys.shape):
+        raise ExportError(f"{path}: damaged (scale must be float32 [{len(keys)}])")
+    if fallback is not None and not _is_fallback(fallback, dim):
+        raise ExportError(f"{path}: damaged (fallback must be float32 [2**bits, {dim}])")
+    return Embeddings(keys, QuantizedVectors(vectors, scale), fallback)

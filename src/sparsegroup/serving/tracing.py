@@ -1,9 +1,16 @@
-"""A call of a module: what it is traced with, and tested on."""
+"""A module as a program of torch.export: an example call, which sizes are open, and errors in words."""
 
 import inspect
+import logging
+import re
+import sys
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import FileIO, StringIO
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +19,139 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from sparsegroup.artifact.folder import name_errors
 from sparsegroup.artifact.manifest import digest
-from sparsegroup.serving.export_error import ExportError
-from sparsegroup.serving.export_manifest import ModelSignature, TensorFacts
-from sparsegroup.serving.program import trace
+from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.manifest import ModelSignature, TensorFacts
+
+_LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_IN_TEXT = re.compile(r'^ *File "(.+?)", line (\d+), in \S+\n +(.+)$', re.MULTILINE)
+
+
+def reason(error: BaseException) -> str:
+    """The first paragraph of the text of an error's cause, and the line of the model's own code that it is about.
+
+    Args:
+        error: As it was caught, not further out than where the model's code was called.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    told = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
+    place = _place_in_text(str(error)) or _place_in_trace(error)
+    return told if place is None else f"{told}; at {place}"
+
+
+def _place_in_text(text: str) -> str | None:
+    places = [f"{file}:{line}, {code}" for file, line, code in _IN_TEXT.findall(text) if _is_own_code(file)]
+    return places[-1] if places else None
+
+
+def _place_in_trace(error: BaseException) -> str | None:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own_code(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}, {frames[-1].line}" if frames else None
+
+
+def _is_own_code(file: str) -> bool:
+    path = Path(file)
+    return path.is_file() and not any(library in path.parents for library in _LIBRARIES)
+
+
+_TALKATIVE = (
+    "torch.onnx._internal.exporter._registration",  # that torchvision is not there
+    "torch.fx.experimental.symbolic_shapes",  # that it does not know whose code it traces
+    "onnx_ir._convenience",  # that it takes an empty list for one of integers
+)
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    strict: bool = False,
+) -> ExportedProgram:
+    """A module as a program; the arguments are those of `torch.export.export`.
+
+    Raises:
+        ExportError: torch.export cannot trace it. The message says what it stumbles over.
+    """
+    try:
+        with quiet(), redirect_stderr(StringIO()) as said:
+            given = dict(kwargs or {})
+            program = torch.export.export(model, args, given, dynamic_shapes=dynamic_shapes, strict=strict)
+    except Exception as error:  # torch's errors have no class in common
+        why = reason(error)
+        raise ExportError(
+            f"{type(model).__name__}: torch.export cannot trace it ({why})"
+            + (". The example needs two rows or more; `dynamic_shapes` says which sizes are open" * ("Dim." in why))
+        ) from error
+    print(said.getvalue(), end="", file=sys.stderr)  # where it fails, torch prints the whole graph
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+def save_program(program: ExportedProgram, path: Path) -> None:
+    """Write a traced model, for `torch.export.load`."""
+    with name_errors(path), _Sink(path, "wb") as file:
+        try:
+            with quiet():
+                torch.export.save(program, file)
+        finally:
+            if file.error is not None:
+                raise file.error
+
+
+class _Sink(FileIO):
+    """A file that takes what comes after an error, and forgets it: torch's writer would end the process.
+
+    Attributes:
+        error: The first one.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of it; or, after an error, nothing."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while len(left) and self.error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return size
+
+
+def load_program(path: Path) -> nn.Module:
+    """The program in a file as a module that takes what the traced one takes.
+
+    Raises:
+        ExportError: It holds none.
+    """
+    try:
+        with quiet():
+            return torch.export.load(path).module()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ExportError(f"{path}: damaged ({error})") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch's exporters say of themselves."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 @dataclass(frozen=True)
