@@ -17,7 +17,6 @@ from sparsegroup.kernels.step import Regularizer
 from sparsegroup.penalties import MetricNorm
 from sparsegroup.serving.inspection import (
     Bins,
-    Largest,
     Threshold,
     as_shown,
     inspect,
@@ -28,6 +27,7 @@ from sparsegroup.serving.inspection import (
 )
 from sparsegroup.serving.inspection_page import render_inspection
 from sparsegroup.serving.opening import open_trained
+from sparsegroup.training.largest_features import Largest
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 DIM = 4

@@ -12,29 +12,32 @@ import numpy.typing as npt
 
 from sparsegroup import prox
 from sparsegroup.artifact.validation import finite
-from sparsegroup.data.keys import fields_of
+from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.data.local_files import names_of
 from sparsegroup.kernels.rounding import array_was_updated
 from sparsegroup.kernels.step import Regularizer
 from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
-from sparsegroup.reporting.formatting import target_words
+from sparsegroup.reporting.formatting import count, exact, percent, size, target_words, trim_exponent
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.rules import Rule, bind
 from sparsegroup.serving.frozen import FrozenTable
-from sparsegroup.serving.opening import Kind, RowSource, TrainedModel, check_rows
+from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel, check_rows
+from sparsegroup.settings.names import model_title, optimizer_title
 from sparsegroup.table import FieldCount, FieldTables
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table, TableMemory
 from sparsegroup.training.largest_features import Largest
 
 Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
 
-
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+NEAR = 0.1
+"""Rows whose measure is so close to 1 are near the threshold."""
 _DECADES = (-46, 39)
 """Powers of 10 around what float32 holds above 0."""
 _PER_DECADE = 20
+_soft_threshold = bind(prox.soft_threshold, np)
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,10 @@ class Histogram:
 
 
 class Bins:
-    """Counts values; those outside the edges are in the first or last bin.
+    """Counts values between ascending edges, in bounded memory; those outside are in the first or last bin."""
 
-    Args:
-        edges: `[bins + 1]`, ascending.
-    """
-
-    def __init__(self, edges: npt.NDArray[Any]) -> None:
-        self.edges: Float64s = edges.astype(np.float64)
+    def __init__(self, edges: Float64s) -> None:
+        self.edges = edges
         self.counts = np.zeros(len(edges) - 1, np.int64)
         self.low, self.high = math.inf, -math.inf
 
@@ -64,11 +63,9 @@ class Bins:
 
     def add(self, values: Float64s) -> None:
         """Count `values` `[n]`."""
-        if not len(values):
-            return
-        at = np.searchsorted(self.edges, values, side="right") - 1
-        self.counts += np.bincount(np.clip(at, 0, len(self.counts) - 1), minlength=len(self.counts))
-        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        if len(values):
+            self.counts += np.histogram(values.clip(self.edges[0], self.edges[-1]), self.edges)[0]
+            self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
 
     def quantile(self, share: float) -> float:
         """A value that `share` of the values are at most, to within the width of its bin; NaN if there are none."""
@@ -101,10 +98,7 @@ def magnitudes() -> Bins:
 
 
 def as_shown(bins: Bins, most: int = 24) -> Histogram:
-    """The part of `magnitudes` that holds something, in at most `most` bins; each power of 10 in it is an edge.
-
-    Only where that is more than `most` decades, there are more.
-    """
+    """The part of `magnitudes` that holds something, in at most `most` bins or one a decade; powers of 10 are edges."""
     filled = np.flatnonzero(bins.counts)
     if not len(filled):
         return Histogram((), ())
@@ -116,18 +110,11 @@ def as_shown(bins: Bins, most: int = 24) -> Histogram:
     return Histogram(whole.edges[first : last + 1], whole.counts[first:last])
 
 
-_soft_threshold = bind(prox.soft_threshold, np)
-
-
 @dataclass(frozen=True)
 class Sigma:
     """σ of rows, as a step without a gradient would find it: the optimizer's next, its moments as they are stored.
 
     For a rule that does not decay its moments, σ is that of the row's last update.
-
-    Attributes:
-        rule: The base optimizer.
-        scalars: The scalars of its next step.
     """
 
     rule: Rule
@@ -135,20 +122,13 @@ class Sigma:
 
     def __call__(self, state: Sequence[Float64s], shape: tuple[int, ...]) -> Float64s:
         """σ of rows `[n, dim]` whose state is `state`, in the order of the rule's."""
-        nothing = np.zeros(shape)
-        gradients = [nothing, nothing] if self.rule.has_second_input else [nothing]
+        gradients = [np.zeros(shape)] * (2 if self.rule.has_second_input else 1)
         _, sigma, *_ = bind(self.rule.update, np)(*gradients, *state, *self.scalars)
         return np.broadcast_to(np.asarray(sigma, np.float64), shape)
 
 
 def sigma_of(rule: Rule, hyperparameters: Mapping[str, Any], steps: int | None) -> Sigma | None:
-    """σ of a table's rows after so many steps of its optimizer; None where it cannot be told.
-
-    Args:
-        rule: The base optimizer.
-        hyperparameters: The values in the table's param group.
-        steps: None if they are not known, which matters to rules that count them.
-    """
+    """σ of a table's rows after so many steps of its optimizer; None where it is not known."""
     lr = float(hyperparameters["lr"])
     if lr < VANISHING_LR or (steps is None and rule.counts_steps):
         return None
@@ -161,10 +141,6 @@ class Threshold:
 
     With z = u - σ x and s = -sign(z) max(|z| - λ1, 0), the measure is ‖s‖ / (√d λ21), or max |z| / λ1 where λ21 = 0.
     A zero row's z is u, which needs no σ.
-
-    Attributes:
-        regularizer: The table's regularizer; λ1 or λ21 is positive, the norm "s" unless λ21 = 0.
-        sigma: σ of rows that are not zero, or None.
     """
 
     regularizer: Regularizer
@@ -200,32 +176,15 @@ class Threshold:
         return 1 - float(bind(penalty.shrinkage, np)(measure, 1.0, 0.0, 1.0, *penalty.scalars()))
 
 
-def ever_updated(u: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which rows `[n]` a step has been taken on, told from u `[n, dim]`: those never updated have +0 throughout."""
-    return np.asarray(array_was_updated(u).any(axis=1))
-
-
-NEAR = 0.1
-"""Rows whose measure is so close to 1 are near the threshold."""
-
-_BATCH = 1 << 16
-
-
 @dataclass
 class RowStatistics:
     """What a pass over the rows has found.
 
     Attributes:
-        live: Rows that are not zero.
-        zero: Rows that are.
-        zero_elements: Elements of live rows that are zero.
-        live_elements: Elements of live rows.
         norms: ‖x‖ of the live rows.
-        largest: The live rows of the largest ‖x‖.
         measured_zero: The threshold's measure of zero rows, ≤ 1 but where λ has changed since.
         measured_live: 1 / measure of live rows, < 1 but where λ or σ has changed since.
-        near_zero: Zero rows whose measure is in [0.9, 1].
-        near_live: Live rows whose measure is at most 1.1.
+        near_zero, near_live: Rows whose measure is in [0.9, 1], and at most 1.1.
     """
 
     largest: Largest
@@ -241,29 +200,19 @@ class RowStatistics:
 
 
 def read_rows(tables: Iterable[RowSource], top: int, threshold: Threshold | None) -> RowStatistics:
-    """Go over all rows of some tables once.
-
-    Rows that were never updated, such as one that was set by hand, have no measure.
-
-    Args:
-        tables: Not changed.
-        top: How many of the largest rows to keep.
-        threshold: To measure by; a table without u is not measured.
-    """
+    """Go over all rows once; those never updated, such as one set by hand, and tables without u have no measure."""
     seen = RowStatistics(Largest(top))
     for table in tables:
-        _read_table(table, threshold, seen)
+        _read_table(table, threshold if "u" in table.state_names else None, seen)
     return seen
 
 
 def _read_table(table: RowSource, threshold: Threshold | None, seen: RowStatistics) -> None:
-    if "u" not in table.state_names:
-        threshold = None
     sigma = None if threshold is None else threshold.sigma
     if sigma is not None and not set(sigma.rule.state) <= set(table.state_names):
         sigma = None
     parts = [WEIGHT, *(["u"] if threshold else []), *(sigma.rule.state if sigma else [])]
-    for keys, (weights, *others) in table.scan_rows(parts, _BATCH):
+    for keys, (weights, *others) in table.scan_rows(parts, SCANNED):
         x = weights.astype(np.float64)
         live = (weights != 0).any(axis=1)
         seen.live += int(live.sum())
@@ -275,7 +224,7 @@ def _read_table(table: RowSource, threshold: Threshold | None, seen: RowStatisti
         seen.largest.add(keys[live], norms)
         if threshold is None:
             continue
-        updated = ever_updated(others[0])
+        updated = np.asarray(array_was_updated(others[0]).any(axis=1))
         u, *state = (part.astype(np.float64) for part in others)
         at = ~live & updated
         measures = threshold.measured(u[at])
@@ -288,9 +237,6 @@ def _read_table(table: RowSource, threshold: Threshold | None, seen: RowStatisti
             with np.errstate(divide="ignore"):
                 seen.measured_live.add(1 / measures)
             seen.near_live += int((measures <= 1 + NEAR).sum())
-
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -319,16 +265,7 @@ class OptimizerSummary:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes.
-
-    Attributes:
-        table: Bytes of the table in memory.
-        network: Bytes of the network's parameters, with what makes vectors of several sizes one.
-        network_parameters: So many numbers.
-        live_vectors: Bytes of the vectors of live rows alone.
-        dense_table: Bytes of a table with a vector for each feature seen.
-        files: Name of each file or folder beside the model → its size.
-    """
+    """Bytes: in memory, of the vectors of live rows alone and of all features seen, and by file or folder."""
 
     table: TableMemory
     network: int
@@ -343,7 +280,7 @@ class Distances:
     """How far rows are from the threshold.
 
     Attributes:
-        rows: That could be measured.
+        rows: Rows that could be measured.
         quantiles: Share of the rows → measure, to within 0.001 (of live rows: of 1 / measure).
         near: Rows whose measure is within 10 % of the threshold, 1.
         histogram: How often the measure has which value; for live rows, 1 / measure.
@@ -357,16 +294,14 @@ class Distances:
 
 @dataclass(frozen=True)
 class RegularizationEffect:
-    """What λ did to the rows that the table has.
+    """What λ did to the rows that the table has; None where it is not known.
 
     Attributes:
-        zero_rows: Rows that are exactly zero.
-        zero_elements: Elements of live rows that are exactly zero.
-        live_elements: Elements of live rows.
+        zero_elements, live_elements: Elements of live rows: those exactly zero, and all.
         measure: What is compared with 1: in a row of more, something is left.
-        zero: How far zero rows are from coming back; None where it is not known.
-        live: How far live rows are from being zeroed, if their next step has no gradient; None where it is not known.
-        kept: Share of the live rows → k, the factor that they are shrunk by; None where it is not known.
+        zero: How far zero rows are from coming back.
+        live: How far live rows are from being zeroed, if their next step has no gradient.
+        kept: Share of the live rows → k, the factor that they are shrunk by.
     """
 
     zero_rows: int
@@ -383,21 +318,12 @@ class Inspection:
     """What `inspect` finds.
 
     Attributes:
-        path: The path of the model.
-        kind: What it lies in.
-        model: Name of the network.
-        dim: Length of a vector.
-        dims: Field → that of its vectors, of fields that have another.
+        dims: Field → length of its vectors, of fields that have another than `dim`.
         samples: Trained on; None where that is not recorded.
-        optimizer: What it was trained with.
-        sizes: In bytes.
-        features_seen: Distinct features seen in training.
-        live_rows: Rows with a non-zero vector.
         fields: Field → its rows.
         norms: ‖x‖ of the live rows, in logarithmic bins.
         norm_quantiles: Share of the live rows → ‖x‖, to within 12 %.
         top: The features of the largest ‖x‖.
-        regularized: What λ did.
     """
 
     path: str
@@ -442,17 +368,14 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
     check_rows(trained.path, trained.model.rows, state=True)
-    settings = trained.config.optimizer
+    settings, options = trained.config.optimizer, trained.config.model
     rows: list[Table | FrozenTable] = [*trained.model.rows.values()]
     arguments = settings.arguments
     l21 = trained.l21 if settings.has_target else settings.l21
     in_force = {**arguments, "l21": l21 or 0.0}
     threshold = Threshold.of(Regularizer.of(in_force), sigma_of(settings.rule, in_force, trained.steps))
     found = read_rows(rows, top, threshold)
-    fields = trained.field_counts()
-    features_seen = sum(field.seen for field in fields.values())
-    vectors, options = trained.vector_bytes(), trained.config.model
-    embedding = trained.model.embedding
+    fields, vectors, embedding = trained.field_counts(), trained.vector_bytes(), trained.model.embedding
     network = [
         *trained.model.network.parameters(),
         *(embedding.up.parameters() if isinstance(embedding, FieldTables) else ()),
@@ -462,7 +385,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
         kind=trained.kind,
         model=options.name,
         dim=options.vector_dim,
-        dims={name: size for name, size in options.dims.items() if size != options.vector_dim},
+        dims={name: dim for name, dim in options.dims.items() if dim != options.vector_dim},
         samples=trained.samples,
         optimizer=OptimizerSummary(
             settings.name,
@@ -482,48 +405,36 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             sum(counts.seen * vectors[name] for name, counts in fields.items()),
             _files(trained.path),
         ),
-        features_seen=features_seen,
+        features_seen=sum(counts.seen for counts in fields.values()),
         live_rows=found.live,
         fields=fields,
         norms=as_shown(found.norms),
         norm_quantiles={share: found.norms.quantile(share) for share in QUANTILES},
-        top=_features(found.largest, trained),
+        top=_features(found.largest.keys, found.largest.values, trained),
         regularized=_regularized(found, threshold),
     )
 
 
 def _regularized(seen: RowStatistics, threshold: Threshold | None) -> RegularizationEffect:
-    zero = _distances(seen.measured_zero, seen.near_zero)
-    live = _distances(seen.measured_live, seen.near_live)
-    kept = None
-    if live is not None:
-        live = Distances(live.rows, _of_inverse(seen.measured_live), live.near, live.histogram)
+    zero = live = kept = None
+    if seen.measured_zero.total:
+        quantiles = {share: seen.measured_zero.quantile(share) for share in QUANTILES}
+        zero = Distances(seen.measured_zero.total, quantiles, seen.near_zero, seen.measured_zero.joined(50))
+    if seen.measured_live.total:
+        inverse = {share: seen.measured_live.quantile(1 - share) for share in QUANTILES}
+        quantiles = {share: 1 / value if value else math.inf for share, value in inverse.items()}
+        live = Distances(seen.measured_live.total, quantiles, seen.near_live, seen.measured_live.joined(50))
         if threshold is not None and threshold.regularizer.l21 > 0:
-            kept = {share: threshold.kept(measure) for share, measure in live.quantiles.items()}
-    known = threshold is not None and (zero is not None or live is not None)
-    measure = threshold.measure if threshold is not None and known else None
+            kept = {share: threshold.kept(measure) for share, measure in quantiles.items()}
+    measure = None if threshold is None or (zero is None and live is None) else threshold.measure
     return RegularizationEffect(seen.zero, seen.zero_elements, seen.live_elements, measure, zero, live, kept)
 
 
-def _distances(bins: Bins, near: int) -> Distances | None:
-    if not bins.total:
-        return None
-    return Distances(bins.total, {share: bins.quantile(share) for share in QUANTILES}, near, bins.joined(50))
-
-
-def _of_inverse(bins: Bins) -> dict[float, float]:
-    """Quantiles of what these are the inverse of."""
-    inverse = {share: bins.quantile(1 - share) for share in QUANTILES}
-    return {share: 1 / value if value else math.inf for share, value in inverse.items()}
-
-
-def _features(largest: Largest, trained: TrainedModel) -> tuple[LargestFeature, ...]:
-    values: dict[int, str] = {}
-    if (source := trained.vocabulary or trained.names) is not None and len(largest.keys):
-        values = names_of(source, largest.keys)
-    names = [trained.columns.fields[number] for number in fields_of(largest.keys)]
-    rows = zip(names, largest.keys.tolist(), largest.values.tolist(), strict=True)
-    return tuple(LargestFeature(field, key, values.get(key), norm) for field, key, norm in rows)
+def _features(keys: Int64s, norms: Float64s, trained: TrainedModel) -> tuple[LargestFeature, ...]:
+    source = trained.vocabulary or trained.names
+    values = names_of(source, keys) if source is not None and len(keys) else {}
+    rows = zip(fields_of(keys), keys.tolist(), norms.tolist(), strict=True)
+    return tuple(LargestFeature(trained.columns.fields[field], key, values.get(key), norm) for field, key, norm in rows)
 
 
 def _files(path: Path) -> dict[str, int]:
@@ -535,3 +446,181 @@ def _files(path: Path) -> dict[str, int]:
         inside = [entry] if entry.is_file() else [file for file in entry.rglob("*") if file.is_file()]
         sizes[entry.name + ("/" if entry.is_dir() else "")] = sum(file.stat().st_size for file in inside)
     return sizes
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of what there is to say of a model, for terminal and page alike.
+
+    Attributes:
+        rows: Texts, then figures.
+        columns: Their names; without any, rows are names and values.
+        texts: How many of the columns are texts.
+        bars: A share for each row, drawn behind it; empty for none.
+        longest: Characters of a bar of share 1, in a terminal.
+        note: How the figures are meant.
+    """
+
+    title: str
+    rows: Sequence[tuple[str, ...]]
+    columns: tuple[str, ...] = ()
+    texts: int = 1
+    bars: Sequence[float] = ()
+    longest: int = 20
+    note: str = ""
+
+
+ALL = "all fields"
+
+
+def title_of(inspection: Inspection) -> str:
+    """Such as "DCN of dimension 8 (C3, C7: 4) with Group Adagrad, target rate 0.1"."""
+    optimizer, own = inspection.optimizer, inspection.dims
+    lambdas = [
+        f"{name} = {exact(value)}"
+        for name, value in (("λ1", optimizer.l1), ("λ21", optimizer.l21), ("λ2", optimizer.l2))
+        if value and not (name == "λ21" and optimizer.target)
+    ]
+    if optimizer.target:
+        lambdas.insert(0, optimizer.target)
+    elif optimizer.l21:
+        lambdas.append(f"{optimizer.penalty}, norm {optimizer.norm}")
+    dims = [f"{', '.join(name for name in own if own[name] == dim)}: {dim}" for dim in sorted(set(own.values()))]
+    others = f" ({'; '.join(dims)})" if dims else ""
+    network = f"{model_title(inspection.model)} of dimension {inspection.dim}{others}"
+    return ", ".join([f"{network} with {optimizer_title(optimizer.name)}", *(lambdas or ["no λ"])])
+
+
+def lead_of(inspection: Inspection) -> str:
+    """What was looked into."""
+    trained = "" if inspection.samples is None else f", trained on {count(inspection.samples)} samples"
+    return f"{inspection.kind.capitalize()} {inspection.path}{trained}, learning rate {exact(inspection.optimizer.lr)}"
+
+
+def sections(inspection: Inspection) -> dict[str, Section]:
+    """Title → section, in order; norms and features only where rows are live."""
+    by_size = sorted(inspection.fields.items(), key=lambda field: (-field[1].seen, field[0]))
+    fields = [(ALL, inspection.total), *by_size]
+    found = [
+        Section(
+            "Feature rate",
+            [
+                (name, count(one.seen), count(one.rows), count(one.live), percent(share_of(one.live, one.seen)))
+                for name, one in fields
+            ],
+            ("field", "seen", "rows", "live", "rate"),
+            bars=[share_of(one.live, one.seen) for _, one in fields],
+        )
+    ]
+    if norms := inspection.norms.counts:
+        edges = [trim_exponent(f"{edge:.3g}") for edge in inspection.norms.edges]
+        rows = list(zip(edges, edges[1:], map(count, norms), strict=False))
+        bars = [rows / max(norms) for rows in norms]
+        found.append(Section("Norms of the live rows", rows, ("‖x‖ from", "to", "rows"), bars=bars, longest=40))
+    if top := inspection.top:
+        named = any(feature.value is not None for feature in top)
+        rows = [(feature.field, feature_name(feature), f"{feature.norm:.4g}") for feature in top]
+        bars = [feature.norm / top[0].norm if top[0].norm else 0.0 for feature in top]
+        columns = ("field", "value" if named else "key", "‖x‖")
+        found.append(Section("Features of the largest norms", rows, columns, texts=2, bars=bars))
+    found.append(Section("What λ did", _effects(inspection), note=note_of(inspection)))
+    table, sizes = inspection.sizes.table, inspection.sizes
+    rest = table.rows - sum(table.parts.values())
+    memory = {"index": table.index, **table.parts, "rest of the last page": max(rest, 0)}
+    memory |= ({"dropped keys": table.dropped} if table.dropped else {}) | {"table": table.total}
+    part = percent(share_of(sizes.live_vectors, sizes.dense_table))
+    files = [*sizes.files.items(), ("together", sum(sizes.files.values()))]
+    found += [
+        Section("Table in memory", [(name, size(used)) for name, used in memory.items()]),
+        Section(
+            "Model",
+            [
+                ("network", f"{size(sizes.network)}, {count(sizes.network_parameters)} parameters"),
+                ("live vectors alone", f"{size(sizes.live_vectors)}, {part} of the dense table"),
+                ("dense table of all features seen", size(sizes.dense_table)),
+            ],
+        ),
+        Section("Files", [(name, size(used)) for name, used in files]),
+    ]
+    return {section.title: section for section in found}
+
+
+def share_of(part: float, whole: float) -> float:
+    """Their ratio; NaN of nothing."""
+    return part / whole if whole else math.nan
+
+
+def feature_name(feature: LargestFeature) -> str:
+    """Its value, or its key where that is not known."""
+    return str(feature.key) if feature.value is None else feature.value or "(missing)"
+
+
+def _effects(inspection: Inspection) -> list[tuple[str, ...]]:
+    """What λ did: what is meant, and the figure."""
+    optimizer, effect, total = inspection.optimizer, inspection.regularized, inspection.total
+    zeros = _of(effect.zero_rows, total.rows)
+    gone = [("seen, but has no row any more", count(total.seen - total.rows))] if total.seen > total.rows else []
+    if not optimizer.zeroes:
+        what = "nothing is regularized: λ1, λ21 and λ2 are 0"
+        if optimizer.l2 > 0:
+            what = "λ2 shrinks vectors; it makes none zero"
+        return [("regularization", what), ("rows that are exactly zero", zeros), *gone]
+    found: list[tuple[str, ...]] = []
+    if optimizer.target:
+        l21 = "not recorded in an export" if optimizer.l21 is None else f"{optimizer.l21:.3g}"
+        found += [
+            (optimizer.target, f"{count(total.live)} of {count(total.seen)} features are live"),
+            ("λ21 in force, set by the target", l21),
+            ("penalty, norm", f"{optimizer.penalty}, {optimizer.norm}"),
+        ]
+    if inspection.kind == "export":  # it has the live rows only
+        found.append(("features seen that have no vector", _of(total.seen - total.live, total.seen)))
+    else:
+        found += [("rows made exactly zero", zeros), *gone]
+    if optimizer.l1 > 0:
+        elements = percent(share_of(effect.zero_elements, effect.live_elements))
+        found.append(("zeros among the elements of live rows", elements))
+    if effect.zero is not None:
+        found += [
+            (f"{effect.measure} of zero rows, quartiles", _quartiles(effect.zero.quantiles)),
+            ("zero rows within 10 % of coming back", _of(effect.zero.near, effect.zero.rows)),
+        ]
+    if effect.live is not None:
+        found += [
+            (f"{effect.measure} of live rows, quartiles", _quartiles(effect.live.quantiles)),
+            ("live rows within 10 % of the threshold", _of(effect.live.near, effect.live.rows)),
+        ]
+    if effect.kept is not None:
+        found.append(("live rows are shrunk by k, quartiles", _quartiles(effect.kept)))
+    return found
+
+
+def note_of(inspection: Inspection) -> str:
+    """How the figures of what λ did are meant; empty where there is nothing to explain."""
+    optimizer, effect = inspection.optimizer, inspection.regularized
+    if not optimizer.zeroes:
+        return ""
+    if effect.measure is None:
+        if inspection.kind == "export":
+            lacks = "no λ21 and no optimizer state" if optimizer.l21 is None else "no optimizer state"
+            return (
+                f"How far rows are from the threshold is not known: an export holds {lacks}. "
+                "Inspect the run or checkpoint that it was made of."
+            )
+        if optimizer.norm != "s":
+            return f"How far rows are from the threshold is known for the norm s only, not for {optimizer.norm}."
+        return "How far rows are from the threshold is not known: no row has been updated."
+    said = f"A row is zero while {effect.measure} is at most 1."
+    if effect.live is not None:
+        said += " Of live rows it is what their next step finds if its gradient is zero, momentum left out."
+    return said
+
+
+def _quartiles(quantiles: Mapping[float, float]) -> str:
+    """Such as "0.12, 0.16, 0.24"."""
+    values = [quantiles[share] for share in (0.25, 0.5, 0.75)]
+    return ", ".join(f"{value:,.0f}" if 1000 <= value < math.inf else f"{value:.3g}" for value in values)
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{count(part)} of {count(whole)}, {percent(share_of(part, whole))}"

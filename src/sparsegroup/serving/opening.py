@@ -29,7 +29,8 @@ from sparsegroup.training.run_naming import find_run
 Int64s = npt.NDArray[np.int64]
 
 
-_BATCH = 1 << 16
+SCANNED = 1 << 16
+"""Rows that are read at once."""
 
 
 class RowSource(Protocol):
@@ -57,7 +58,7 @@ def check_rows(path: Path, tables: Mapping[str, RowSource], *, state: bool = Fal
     for name, table in tables.items():
         parts = [WEIGHT, *(table.state_names if state else ())]
         rows = wrong = 0
-        for keys, arrays in table.scan_rows(parts, _BATCH):
+        for keys, arrays in table.scan_rows(parts, SCANNED):
             rows += len(keys)
             finite = np.logical_and.reduce([np.isfinite(array).all(axis=1) for array in arrays])
             wrong += len(keys) - int(finite.sum())

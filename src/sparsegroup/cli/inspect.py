@@ -1,0 +1,79 @@
+"""`sparsegroup inspect`."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sparsegroup.cli.app import app, starting
+from sparsegroup.cli.output import Json, Quiet, Verbose, show
+
+if TYPE_CHECKING:
+    from sparsegroup.serving.inspection import Inspection, Section
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@app.command("inspect")
+def inspect_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
+    ],
+    top: Annotated[int, typer.Option(min=0, help="Number of features to list, those of the largest norms.")] = 10,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the same to an HTML page, with charts.", show_default=False)
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
+    with starting():
+        from sparsegroup.artifact.folder import write_atomically
+        from sparsegroup.serving.inspection import inspect
+        from sparsegroup.serving.opening import open_trained
+
+    found = inspect(open_trained(model), top)
+    if html is not None:
+        from sparsegroup.serving.inspection_page import render_inspection
+
+        page = render_inspection(found)
+        write_atomically(html, lambda path: path.write_text(page, encoding="utf-8"))
+    show(json_format.loads(found.as_json()), _shown(found), *([] if html is None else [f"written to {html}"]))
+
+
+def _shown(inspection: "Inspection") -> RenderableType:
+    from sparsegroup.serving.inspection import lead_of, sections, title_of
+
+    parts: list[RenderableType] = [Text(title_of(inspection), style="bold"), Text(lead_of(inspection), style="dim")]
+    for section in sections(inspection).values():
+        parts += [Text(f"\n{section.title}", style="bold"), Padding(_table(section), (0, 0, 0, 1))]
+        if section.note:
+            parts.append(Padding(Text(section.note, style="dim"), (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def _table(section: "Section") -> Table:
+    from sparsegroup.serving.inspection import ALL
+
+    table = Table(box=None, show_header=bool(section.columns), header_style="dim", pad_edge=False, padding=(0, 2, 0, 1))
+    for number, name in enumerate(section.columns):
+        is_text = number < section.texts
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    if section.bars:
+        table.add_column("", no_wrap=True)
+    bars = [[Text(_bar(share * section.longest), style="yellow")] for share in section.bars] or [[]] * len(section.rows)
+    for row, bar in zip(section.rows, bars, strict=True):
+        table.add_row(*map(Text, row), *bar, style="bold" if row[0] == ALL else None)
+    return table
+
+
+def _bar(length: float) -> str:
+    """So many characters; what is not 0 is seen."""
+    eighths = max(1, round(8 * length)) if length > 0 else 0
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
