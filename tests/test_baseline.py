@@ -190,7 +190,7 @@ def test_the_state_of_a_trainer_without_one_leaves_it_out(log: MemoryLog) -> Non
     state = trainer_on(log, None).state_dict()
     later = trainer_on(log, LogisticBaseline())
     later.load_state_dict(state)
-    assert later.lessons.baseline is None
+    assert later.state_dict()["baseline"] is None
     assert later.fit(log.batches(0, 2_000, 500))[0].baseline_auc is None
 
 

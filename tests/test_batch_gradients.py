@@ -13,7 +13,7 @@ from sparsegroup.training import batch_gradients, piecewise_network
 from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.network_passes import PartedBatch
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
-from sparsegroup.training.rank_group import ALONE, GlobalBatch
+from sparsegroup.training.ranks import ALONE, GlobalBatch
 
 BATCH, FIELDS, DIM, NUMBERS = 64, 3, 4, 2
 

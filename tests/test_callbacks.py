@@ -17,9 +17,9 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
-from sparsegroup.training.callbacks import flat_settings, scalars
+from sparsegroup.training.callbacks.figures import flat_settings, scalars
+from sparsegroup.training.callbacks.tracking import check_tracking, tracking_callbacks
 from sparsegroup.training.config import TrackingConfig
-from sparsegroup.training.tracking import check_tracking, tracking_callbacks
 
 POINT = HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0)
 

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.training import Config, MLflowCallback, Trainer
-from sparsegroup.training.callbacks import flat_settings
+from sparsegroup.training.callbacks.figures import flat_settings
 
 
 def main(tracking_uri: str) -> str:

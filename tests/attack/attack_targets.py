@@ -22,7 +22,7 @@ from sparsegroup.serving import load_export, open_trained
 from sparsegroup.serving.inspection import inspect
 from sparsegroup.serving.reading import read_export
 from sparsegroup.training import Config, load_run
-from sparsegroup.training.divergence import check_weights
+from sparsegroup.training.checks import check_weights
 from sparsegroup.training.session import Session
 
 PREPARED, RUN, EXPORT, DELTA, CUT, CHAIN = "prepared-log", "run", "export", "delta", "cut-off", "chain"

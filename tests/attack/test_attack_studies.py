@@ -12,7 +12,7 @@ from forgery import forged_documents, write_sealed
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.errors import UserError
 from sparsegroup.training import Config, RunError
-from sparsegroup.training.mlflow_callback import MLflowCallback
+from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.tuning import Study
 
 LOG = synthetic_log(SyntheticConfig(rows=600), seed=0)

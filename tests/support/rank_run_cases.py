@@ -16,7 +16,7 @@ from sparsegroup.models import NumberEncoder
 from sparsegroup.models.attention import Dice
 from sparsegroup.reporting import plots, run_page
 from sparsegroup.training import Config, Session, Trainer
-from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.ranks import RankGroup
 
 ROWS, BATCH, EPOCHS = 800, 61, 2
 STEPS = 11

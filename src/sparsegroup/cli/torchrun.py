@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import speak_as
-from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.ranks import RankGroup
 
 
 @dataclass(frozen=True)

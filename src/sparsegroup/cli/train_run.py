@@ -30,6 +30,7 @@ from sparsegroup.reporting.formatting import duration, size
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import checked, with_values
 from sparsegroup.training import Callback, Config, RunError, RunStoppedError, Session, Summary, Trainer, load_run
+from sparsegroup.training.callbacks.tracking import check_tracking
 from sparsegroup.training.config import read_config
 from sparsegroup.training.run_claim import lock_run, run_beginning
 from sparsegroup.training.run_dir import (
@@ -49,7 +50,6 @@ from sparsegroup.training.run_naming import (
     point_latest,
     without_latest,
 )
-from sparsegroup.training.tracking import check_tracking
 
 _logger = logging.getLogger(__name__)
 

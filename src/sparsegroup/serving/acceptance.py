@@ -17,9 +17,9 @@ from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import PathScores, TestResult
 from sparsegroup.training import Config
+from sparsegroup.training.checks import check_logits, numbers_named
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.missing_numbers import check_logits, numbers_named
 
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]
 TOLERANCE = 1e-5

@@ -15,10 +15,10 @@ from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.acceptance import TestRows
 from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.training.checks import numbers_named
 from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow, logits_over
 from sparsegroup.training.group_metrics import GroupedAuc, ValueMetrics, grouped_auc, metrics_by_value
-from sparsegroup.training.missing_numbers import numbers_named
 
 Int64s = npt.NDArray[np.int64]
 

@@ -6,20 +6,19 @@ from sparsegroup.importing import document_constructors
 require("cli", __name__)
 
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
-from sparsegroup.training.callbacks import Callback
+from sparsegroup.training.callbacks.mlflow import MLflowCallback
+from sparsegroup.training.callbacks.optuna import OptunaPruningCallback
+from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
 from sparsegroup.training.click_model import NETWORKS, ClickModel
+from sparsegroup.training.comparison import prune_rows
 from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.mlflow_callback import MLflowCallback
 from sparsegroup.training.optimizer_config import OptimizerConfig
-from sparsegroup.training.optuna_callback import OptunaPruningCallback
-from sparsegroup.training.pruning import prune_rows
 from sparsegroup.training.run_dir import TrainingRun, load_model, load_run, save_run, summarize
 from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.session import Session
-from sparsegroup.training.tensorboard_callback import TensorBoardCallback
-from sparsegroup.training.trainer import Trainer
+from sparsegroup.training.trainer import Callback, Trainer
 
 __all__ = [
     "NETWORKS",

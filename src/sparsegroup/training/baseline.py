@@ -1,7 +1,9 @@
-"""What a run is compared with: a logistic regression on the same batches, learnt along the way."""
+"""What a run is compared with: a logistic regression on the same batches, trained along the way."""
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.jit import inline, jitted, kernel, prefetch
 from sparsegroup.rules.ftrl import FTRL
 from sparsegroup.tensors import shape_of
+from sparsegroup.training.ranks import RankGroup
 
 AHEAD = 2
 """Rows whose weights are asked for before they are needed."""
@@ -302,3 +305,98 @@ def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]
         begin += len(bag.keys)
         most += int(np.diff(own).max(initial=0))
     return keys, np.stack(offsets), most
+
+
+def merged_baseline(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The state of a baseline whose weights are the means of those of several.
+
+    A weight counts by its sum of squared gradients, so that a feature that one of them has seen alone keeps its weight:
+    the mean of models that were trained on parts (Zinkevich et al., NeurIPS 2010), by what each knows of a feature. The
+    sums add up. The moments of numbers are those of all rows (Chan, Golub and LeVeque 1983).
+
+    Args:
+        states: See `LogisticBaseline.state_dict`; at least one.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup.training.baseline import merged_baseline
+        >>> def state(*weights):
+        ...     places = torch.arange(len(weights), dtype=torch.int32)
+        ...     return {"places": places, "weights": torch.tensor(weights), "moments": torch.zeros(0, 3).double()}
+        >>> merged_baseline([state([1.0, 0.0, 3.0]), state([5.0, 0.0, 1.0], [2.0, 0.0, 1.0])])["weights"].tolist()
+        [[2.0, 0.0, 4.0], [2.0, 0.0, 1.0]]
+    """
+    places = np.unique(np.concatenate([state["places"].numpy() for state in states]))
+    sums = np.zeros((len(places), PARTS))
+    for state in states:
+        at, weights = np.searchsorted(places, state["places"].numpy()), state["weights"].double().numpy()
+        share = weights[:, SUM : SUM + 1]
+        sums[at] += weights * share
+        sums[at, SUM] += share[:, 0] - weights[:, SUM] * share[:, 0]
+    total = sums[:, SUM : SUM + 1].copy()
+    merged = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+    merged[:, SUM] = total[:, 0]
+    return {
+        "places": torch.from_numpy(places),
+        "weights": torch.from_numpy(merged.astype(np.float32)),
+        "moments": torch.from_numpy(_moments([state["moments"].numpy() for state in states])),
+    }
+
+
+def _moments(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    known = [part for part in parts if len(part)]  # one that has seen no row knows of no numbers
+    result = np.zeros((len(known[0]) if known else 0, MOMENTS))
+    for part in known:
+        count = result[:, COUNT] + part[:, COUNT]
+        share = np.divide(part[:, COUNT], count, out=np.zeros_like(count), where=count > 0)
+        distance = part[:, MEAN] - result[:, MEAN]
+        result[:, SQUARES] += part[:, SQUARES] + distance**2 * result[:, COUNT] * share
+        result[:, MEAN] += distance * share
+        result[:, COUNT] = count
+    return result
+
+
+_WAITING = 1 << 15
+"""Samples that may wait."""
+
+
+class BaselineLessons:
+    """What a baseline still has to learn.
+
+    Args:
+        baseline: The one to teach; None is taught nothing.
+    """
+
+    def __init__(self, baseline: LogisticBaseline | None) -> None:
+        self.baseline = baseline
+        self._waiting: deque[Future[None]] = deque()
+
+    def give(self, thread: ThreadPoolExecutor, batch: Batch, take: Callable[[Tensor], None]) -> None:
+        """Let `thread` train on a batch, in order, before a window's metrics; `take` gets the logits."""
+        if (baseline := self.baseline) is None or not len(batch):
+            return
+        self._waiting.append(thread.submit(lambda: take(baseline.learn(batch))))
+        while len(self._waiting) > max(1, _WAITING // len(batch)):
+            self._waiting.popleft().result()
+
+    def wait(self) -> None:
+        """Until all is learnt."""
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def merge(self, ranks: RankGroup) -> None:
+        """Let all ranks have one baseline, of what each has taught its own; see `merged_baseline`."""
+        if self.baseline is not None and not ranks.is_alone:
+            self.baseline.load_state_dict(merged_baseline(ranks.of_all([self.baseline.state_dict()], "baselines")))
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The baseline's, when all is learnt; None without one."""
+        self.wait()
+        return None if self.baseline is None else self.baseline.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state. None, of a training that had no baseline, leaves it out: it would have learnt less."""
+        if state is None:
+            self.baseline = None
+        elif self.baseline is not None:
+            self.baseline.load_state_dict(state)

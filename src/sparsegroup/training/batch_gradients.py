@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from sparsegroup.training.divergence import backward, check_loss
+from sparsegroup.training.checks import backward, check_loss
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
-from sparsegroup.training.rank_group import GlobalBatch, RankGroup
+from sparsegroup.training.ranks import GlobalBatch, RankGroup
 
 
 def give_gradients(

@@ -18,11 +18,11 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.checks import check_logits
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.missing_numbers import check_logits
-from sparsegroup.training.rank_group import ALONE, RankGroup
-from sparsegroup.training.trainer_state import WindowState
+from sparsegroup.training.ranks import ALONE, RankGroup
+from sparsegroup.training.state import WindowState
 
 Float64s = npt.NDArray[np.float64]
 

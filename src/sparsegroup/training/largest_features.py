@@ -15,7 +15,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
-from sparsegroup.training.rank_group import ALONE, RankGroup
+from sparsegroup.training.ranks import ALONE, RankGroup
 
 SHOWN = 10
 NAMED = 20_000

@@ -9,7 +9,7 @@ from typing import Self
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.config import Config
 from sparsegroup.training.provenance import Provenance
-from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_dir import is_free, read_provenance
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_extra import RunExtra

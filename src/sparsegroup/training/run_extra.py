@@ -12,7 +12,7 @@ from sparsegroup.artifact.validation import STRICT, Count, validated
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.training.epoch_parts import EarlierRanks
 from sparsegroup.training.run_error import RunError
-from sparsegroup.training.trainer_state import TrainerState
+from sparsegroup.training.state import TrainerState
 
 
 @dataclass(frozen=True)

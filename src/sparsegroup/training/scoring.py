@@ -15,10 +15,10 @@ import pyarrow as pa
 from sparsegroup.data.local_files import parquet_writer
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.training.checks import numbers_named
 from sparsegroup.training.evaluation import EVALUATED, logits_over, probabilities_of
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.missing_numbers import numbers_named
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _ROW_GROUP = 1 << 17

@@ -22,17 +22,16 @@ from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.assessment import assess
 from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.callbacks import Callback, told
+from sparsegroup.training.callbacks.tracking import tracking_callbacks
+from sparsegroup.training.checks import check_weights, numbers_named
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.divergence import check_weights
 from sparsegroup.training.epoch_parts import EarlierRanks, EpochParts
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
-from sparsegroup.training.missing_numbers import numbers_named
 from sparsegroup.training.provenance import Provenance
-from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_claim import FolderLock, check_settings, claimed, run_beginning
 from sparsegroup.training.run_dir import (
     CHECKPOINTS,
@@ -49,7 +48,7 @@ from sparsegroup.training.run_dir import (
 from sparsegroup.training.run_error import RunError, RunStoppedError
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import without_latest
-from sparsegroup.training.tracking import tracking_callbacks
+from sparsegroup.training.trainer import Callback, notify_callbacks
 
 _logger = logging.getLogger(__name__)
 
@@ -213,7 +212,7 @@ class Session:
         if run is not None:
             self.trainer.go_on_after(run.history)
             if run.baseline is not None:
-                self.trainer.lessons.load_state_dict(run.baseline)
+                self.trainer.load_baseline(run.baseline)
             self.notes = list(run.notes)
 
     def _say_notes(self) -> None:
@@ -340,7 +339,7 @@ class Session:
                 self.checkpoint()
 
         if trainer.progress.is_over:  # what is left is to write what the run leaves behind
-            with told(trainer.callbacks, trainer):
+            with notify_callbacks(trainer.callbacks, trainer):
                 pass
         else:
             trainer.fit(

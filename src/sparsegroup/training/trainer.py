@@ -3,41 +3,88 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.baseline_lessons import BaselineLessons
+from sparsegroup.training.baseline import BaselineLessons, LogisticBaseline, merged_baseline
 from sparsegroup.training.batch_gradients import give_gradients
-from sparsegroup.training.callbacks import Callback, told
+from sparsegroup.training.checks import (
+    check_loss,
+    check_stepped,
+    explain_divergence,
+    explain_missing_numbers,
+    with_checked_labels,
+)
 from sparsegroup.training.click_model import check_table
-from sparsegroup.training.divergence import check_loss, divergence_told
 from sparsegroup.training.epoch_progress import BestState, EpochProgress
 from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
-from sparsegroup.training.evaluation import PredictionWindow, Sample, predictions_over
-from sparsegroup.training.log_time import tell_time
+from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
+from sparsegroup.training.history import RecordedWindows, TableTotals
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
-from sparsegroup.training.missing_numbers import missing_numbers_told
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
-from sparsegroup.training.rank_group import GlobalBatch, RankGroup, SharedStatistics
-from sparsegroup.training.recorded_windows import RecordedWindows
-from sparsegroup.training.standing import stand_at, standing_of
-from sparsegroup.training.stepped_parameters import check_stepped
-from sparsegroup.training.stop_request import StopRequest
-from sparsegroup.training.stream_labels import with_checked_labels
-from sparsegroup.training.temporary_best import TemporaryBest
-from sparsegroup.training.trainer_state import TrainerState
-from sparsegroup.training.window_point import point_of
+from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
+from sparsegroup.training.state import TemporaryBest, TrainerState
+
+if TYPE_CHECKING:
+    from sparsegroup.training.config import Config
+
+
+class Callback:
+    """Is told what happens while a model is trained. By itself it does nothing: override what is needed.
+
+    A `Trainer` calls the first five, and each may call its `stop`. The others are of a run in a folder (`Session`,
+    `sparsegroup train`), around them.
+
+    Examples:
+        >>> import torch
+        >>> from sparsegroup import GroupAdam, HashEmbedding
+        >>> from sparsegroup.models import MLP
+        >>> from sparsegroup.training import Callback, Trainer
+        >>> class Show(Callback):
+        ...     def on_point(self, trainer, point):
+        ...         print(point.samples)
+        >>> table, network = HashEmbedding(4), MLP(fields=3, dim=4)
+        >>> optimizer = GroupAdam([*table.parameters(), *network.parameters()])
+        >>> stream = [(torch.randint(100, (32, 3)), torch.randint(2, (32,))) for _ in range(10)]
+        >>> trainer = Trainer(table, network, optimizer, window=160, callbacks=[Show()])
+        >>> points = trainer.fit(stream)
+        160
+        320
+    """
+
+    def on_begin(self, trainer: "Trainer") -> None:
+        """`fit` begins. `trainer.history` has the points so far, also those of a run that is resumed."""
+
+    def on_batch(self, trainer: "Trainer", samples: int, loss: float) -> None:
+        """A batch of so many samples has been trained on, with the loss before its step."""
+
+    def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
+        """A point has joined the history; some batches after it, as its metrics take a while."""
+
+    def on_validation(self, trainer: "Trainer", metrics: Metrics) -> None:
+        """An epoch has ended, and the model has these metrics on the validation rows; see `trainer.progress`."""
+
+    def on_end(self, trainer: "Trainer") -> None:
+        """`fit` is over, or has failed."""
+
+    def on_run_begin(self, folder: Path, config: "Config") -> None:
+        """A run begins in `folder`, or is resumed there."""
+
+    def on_run_end(self, folder: Path, summary: Summary | None) -> None:
+        """A run is complete, with all its files; `summary` is None where an exception has ended it before that."""
 
 
 class Trainer:
@@ -71,7 +118,6 @@ class Trainer:
         taken, trained: Samples that this rank has trained on in the epoch under way, and since it was made.
         progress: Where `fit` stands among its epochs, or has ended.
         ranks: Who train together.
-        record, lessons, dense: The history, what the baseline learns, and the network as it is trained.
 
     Examples:
         >>> import torch
@@ -105,7 +151,7 @@ class Trainer:
         check_table(table, "Trainer(table, network, optimizer)")
         self.table, self.network, self.window = table, network, window
         self.ranks = RankGroup.of(table)
-        self.record = RecordedWindows(window, self.ranks)
+        self._record = RecordedWindows(window, self.ranks)
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         for one in self.optimizers:
             if not isinstance(one, torch.optim.Optimizer):
@@ -118,11 +164,11 @@ class Trainer:
         self.taken = self.trained = 0
         self.go_on_after(history)
         self._begun: float | None = None
-        self.lessons = BaselineLessons(baseline)
+        self._lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
         # What is compiled, or in pieces, has no second derivatives.
-        self.dense = PiecewiseNetwork(network, compile and not self._second_order, whole=self._second_order)
+        self._dense = PiecewiseNetwork(network, compile and not self._second_order, whole=self._second_order)
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "network": network}, self.optimizers)
         self.ranks.check_order(second=self._second_order)
@@ -133,11 +179,11 @@ class Trainer:
     @property
     def history(self) -> list[HistoryPoint]:
         """The points so far; while `fit` is under way, on the first rank alone."""
-        return self.record.points
+        return self._record.points
 
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
-        self.record.go_on(history)
+        self._record.go_on(history)
         self.samples = history[-1].samples if history else 0
         self._seconds = history[-1].seconds if history else 0.0
 
@@ -206,13 +252,13 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_point(self, point)
 
-        with told(self.callbacks, self), own or nullcontext():
+        with notify_callbacks(self.callbacks, self), own or nullcontext():
             best = own if best is None else best
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
                 with self._timed():
                     is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
-                last = self.record.settle()
+                last = self._record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
                 if last is not None:
                     note(self.history[-1])
@@ -228,7 +274,7 @@ class Trainer:
             if is_over and best is not None and self.progress.best not in (None, self.progress.epoch):
                 best.restore()
         self.progress.is_over = is_over
-        self.record.share()
+        self._record.share()
         return self.history[begin:]
 
     def stop(self, *, finish: bool = False) -> None:
@@ -274,7 +320,7 @@ class Trainer:
             if target is not None and is_met and target.count != target.steps:
                 target.settle()
             metrics = self.evaluate(of_epoch(validation, self.progress.epoch))
-            self.record.note_validation(metrics)
+            self._record.note_validation(metrics)
         self.taken = 0
         return metrics, self.progress.end_epoch(metrics, may_be_best=is_met)
 
@@ -286,14 +332,14 @@ class Trainer:
         after_batch: Callable[[], None] | None,
     ) -> bool:
         """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
-        self.record.begin()
+        self._record.begin()
         self._model.train()
         if self._is_frozen:
             self.table.eval()
         # What is looked up ahead has been counted; a checkpoint in between would count it once more when resumed.
         counts = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
         is_counted = False
-        batches = self.ranks.in_step(with_checked_labels(stream), self._asked, self._stop)
+        batches = self.ranks.in_step(with_checked_labels(map(as_batch, stream)), self._asked, self._stop)
         batch = next(batches, None)
         tell_time(self._tables, None if batch is None else batch.own)
         keys = None if batch is None else keys_to_look_up(batch.own.keys, batch.own.bags)
@@ -304,24 +350,24 @@ class Trainer:
                 assert keys is not None
                 following = next(batches, None)
                 next_keys = None if following is None else keys_to_look_up(following.own.keys, following.own.bags)
-                ends = following is None or self.record.is_full_with(batch.samples)
+                ends = following is None or self._record.is_full_with(batch.samples)
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
                 is_counted = looks_ahead and counts
-                with divergence_told(self.samples), missing_numbers_told(self.network, batch.own):
+                with explain_divergence(self.samples), explain_missing_numbers(self.network, batch.own):
                     logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
                 self.samples += batch.samples
                 self.trained += len(batch.own)
                 self.taken += len(batch.own)
                 self.progress.go_on(batch.samples)
-                self.record.add(batch.own, logits, batch.samples)
+                self._record.add(batch.own, logits, batch.samples)
                 if not self.progress.epoch:
-                    self.lessons.give(metrics, batch.own, self.record.window)
+                    self._lessons.give(metrics, batch.own, self._record.window.add_baseline)
                 if on_batch is not None:
                     on_batch(batch.samples, float(loss))
                 for callback in self.callbacks:
                     callback.on_batch(self, batch.samples, float(loss))
-                if (ends or self.record.is_measured) and (point := self.record.settle()):
+                if (ends or self._record.is_measured) and (point := self._record.settle()):
                     note(point)
                 if ends:
                     self._end_window(metrics)
@@ -329,20 +375,20 @@ class Trainer:
                     after_batch()
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
-            if is_whole and self.record.window.samples:
-                if (point := self.record.settle()) is not None:
+            if is_whole and self._record.window.samples:
+                if (point := self._record.settle()) is not None:
                     note(point)
                 self._end_window(metrics)
-            self.lessons.wait()
+            self._lessons.wait()
         if is_whole and not self.progress.epoch:
-            self.lessons.merge(self.ranks)
-        self.record.pause()
+            self._lessons.merge(self.ranks)
+        self._record.pause()
         return is_whole
 
     def _end_window(self, metrics: ThreadPoolExecutor) -> None:
         if not self.ranks.is_alone:
-            self.lessons.wait()  # what they predict joins that of the other ranks
-        self.record.end(metrics, lambda window: point_of(self, window))
+            self._lessons.wait()  # what they predict joins that of the other ranks
+        self._record.end(metrics, self._point)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -363,7 +409,31 @@ class Trainer:
         To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained, by all ranks: what
         the first gets is the state of all.
         """
-        return standing_of(self)
+        baseline = self._lessons.state_dict()  # waits for what is learnt, which joins the window
+        window = self._record.window.state()
+        state = {
+            "samples": self.samples,
+            "seconds": self.seconds,
+            "history": self._record.history_state(),
+            "compiled_for": self._dense.size,
+            "target": None if self.target is None else self.target.state_dict(),
+            "progress": self.progress.as_dict(),
+            "window": vars(window),
+            "baseline": baseline,
+        }
+        if self.ranks.is_alone:
+            return state
+        own = (self.taken, window, baseline, self._dense.size)
+        found = self.ranks.of_all([own], "where they stand")
+        joined = PredictionWindow.joined([window for _, window, _, _ in found], 0.0).state()
+        taught = [baseline for _, _, baseline, _ in found if baseline is not None]
+        state["window"] = {**vars(joined), "seconds": found[0][1].seconds}
+        state["baseline"] = merged_baseline(taught) if taught else None
+        state["ranks"] = [
+            {"taken": taken, "window": len(window.labels), "baseline": baseline, "compiled_for": size}
+            for taken, window, baseline, size in found
+        ]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any] | TrainerState) -> None:
         """Go on from where `state_dict` found another with the same arguments: give `fit` the batches that are left.
@@ -375,8 +445,29 @@ class Trainer:
             ValueError: It is no such state; the message begins with the field. Nothing has changed.
         """
         state = TrainerState.of(state)
-        stand_at(self, state)
+        if self.target is not None:
+            if state.target is None:
+                raise ValueError("target: the state is of a training without one")
+            self.target.load_state_dict(asdict(state.target))
+        self.progress = replace(state.progress)
         self.samples, self._seconds = state.samples, state.seconds
+        ranks, samples = self.ranks, len(state.window.labels)
+        if len(state.ranks) == ranks.count:
+            own = state.ranks[ranks.rank]
+            first, count, baseline = sum(one.window for one in state.ranks[: ranks.rank]), own.window, own.baseline
+            self.taken, self._dense.size = own.taken, own.compiled_for
+        else:  # the first rank takes all of the window, and none has trained on its part of the epoch
+            first, count, baseline = 0, 0 if ranks.rank else samples, state.baseline
+            was_alone = ranks.is_alone and not state.ranks
+            self.taken = self.progress.position if was_alone else 0
+            self._dense.size = state.compiled_for if was_alone else None
+        window = PredictionWindow.from_state(state.window.part(first, first + count), samples)
+        self._record.go_on(state.history, window)
+        self._lessons.load_state_dict(baseline)
+
+    def load_baseline(self, state: Mapping[str, Tensor]) -> None:
+        """Continue with the baseline of an earlier training, from its `LogisticBaseline.state_dict`."""
+        self._lessons.load_state_dict(state)
 
     def _step(
         self, step: GlobalBatch, keys: Tensor, next_keys: Tensor | None, following: GlobalBatch | None
@@ -389,8 +480,8 @@ class Trainer:
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
         own = step.own
-        inputs = inputs_of(self.dense, vectors, own.keys, own.numbers, own.bags)
-        logits, loss = give_gradients(self.dense, *inputs, step, self.ranks, second_order=self._second_order)
+        inputs = inputs_of(self._dense, vectors, own.keys, own.numbers, own.bags)
+        logits, loss = give_gradients(self._dense, *inputs, step, self.ranks, second_order=self._second_order)
         loss = self.ranks.add_up(self._parameters, loss)
         if not self.ranks.is_alone:  # where one rank's loss is not finite, the sum is so on all
             check_loss(loss)
@@ -421,8 +512,46 @@ class Trainer:
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
-        return predictions_over(self._model, with_checked_labels(stream), self.lessons.baseline, self.ranks)
+        return predictions_over(
+            self._model, with_checked_labels(map(as_batch, stream)), self._lessons.baseline, self.ranks
+        )
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
         return predictions_over(self._model, stream, ranks=self.ranks).probabilities()
+
+    def _point(self, window: PredictionWindow) -> Callable[[], HistoryPoint]:
+        """Everything known at the end of a window, to be completed with the window's metrics."""
+        table, target = TableTotals.of(self.table), self.target
+        facts: dict[str, Any] = {
+            "samples": self.samples,
+            "epoch": self.progress.epoch + 1,
+            "feature_rate": table.feature_rate,
+            "live_rows": table.num_live,
+            "features_seen": table.num_seen,
+            "table_bytes": table.bytes,
+            "seconds": self.seconds,
+            "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
+            "l21": None if target is None else target.l21,
+            "scheduled_rate": None if target is None else target.scheduled_rate,
+        }
+        return lambda: HistoryPoint(**facts, **window.point_metrics())
+
+
+@contextmanager
+def notify_callbacks(callbacks: Sequence[Callback], trainer: "Trainer") -> Iterator[None]:
+    """While it lasts, callbacks know that training is under way: they are told of its begin and its end."""
+    try:
+        for callback in callbacks:
+            callback.on_begin(trainer)
+        yield
+    finally:
+        for callback in callbacks:
+            callback.on_end(trainer)
+
+
+def tell_time(tables: Iterable[HashEmbedding], batch: Batch | None) -> None:
+    """Set the time of tables whose policies count in seconds to that of the row in the middle of `batch`."""
+    for table in tables:
+        if batch is not None and len(batch) and table.table.config.unit == "seconds":
+            table.set_time(int(batch.times.median()))

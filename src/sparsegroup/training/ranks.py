@@ -1,4 +1,4 @@
-"""The ranks that train one model together: in step, with one loss and one end."""
+"""The ranks that train one model together: the same number of batches, one loss, one end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,7 +18,28 @@ from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
 from sparsegroup.training.run_error import RunError
-from sparsegroup.training.stop_request import StopRequest
+
+
+class StopRequest:
+    """Whether a training is asked to end. Setting it takes no lock: threads and signal handlers may.
+
+    Attributes:
+        is_made: It is asked to end.
+        finishes: For good: the epoch ends with it, and no other follows.
+    """
+
+    def __init__(self) -> None:
+        self.is_made = self.finishes = False
+
+    def make(self, *, finish: bool) -> None:
+        """Ask for it; who has asked for the end for good is not overruled."""
+        self.finishes = self.finishes or finish
+        self.is_made = True
+
+    def withdraw(self) -> None:
+        """Nothing is asked for."""
+        self.is_made = self.finishes = False
+
 
 Object = TypeVar("Object")
 

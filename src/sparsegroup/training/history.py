@@ -1,20 +1,70 @@
-"""The points of a history, each measured on a window of samples by a thread beside the training."""
+"""The points of a history, each measured on a window of samples by another thread."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.table import FieldCount
 from sparsegroup.training.evaluation import PredictionWindow
-from sparsegroup.training.rank_group import RankGroup
+from sparsegroup.training.ranks import RankGroup
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class TableTotals:
+    """Counts of all tables of an embedding."""
+
+    # num_seen, num_live: see `HashEmbedding`
+    num_seen: int = 0
+    num_live: int = 0
+    # memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has done, so
+    # that a resumed run would differ
+    bytes: int = 0
+    # num_evicted, num_refused: see `HashEmbedding`
+    num_evicted: int = 0
+    num_refused: int = 0
+
+    @classmethod
+    def of(cls, embedding: nn.Module) -> "TableTotals":
+        """Those of the tables in `embedding`, on all ranks; each of them must call it."""
+        totals = np.zeros(5, np.int64)
+        for table in tables_in(embedding).values():
+            own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
+            totals += own if table.across is None else table.across.shards.totals(own, "counts of rows")
+        return cls(*totals.tolist())
+
+    @property
+    def feature_rate(self) -> float:
+        """Live rows over distinct keys ever seen; 0 if none was."""
+        return self.num_live / self.num_seen if self.num_seen else 0.0
+
+
+def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
+    """`HashEmbedding.field_counts` of all tables in `embedding`, on all ranks; each of them must call it."""
+    totals: dict[int, FieldCount] = {}
+    for table in tables_in(embedding).values():
+        own = table.field_counts()
+        for counts in [own] if table.across is None else table.across.shards.of_all([own], "counts of fields"):
+            for number, count in counts.items():
+                before = totals.get(number, FieldCount(0, 0, 0))
+                totals[number] = FieldCount(
+                    before.seen + count.seen, before.rows + count.rows, before.live + count.live
+                )
+    return dict(sorted(totals.items()))
+
 
 PointOf = Callable[[PredictionWindow], Callable[[], HistoryPoint]]
-"""From the window that ends to what completes its point, see `point_of`."""
+"""From the window that ends to what completes its point, see `Trainer`."""
 
 
 class RecordedWindows:

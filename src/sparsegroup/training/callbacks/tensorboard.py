@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
-from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
+from sparsegroup.training.callbacks.figures import final_scalars, flat_settings, scalars
+from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from sparsegroup.training.config import Config
-    from sparsegroup.training.trainer import Trainer
 
 
 class TensorBoardCallback(Callback):
@@ -44,7 +44,7 @@ class TensorBoardCallback(Callback):
         """See `Callback.on_run_begin`."""
         self._settings = flat_settings(config)
 
-    def on_begin(self, trainer: "Trainer") -> None:
+    def on_begin(self, trainer: Trainer) -> None:
         """See `Callback.on_begin`."""
         _await_later_second(self.folder)
         if self._writer is None:
@@ -54,7 +54,7 @@ class TensorBoardCallback(Callback):
         for point in trainer.history:
             self.on_point(trainer, point)
 
-    def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
         """See `Callback.on_point`."""
         if self._writer is None or point.samples <= self._samples:
             return
@@ -64,7 +64,7 @@ class TensorBoardCallback(Callback):
         self._writer.flush()
         self._samples = point.samples
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         """See `Callback.on_end`."""
         if self._writer is not None:
             self._writer.close()  # opens another file if there is more to write

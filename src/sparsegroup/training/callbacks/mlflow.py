@@ -10,15 +10,16 @@ from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import shortened
 from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
-from sparsegroup.training.callbacks import Callback, final_scalars, flat_settings, scalars
+from sparsegroup.training.callbacks.figures import final_scalars, flat_settings, scalars
 from sparsegroup.training.run_dir import MLFLOW, REPORT
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.run_manifest import SUMMARY
 from sparsegroup.training.run_naming import CONFIG
+from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:
     from sparsegroup.training.config import Config
-    from sparsegroup.training.trainer import Trainer
+
 
 _ARTIFACTS = (CONFIG, SUMMARY, REPORT)
 _AT_A_TIME = 100
@@ -75,7 +76,7 @@ class MLflowCallback(Callback):
         write_atomically(record, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
         self._log_params(flat_settings(config))
 
-    def on_begin(self, trainer: "Trainer") -> None:
+    def on_begin(self, trainer: Trainer) -> None:
         """See `Callback.on_begin`.
 
         Raises:
@@ -86,7 +87,7 @@ class MLflowCallback(Callback):
         for point in trainer.history:
             self.on_point(trainer, point)
 
-    def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
         """See `Callback.on_point`."""
         if point.samples in self._seen:
             return
@@ -94,7 +95,7 @@ class MLflowCallback(Callback):
         self._waiting.append((point, round(1000 * (time() - (trainer.seconds - point.seconds)))))
         self._log_waiting()
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         """See `Callback.on_end`."""
         if not self._in_folder:
             self._end("FINISHED")

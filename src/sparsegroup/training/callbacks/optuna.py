@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
-from sparsegroup.training.callbacks import Callback, scalars
+from sparsegroup.training.callbacks.figures import scalars
+from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-    from sparsegroup.training.trainer import Trainer
 
 _VALIDATION = "validation_"
 
@@ -45,12 +45,12 @@ class OptunaPruningCallback(Callback):
             raise ValueError(f"monitor must be one of {', '.join(sorted(figures))}, got {monitor!r}")
         self.trial, self.monitor = trial, monitor
 
-    def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
         """See `Callback.on_point`."""
         if not self.monitor.startswith(_VALIDATION) and (value := scalars(point).get(self.monitor)) is not None:
             self._report(value, len(trainer.history))
 
-    def on_validation(self, trainer: "Trainer", metrics: Metrics) -> None:
+    def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
         """See `Callback.on_validation`."""
         if self.monitor.startswith(_VALIDATION):
             self._report(getattr(metrics, self.monitor.removeprefix(_VALIDATION)), trainer.progress.epoch)

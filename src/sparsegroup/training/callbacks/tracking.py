@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from sparsegroup.errors import require
-from sparsegroup.training.callbacks import Callback
+from sparsegroup.training.callbacks.mlflow import MLflowCallback
+from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
 from sparsegroup.training.config import TrackingConfig
-from sparsegroup.training.mlflow_callback import MLflowCallback
 from sparsegroup.training.run_dir import TENSORBOARD
 from sparsegroup.training.run_naming import run_name
-from sparsegroup.training.tensorboard_callback import TensorBoardCallback
+from sparsegroup.training.trainer import Callback
 
 
 def check_tracking(tracking: TrackingConfig) -> None:

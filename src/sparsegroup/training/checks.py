@@ -1,0 +1,203 @@
+"""What ends a training: wrong labels, missing numbers, divergence, parameters that no optimizer has."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
+from sparsegroup.errors import UserError
+from sparsegroup.models import NumberEncoder
+from sparsegroup.optim.table_parameter import store_of
+
+
+def backward(loss: Tensor, *, second_order: bool) -> None:
+    """The gradients of a loss; for second derivatives with their graph."""
+    if not second_order:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    with warnings.catch_warnings():
+        # torch warns of a reference cycle; GroupAdaHessian breaks it in step().
+        warnings.filterwarnings("ignore", message=r"Using backward\(\) with create_graph=True", category=UserWarning)
+        loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
+
+
+def check_loss(loss: Tensor) -> None:
+    """Raise FloatingPointError where a loss, on a CPU, is not finite. On a GPU to look would be to wait for it."""
+    if loss.device.type == "cpu" and not isfinite(loss.item()):
+        raise FloatingPointError(f"the loss of the next batch is {loss.item()}")
+
+
+def check_weights(model: nn.Module, samples: int) -> None:
+    """Raise FloatingPointError where a weight beside the tables' rows, trained on so many samples, is not finite."""
+    with explain_divergence(samples):
+        weights = [parameter for parameter in model.parameters() if store_of(parameter) is None]
+        if not all(weight.isfinite().all() for weight in weights):
+            raise FloatingPointError("weights of the network are not finite")
+
+
+@contextmanager
+def explain_divergence(samples: int) -> Iterator[None]:
+    """An error of numbers that are not finite says after how many samples it came, and what to try."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"training has diverged after {samples:,} samples: {error}. Lower the learning rate"
+        ) from error
+
+
+_WHAT_TO_DO = (
+    "the model takes numbers as they are: fill them in, or train with model.standardize=true, which takes them"
+)
+
+
+@dataclass(frozen=True)
+class NumberPlace:
+    """Where a number is.
+
+    Attributes:
+        first: The row of a stream that its batch begins with, from 0.
+        batch: The batch.
+        row, column: Its place in the batch's numbers.
+    """
+
+    first: int
+    batch: Batch
+    row: int
+    column: int
+
+
+class MissingNumberError(UserError):
+    """A number that is missing or infinite, and a network that does not take it."""
+
+    def __init__(self, place: NumberPlace, name: str = "") -> None:
+        said = name or f"row {place.first + place.row} of the stream: column {place.column} of the numbers (from 0)"
+        super().__init__(f"{said} has missing or infinite numbers, and {_WHAT_TO_DO}")
+        self.place = place
+
+
+def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> None:
+    """Whether logits `[n]` are numbers. On a GPU to look would be to wait for them.
+
+    Args:
+        model: What gave them.
+        batch: What they were given for.
+        logits: To look at.
+        first: The row of the stream that the batch begins with.
+
+    Raises:
+        MissingNumberError: One is NaN, as is a number of its row.
+        FloatingPointError: One is NaN for another reason.
+    """
+    if logits.device.type != "cpu" or not bool((wrong := logits.isnan()).any()):
+        return
+    row = int(wrong.nonzero()[0])
+    refused = _refused(model, batch.numbers)[row].nonzero()
+    if len(refused):
+        raise MissingNumberError(NumberPlace(first, batch, row, int(refused[0])))
+    raise FloatingPointError(
+        f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
+        "diverged; train it with a lower learning rate"
+    )
+
+
+@contextmanager
+def explain_missing_numbers(model: nn.Module, batch: Batch) -> Iterator[None]:
+    """An error of numbers that are not finite says which of the batch's the network does not take, if there are any.
+
+    Raises:
+        MissingNumberError: There are.
+    """
+    try:
+        yield
+    except FloatingPointError as error:
+        refused = _refused(model, batch.numbers).nonzero()
+        if not len(refused):
+            raise
+        row, column = refused[0].tolist()
+        raise MissingNumberError(NumberPlace(0, batch, row, column)) from error
+
+
+@contextmanager
+def numbers_named(log: Log, start: int | None = None) -> Iterator[None]:
+    """A `MissingNumberError` names the log and the column; and the row, where the stream is the log from `start` on."""
+    try:
+        yield
+    except MissingNumberError as error:
+        place = error.place
+        row = ""
+        if start is not None:
+            row = f" row {log.places(start + place.first, place.batch)[place.row]} (from 0):"
+        raise MissingNumberError(place, f"{log.name}:{row} {log.numbers[place.column]!r}") from error
+
+
+def _refused(model: nn.Module, numbers: Tensor) -> Tensor:
+    """Which of the numbers `[n, columns]` a network turns into no number."""
+    encoder = next((module for module in model.modules() if isinstance(module, NumberEncoder)), None)
+    if encoder is None:
+        return ~numbers.isfinite()
+    return numbers.isinf() & (not encoder.standardize)
+
+
+def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise where the rows of a table would never be trained; warn of other parameters that would not.
+
+    Frozen parameters (`requires_grad_(False)`) need no optimizer.
+
+    Args:
+        modules: Name → what is to be trained, as the caller knows it.
+        optimizers: All that step.
+
+    Raises:
+        ValueError: None of them has the rows of a table.
+    """
+    stepped = {
+        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    }
+    left_out = {
+        id(parameter): (f"{module}.{name}", parameter)
+        for module, of in modules.items()
+        for name, parameter in of.named_parameters()
+        if parameter.requires_grad and id(parameter) not in stepped
+    }
+    if rows := [name for name, parameter in left_out.values() if store_of(parameter) is not None]:
+        raise ValueError(
+            f"no optimizer has {_listed(rows)}, so that it would never be trained: give its module's parameters() to "
+            "one, as in GroupAdam([*table.parameters(), *model.parameters()]), or freeze it by requires_grad_(False)"
+        )
+    if left_out:
+        names = _listed([name for name, _ in left_out.values()])
+        warnings.warn(
+            f"no optimizer has {names}: these stay as they are. Give them to one, or freeze them by "
+            "requires_grad_(False)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def with_checked_labels(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches of a stream.
+
+    Raises:
+        ValueError: A label that is neither 0 nor 1; the error names its value, batch and row.
+    """
+    for number, batch in enumerate(batches):
+        labels = batch.labels
+        if not labels.bool().to(labels.dtype).equal(labels):
+            row = int((labels.bool() != labels).flatten().nonzero()[0])
+            raise ValueError(
+                f"labels must be 0 or 1, got {labels.flatten()[row].item():g} in row {row} of batch {number} of the "
+                "stream (both from 0)"
+            )
+        yield batch
