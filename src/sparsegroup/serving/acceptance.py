@@ -15,7 +15,7 @@ from sparsegroup.data.open import open_log
 from sparsegroup.data.raw.file_listing import LogPaths, is_same, shown
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import ExportError
-from sparsegroup.serving.manifest import PathScores, TestResult
+from sparsegroup.serving.manifest import PathScores
 from sparsegroup.training import Config
 from sparsegroup.training.checks import check_logits, numbers_named
 from sparsegroup.training.evaluation import EVALUATED
@@ -178,8 +178,3 @@ def check_agreement(scores: Mapping[str, PathScores], exact: bool) -> None:
                 f"{name} and the export in PyTorch differ by {score.max_abs_difference:.3g}, more than {TOLERANCE:g}; "
                 "please report it"
             )
-
-
-def as_test(rows: TestRows, scores: Mapping[str, PathScores]) -> TestResult:
-    """For the manifest."""
-    return TestResult(log=rows.log.name, rows=len(rows), scores=scores)

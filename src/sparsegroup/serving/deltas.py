@@ -6,27 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsegroup.artifact.folder import atomic_folder
-from sparsegroup.artifact.manifest import Parent, facts_of, facts_of_files
+from sparsegroup.artifact.manifest import Parent, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.serving.exporting import (
-    ExportDraft,
-    ExportRequest,
-    draft_of,
-    make_and_test,
-    save_network,
-    save_vocabulary,
-    write_export,
-)
+from sparsegroup.serving.exporting import Draft, ExportRequest, add_models, draft_of, write_served
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import (
     EMBEDDINGS,
     EXPORT,
-    NETWORK,
     TABLE,
     TOMBSTONES,
     UPSERTS,
     DeltaCounts,
-    ExportContent,
     ExportManifest,
     check_free,
 )
@@ -68,30 +58,26 @@ def export_delta(
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
-    parts = draft_of(trained, base.manifest.dtype)
-    _check_kinship(base.manifest, parts.draft, since)
-    change = difference(base.embeddings, parts.tables[TABLE])
+    draft, model = draft_of(trained, base.manifest.dtype)
+    _check_kinship(base.manifest, draft.manifest, since)
+    rows = draft.rows[TABLE]
+    change = difference(base.embeddings, rows)
     check_free(out, overwrite)
     with atomic_folder(out.absolute(), replace=overwrite) as folder:
-        whole = folder / EMBEDDINGS
-        parts.tables[TABLE].save(whole)
-        save_network(parts.model, folder / NETWORK)
-        content = ExportContent(tables={TABLE: facts_of(whole)}, network=facts_of(folder / NETWORK))
-        whole.unlink()
+        manifest = draft.save(folder)
+        (folder / EMBEDDINGS).unlink()  # the id is that of the whole, which the delta leads to
         change.upserts.save(folder / UPSERTS)
         write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
-        if parts.vocabularies:
-            save_vocabulary(parts.vocabularies, change.upserts.keys, folder / VOCABULARY)
+        draft.save_vocabulary(change.upserts.keys, folder / VOCABULARY)
         manifest = replace(
-            parts.draft,
+            manifest,
             kind="delta",
-            content=content,
             files=facts_of_files(folder),
             parent=Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix()),
             changes=DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones)),
-            test=make_and_test(parts, folder, ExportRequest(test=wanted.test)),
         )
-        return EXPORT.write(folder, manifest.with_id())
+        test = add_models(folder, manifest, draft.rows, model, ExportRequest(test=wanted.test), trained.model)
+        return EXPORT.write(folder, replace(manifest, test=test))
 
 
 def apply_deltas(
@@ -120,10 +106,10 @@ def apply_deltas(
     result = read_trained(base)
     for delta in deltas:
         result = apply(result, Path(delta))
-    draft = replace(result.manifest, kind="export", parent=None, changes=None)
-    parts = ExportDraft(draft, result.tables, result.model(), result.vocabularies)
-    wanted.check(draft.columns_and_config()[0])
-    return write_export(parts, Path(out), wanted, overwrite=overwrite)
+    manifest, model = replace(result.manifest, kind="export", parent=None, changes=None), result.model()
+    wanted.check(manifest.columns_and_config()[0])
+    draft = Draft(manifest, result.tables, model.other_weights, result.vocabularies)
+    return write_served(draft, model, Path(out), wanted, overwrite=overwrite)
 
 
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
@@ -134,14 +120,14 @@ def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> No
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
         ("another network", _network_of(new), _network_of(base)),
-        ("another dimension", _dims_of(new), _dims_of(base)),
+        (
+            "another dimension",
+            [table.dim for table in new.tables.values()],
+            [table.dim for table in base.tables.values()],
+        ),
     ):
         if ours != theirs:
             raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
-
-
-def _dims_of(manifest: ExportManifest) -> dict[str, int]:
-    return {name: table.dim for name, table in manifest.tables.items()}
 
 
 def _network_of(manifest: ExportManifest) -> ModelConfig:

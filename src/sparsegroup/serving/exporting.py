@@ -2,16 +2,16 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from sparsegroup.artifact.folder import atomic_folder, name_errors
 from sparsegroup.artifact.manifest import FileFacts, facts_of, facts_of_files
@@ -20,7 +20,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving.acceptance import RandomRows, Scorer, TestRows, as_test, check_agreement, compare
+from sparsegroup.serving.acceptance import RandomRows, Scorer, TestRows, check_agreement, compare
 from sparsegroup.serving.frozen import Embeddings, ExportError, live_rows
 from sparsegroup.serving.frozen_model import (
     AnyTable,
@@ -48,7 +48,7 @@ from sparsegroup.serving.manifest import (
     check_free,
     file_of,
 )
-from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
+from sparsegroup.serving.onnx import OUTPUT, OnnxModel, require_onnx, save_onnx
 from sparsegroup.serving.opening import TrainedModel, check_rows
 from sparsegroup.serving.reading import read_export
 from sparsegroup.serving.tracing import (
@@ -64,6 +64,12 @@ from sparsegroup.serving.tracing import (
 from sparsegroup.settings.names import Dtype, ProgramName
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.run_dir import VOCABULARY
+
+_PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
+_FILES: Mapping[str, str] = {"onnx": ONNX, "program": PROGRAM}
+Runner = Callable[[ExampleCall], list[Tensor]]
+_NO_FILE = FileFacts(0, "")
+"""Until a file is written."""
 
 
 @dataclass(frozen=True)
@@ -94,95 +100,110 @@ class ExportRequest:
         if self.test is not None:
             columns.check_fits(self.test.log.schema, self.test.log.name)
 
-
-def save_vocabulary(sources: Sequence[Path], keys: Tensor, path: Path) -> None:
-    """Write those rows of key, field and value whose key is among `keys` `[n]`, by key; once each."""
-    wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
-    names = scan_parquet(sources)
-    found = names.join(wanted, on="key", how="semi").unique("key").sort("key").collect()
-    with name_errors(path):
-        write_parquet(path, found.lazy())
-
-
-NO_FILE = FileFacts(0, "")
-"""Until a file is written."""
+    @property
+    def formats(self) -> list[str]:
+        """The models to write."""
+        return [name for name in _FILES if getattr(self, name)]
 
 
 @dataclass(frozen=True)
-class ExportDraft:
-    """What is to be written.
+class Draft:
+    """What is to be written: rows, all other weights, and a manifest but for what follows from the files."""
 
-    Attributes:
-        draft: The manifest, but for what follows from the files.
-        tables: Name → the live rows of a table.
-        model: What serves them.
-        vocabularies: Files of key, field and value.
-        trained: The model as it was trained, if it is at hand.
-    """
+    manifest: ExportManifest
+    rows: Mapping[str, Embeddings]
+    weights: Mapping[str, Tensor]
+    vocabularies: Sequence[Path] = ()
 
-    draft: ExportManifest
-    tables: Mapping[str, Embeddings]
-    model: FrozenModel
-    vocabularies: Sequence[Path]
-    trained: LookupModel | None = None
+    def save(self, folder: Path) -> ExportManifest:
+        """Write rows and weights, the same for the same content; the manifest that names them."""
+        files = {name: folder / table.file for name, table in self.manifest.tables.items()}
+        for name, rows in self.rows.items():
+            rows.save(files[name])
+        write_tensors(folder / NETWORK, {name: weight.contiguous() for name, weight in self.weights.items()})
+        facts = {name: facts_of(path) for name, path in files.items()}
+        return replace(self.manifest, content=ExportContent(tables=facts, network=facts_of(folder / NETWORK))).with_id()
 
-    @property
-    def keys(self) -> Tensor:
-        """The keys of all tables."""
-        return torch.cat([rows.keys for rows in self.tables.values()])
+    def save_vocabulary(self, keys: Tensor, path: Path) -> None:
+        """Write the names of `keys` `[n]` that are known, by key, once each: key, field and value."""
+        if not self.vocabularies:
+            return
+        wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
+        found = scan_parquet(self.vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
+        with name_errors(path):
+            write_parquet(path, found.lazy())
+
+    def write(
+        self, out: Path, test: Callable[[Path, ExportManifest], TestResult | None], *, overwrite: bool
+    ) -> ExportManifest:
+        """Write a whole export, to which `test` adds what runs the model; nothing is left behind where that raises."""
+        check_free(out, overwrite)
+        with atomic_folder(out.absolute(), replace=overwrite) as folder:
+            manifest = self.save(folder)
+            self.save_vocabulary(torch.cat([rows.keys for rows in self.rows.values()]), folder / VOCABULARY)
+            result = test(folder, manifest)
+            return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=result))
 
 
-def draft_of(trained: TrainedModel, dtype: Dtype) -> ExportDraft:
-    """The live rows in a format, the network, and what a manifest says of them.
-
-    Raises:
-        ExportError: Vectors that the format does not have.
-        RunError: Vectors that are not finite.
-    """
-    check_rows(trained.path, trained.model.rows)
-    tables = tables_of(trained.model)
-    rows = {name: live_rows(table, dtype) for name, table in tables.items()}
-    earlier = trained.manifest
-    counts = trained.field_counts()
+def _manifest_of(
+    tables: Mapping[str, AnyTable],
+    rows: Mapping[str, Embeddings],
+    source: str,
+    dtype: Dtype,
+    earlier: ExportManifest | None = None,
+    **more: Any,
+) -> ExportManifest:
+    """The manifest, without files; what training has seen is known by the tables, or by the `earlier` export."""
     seen = {
         name: table.num_seen if earlier is None else earlier.tables[name].features_seen
         for name, table in tables.items()
     }
-    live = _live_by_field(torch.cat([one.keys for one in rows.values()]), trained.columns.fields)
-    draft = ExportManifest(
-        kind="export",
-        source=str(trained.path),
-        dtype=dtype,
-        tables={
-            name: ExportedTable(
-                file=EMBEDDINGS if name == TABLE else file_of(name),
-                dim=table.dim,
-                live_rows=len(rows[name]),
-                features_seen=seen[name],
-                zero_rows=table.num_live - len(rows[name]),
-            )
-            for name, table in tables.items()
-        },
-        columns=json.loads(json.dumps(asdict(trained.columns))),
-        config=trained.config.as_dict(),
-        fields={name: FieldRows(live=live[name], seen=counts[name].seen) for name in trained.columns.fields},
-        before=(
-            SizesBefore(
-                dense=sum(seen[name] * table.dim * 4 for name, table in tables.items()),
-                table=sum(table.memory().content for table in tables.values()),
-            )
-            if earlier is None
-            else earlier.before
-        ),
-        content=ExportContent(tables=dict.fromkeys(tables, NO_FILE), network=NO_FILE),
+    before = SizesBefore(
+        dense=sum(seen[name] * table.dim * 4 for name, table in tables.items()),
+        table=sum(table.memory().content for table in tables.values()),
     )
-    vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
-    return ExportDraft(draft, rows, FrozenModel.of(trained.model, rows), vocabularies, trained.model)
+    entries = {
+        name: ExportedTable(
+            file=EMBEDDINGS if "config" in more and name == TABLE else file_of(name),
+            dim=table.dim,
+            pooling=pooling_of(table),
+            live_rows=len(rows[name]),
+            features_seen=seen[name],
+            zero_rows=table.num_live - len(rows[name]),
+        )
+        for name, table in tables.items()
+    }
+    return ExportManifest(
+        kind="export",
+        source=source,
+        dtype=dtype,
+        tables=entries,
+        before=before if earlier is None else earlier.before,
+        content=ExportContent(tables=dict.fromkeys(entries, _NO_FILE), network=_NO_FILE),
+        **more,
+    )
 
 
-def _live_by_field(keys: Tensor, fields: tuple[str, ...]) -> Mapping[str, int]:
-    counts = np.bincount(fields_of(keys.numpy()), minlength=len(fields))
-    return {name: int(counts[number]) for number, name in enumerate(fields)}
+def _save_models(
+    program: ExportedProgram,
+    folder: Path,
+    formats: Collection[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    metadata: Mapping[str, str],
+    threads: int = 1,
+) -> dict[str, Runner]:
+    """Write a program in some formats; by format, what the file gives of a call."""
+    runs: dict[str, Runner] = {}
+    if "onnx" in formats:
+        save_onnx(program, folder / ONNX, inputs, outputs, metadata=metadata)
+        onnx = OnnxModel(folder / ONNX, threads)
+        runs["onnx"] = lambda call: [torch.from_numpy(array) for array in onnx.outputs(call.tensors())]
+    if "program" in formats:
+        save_program(program, folder / PROGRAM)
+        loaded = load_program(folder / PROGRAM)
+        runs["program"] = lambda call: call.outputs_of(loaded)
+    return runs
 
 
 def export_trained(
@@ -212,86 +233,84 @@ def export_trained(
     if os.path.realpath(out) == os.path.realpath(trained.path):
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     wanted.check(trained.columns)
-    return write_export(draft_of(trained, dtype), Path(out), wanted, overwrite=overwrite)
+    draft, model = draft_of(trained, dtype)
+    return write_served(draft, model, Path(out), wanted, trained.model, overwrite=overwrite)
 
 
-def save_network(model: FrozenModel, path: Path) -> None:
-    """Write all weights but the tables' rows; the same weights give the same bytes."""
-    write_tensors(path, {name: tensor.contiguous() for name, tensor in model.other_weights.items()})
+def draft_of(trained: TrainedModel, dtype: Dtype) -> tuple[Draft, FrozenModel]:
+    """The live rows in a format and the network, and what serves them."""
+    check_rows(trained.path, trained.model.rows)
+    tables, columns = tables_of(trained.model), trained.columns
+    rows = {name: live_rows(table, dtype) for name, table in tables.items()}
+    keys = torch.cat([one.keys for one in rows.values()])
+    live = np.bincount(fields_of(keys.numpy()), minlength=len(columns.fields)).tolist()
+    counts = trained.field_counts()
+    manifest = _manifest_of(
+        tables,
+        rows,
+        str(trained.path),
+        dtype,
+        trained.manifest,
+        columns=json.loads(json.dumps(asdict(columns))),
+        config=trained.config.as_dict(),
+        fields={
+            name: FieldRows(live=live[number], seen=counts[name].seen) for number, name in enumerate(columns.fields)
+        },
+    )
+    model = FrozenModel.of(trained.model, rows)
+    vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
+    return Draft(manifest, rows, model.other_weights, vocabularies), model
 
 
-def write_export(parts: ExportDraft, out: Path, wanted: ExportRequest, *, overwrite: bool = False) -> ExportManifest:
-    """Write a whole export; nothing is left behind if it fails.
+def write_served(
+    draft: Draft,
+    model: FrozenModel,
+    out: Path,
+    wanted: ExportRequest,
+    trained: LookupModel | None = None,
+    *,
+    overwrite: bool,
+) -> ExportManifest:
+    """Write the export of a trained model, tested."""
 
-    Raises:
-        ExportError: `out` is taken; ONNX's packages are missing; files that do not compute what PyTorch does.
-    """
-    check_free(out, overwrite)
-    with atomic_folder(out.absolute(), replace=overwrite) as folder:
-        files = {name: folder / table.file for name, table in parts.draft.tables.items()}
-        for name, rows in parts.tables.items():
-            rows.save(files[name])
-        save_network(parts.model, folder / NETWORK)
-        if parts.vocabularies:
-            save_vocabulary(parts.vocabularies, parts.keys, folder / VOCABULARY)
-        facts = {name: facts_of(path) for name, path in files.items()}
-        content = ExportContent(tables=facts, network=facts_of(folder / NETWORK))
-        draft = replace(parts.draft, content=content).with_id()
-        test = make_and_test(replace(parts, draft=draft), folder, wanted)
-        return EXPORT.write(folder, replace(draft, files=facts_of_files(folder), test=test))
+    def test(folder: Path, manifest: ExportManifest) -> TestResult | None:
+        return add_models(folder, manifest, draft.rows, model, wanted, trained)
+
+    return draft.write(out, test, overwrite=overwrite)
 
 
-def make_and_test(parts: ExportDraft, folder: Path, wanted: ExportRequest) -> TestResult | None:
-    """Write the models that are wanted, and compare what they give.
+def add_models(
+    folder: Path,
+    manifest: ExportManifest,
+    tables: Mapping[str, Embeddings],
+    model: FrozenModel,
+    wanted: ExportRequest,
+    trained: LookupModel | None,
+) -> TestResult | None:
+    """Write the models that are wanted, and compare what they, PyTorch and the model as it was trained give."""
+    columns, _ = manifest.columns_and_config()
+    served = ServingModel(model.embedding, model.network, columns)
+    runs: dict[str, Runner] = {"export": lambda call: call.outputs_of(served)}
+    if wanted.formats:
+        metadata = served.metadata() | {"export": manifest.id}
+        runs |= _save_models(served.trace(), folder, wanted.formats, served.inputs, [OUTPUT], metadata, wanted.threads)
 
-    Raises:
-        ExportError: They differ.
-    """
-    columns, _ = parts.draft.columns_and_config()
-    model = ServingModel(parts.model.embedding, parts.model.network, columns)
-    scorers: dict[str, Scorer] = {}
-    if parts.trained is not None:
-        scorers["training"] = _trained_scorer(parts.trained)
-    scorers["export"] = _torch_scorer(model, model)
-    traced = model.trace() if wanted.onnx or wanted.program else None
-    if wanted.onnx and traced is not None:
-        metadata = model.metadata() | {"export": parts.draft.id}
-        save_onnx(traced, folder / ONNX, model.inputs, metadata=metadata)
-        scorers["onnx"] = _onnx_scorer(model, OnnxModel(folder / ONNX, wanted.threads))
-    if wanted.program and traced is not None:
-        save_program(traced, folder / PROGRAM)
-        scorers["program"] = _torch_scorer(model, load_program(folder / PROGRAM))
-    rows = RandomRows(parts.keys, columns) if wanted.test is None else wanted.test
-    scores = compare(rows, scorers, parts.model)
-    check_agreement(scores, exact=parts.draft.dtype == "float32")
-    return None if wanted.test is None else as_test(wanted.test, scores)
+    def scorer(run: Runner) -> Scorer:
+        return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
 
-
-def _trained_scorer(model: LookupModel) -> Scorer:
-    """Probabilities by the model as it was trained."""
-
-    @torch.no_grad()
-    def score(batch: Batch) -> npt.NDArray[np.float32]:
-        logits: Tensor = model(batch.keys, batch.numbers, batch.bags)
-        return logits.sigmoid().numpy()
-
-    return score
+    scorers: dict[str, Scorer] = {} if trained is None else {"training": lambda batch: _trained_score(trained, batch)}
+    scorers |= {name: scorer(run) for name, run in runs.items()}
+    keys = torch.cat([rows.keys for rows in tables.values()])
+    scores = compare(RandomRows(keys, columns) if wanted.test is None else wanted.test, scorers, model)
+    check_agreement(scores, exact=manifest.dtype == "float32")
+    if wanted.test is None:
+        return None
+    return TestResult(log=wanted.test.log.name, rows=len(wanted.test), scores=scores)
 
 
-def _torch_scorer(model: ServingModel, runs: nn.Module) -> Scorer:
-    @torch.no_grad()
-    def score(batch: Batch) -> npt.NDArray[np.float32]:
-        probabilities: Tensor = runs(*model.arguments(batch))
-        return probabilities.numpy()
-
-    return score
-
-
-def _onnx_scorer(model: ServingModel, runs: OnnxModel) -> Scorer:
-    return lambda batch: runs(model.arguments(batch))
-
-
-_PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
+@torch.no_grad()
+def _trained_score(model: LookupModel, batch: Batch) -> Any:
+    return model(batch.keys, batch.numbers, batch.bags).sigmoid().numpy()
 
 
 def export(
@@ -358,28 +377,22 @@ def export(
     given = call.on_cpu()
     expected = _frozen_outputs(frozen, given)
     if dtype == "float32":
-        _check_agreement("the export in PyTorch", expected, live, tolerance)
-    draft = _draft(model, found, rows, dtype)
-    program = None
+        _check_outputs("the export in PyTorch", expected, live, tolerance)
+    manifest = _manifest_of(found, rows, type(model).__qualname__, dtype)
+    program, names, results = None, [*(inputs or ())], [*(outputs or ())]
     if formats:
         program = given.trace(frozen, dynamic_shapes, strict=strict)
-        names = input_names(program) if inputs is None else list(inputs)
-        results = output_names(given.result_of(frozen)) if outputs is None else list(outputs)
-        draft = replace(draft, signature=signature_of(program, names, results))
-    with atomic_folder(folder.absolute(), replace=overwrite) as place:
-        for name, one in rows.items():
-            one.save(place / file_of(name))
-        write_tensors(place / NETWORK, other_weights(frozen))
-        content = {name: facts_of(place / file_of(name)) for name in rows}
-        draft = replace(draft, content=ExportContent(tables=content, network=facts_of(place / NETWORK))).with_id()
-        if program is not None and "program" in formats:
-            save_program(program, place / PROGRAM)
-            _check_agreement(PROGRAM, given.outputs_of(load_program(place / PROGRAM)), expected, tolerance)
-        if program is not None and "onnx" in formats:
-            save_onnx(program, place / ONNX, names, results, metadata={"export": draft.id})
-            runs = [torch.from_numpy(array) for array in OnnxModel(place / ONNX).outputs(given.tensors())]
-            _check_agreement(ONNX, runs, expected, tolerance)
-        return EXPORT.write(place, replace(draft, files=facts_of_files(place)))
+        names = input_names(program) if inputs is None else names
+        results = output_names(given.result_of(frozen)) if outputs is None else results
+        manifest = replace(manifest, signature=signature_of(program, names, results))
+
+    def test(place: Path, manifest: ExportManifest) -> None:
+        if program is not None:
+            runs = _save_models(program, place, formats, names, results, {"export": manifest.id})
+            for name, run in runs.items():
+                _check_outputs(_FILES[name], run(given), expected, tolerance)
+
+    return Draft(manifest, rows, other_weights(frozen)).write(folder, test, overwrite=overwrite)
 
 
 def load_export(
@@ -437,33 +450,6 @@ def _check(model: nn.Module, args: tuple[Any, ...], formats: Collection[str]) ->
         raise ValueError(f"formats must be a list of {' and '.join(known)}, or empty; got {what!r}")
 
 
-def _draft(
-    model: nn.Module, tables: Mapping[str, AnyTable], rows: Mapping[str, Embeddings], dtype: Dtype
-) -> ExportManifest:
-    entries = {
-        name: ExportedTable(
-            file=file_of(name),
-            dim=table.dim,
-            pooling=pooling_of(table),
-            live_rows=len(rows[name]),
-            features_seen=table.num_seen,
-            zero_rows=table.num_live - len(rows[name]),
-        )
-        for name, table in tables.items()
-    }
-    return ExportManifest(
-        kind="export",
-        source=type(model).__qualname__,
-        dtype=dtype,
-        tables=entries,
-        before=SizesBefore(
-            dense=sum(table.num_seen * table.dim * 4 for table in tables.values()),
-            table=sum(table.memory().content for table in tables.values()),
-        ),
-        content=ExportContent(tables=dict.fromkeys(entries, NO_FILE), network=NO_FILE),
-    )
-
-
 def _rows_of(name: str, table: AnyTable, dtype: Dtype) -> Embeddings:
     try:
         return live_rows(table, dtype)
@@ -493,7 +479,7 @@ def _frozen_outputs(frozen: nn.Module, call: ExampleCall) -> list[Tensor]:
         ) from error
 
 
-def _check_agreement(what: str, found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+def _check_outputs(what: str, found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
     if len(found) != len(expected):
         raise ExportError(f"{what} gives {len(found)} tensors, the module {len(expected)}")
     for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):

@@ -1,0 +1,188 @@
+"""`sparsegroup export` and `sparsegroup apply`."""
+
+import logging
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
+from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.errors import pip_install
+from sparsegroup.settings.names import Dtype
+
+if TYPE_CHECKING:
+    from sparsegroup.serving import ExportManifest, TestRows
+    from sparsegroup.training import Config
+
+_logger = logging.getLogger(__name__)
+
+Onnx = Annotated[
+    bool | None,
+    typer.Option(
+        "--onnx/--no-onnx", help="Write model.onnx.", show_default="if the extra sparsegroup[onnx] is installed"
+    ),
+]
+Program = Annotated[bool, typer.Option("--program", help="Write model.pt2, a program of torch.export.")]
+TestLog = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOG",
+        help="Test set for AUC and log loss before and after: a raw log or a prepared folder. Of the run's own log and "
+        "of a prepared one the test rows are used, of any other log all rows.",
+        show_default=False,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the export that OUT holds.")]
+
+
+@app.command("export")
+def export_command(
+    model: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained model.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Format of the vectors.", show_default="float32, or that of --since")
+    ] = None,
+    onnx: Onnx = None,
+    program: Program = False,
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EXPORT",
+            help="Write a delta: what has changed since this export or delta.",
+            show_default=False,
+        ),
+    ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep", help="First apply the last λ to all rows, including those that no batch has touched since."
+        ),
+    ] = False,
+    test: TestLog = None,
+    overwrite: Overwrite = False,
+    threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the live rows of a trained model and its network, for servers."""
+    if since is not None and (onnx or program):
+        raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
+    with starting():
+        from sparsegroup.serving import ExportRequest, export_delta, export_trained, open_trained
+        from sparsegroup.serving.manifest import check_free
+
+    use_threads(threads)
+    check_free(out, overwrite)
+    opened = open_trained(model, sweep=sweep)
+    rows = _test_rows(test, opened.config, threads)
+    if since is not None:
+        manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
+    else:
+        wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
+        manifest = export_trained(opened, out, dtype or "float32", wanted, overwrite=overwrite)
+    _show(manifest, out)
+
+
+@app.command("apply")
+def apply_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="BASE DELTA... OUT", help="An export, deltas in order, and the folder to write."),
+    ],
+    onnx: Onnx = None,
+    program: Program = False,
+    test: TestLog = None,
+    overwrite: Overwrite = False,
+    threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Apply deltas to an export, and write the result as a new export."""
+    if len(folders) < 3:
+        raise UsageError("apply wants an export, one or more deltas, and the folder to write: BASE DELTA... OUT")
+    with starting():
+        from sparsegroup.serving import ExportRequest, apply_deltas, read_manifest
+        from sparsegroup.serving.manifest import check_free
+
+    use_threads(threads)
+    base, *deltas, out = folders
+    check_free(out, overwrite)
+    rows = None if test is None else _test_rows(test, read_manifest(base).columns_and_config()[1], threads)
+    wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
+    _show(apply_deltas(base, deltas, out, wanted, overwrite=overwrite), out)
+
+
+def _wants_onnx(onnx: bool | None) -> bool:
+    from sparsegroup.serving.onnx import has_onnx
+
+    if onnx is None and not has_onnx():
+        _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
+        return False
+    return onnx is not False
+
+
+def _test_rows(log: str | None, config: "Config", threads: int) -> "TestRows | None":
+    from sparsegroup.cli.progress import reading_bar
+    from sparsegroup.data.raw.file_listing import short_name
+    from sparsegroup.serving import open_test_rows
+
+    if log is None:
+        return None
+    with reading_bar(short_name(log)) as on_progress:
+        return open_test_rows(log, config, threads, on_progress)
+
+
+def _show(manifest: "ExportManifest", out: Path) -> None:
+    changes, test = manifest.changes, manifest.test
+    result: dict[str, Any] = {
+        "folder": str(out),
+        "dtype": manifest.dtype,
+        "live_rows": manifest.live_rows,
+        "features_seen": manifest.features_seen,
+        "feature_rate": manifest.feature_rate,
+        "zero_rows": manifest.zero_rows,
+        "bytes": sum(file.bytes for file in manifest.files.values()),
+        "upserts": None if changes is None else changes.upserts,
+        "tombstones": None if changes is None else changes.tombstones,
+        "test_rows": None if test is None else test.rows,
+    }
+    for name, score in {} if test is None else test.scores.items():
+        result |= {f"{name}_auc": score.auc, f"{name}_log_loss": score.log_loss}
+    show(result, _outcome(manifest, out))
+
+
+def _outcome(manifest: "ExportManifest", out: Path) -> Table:
+    from sparsegroup.reporting.formatting import size
+    from sparsegroup.serving.manifest import MANIFEST
+
+    table = Table(show_header=False, box=None)
+    rate = f"{manifest.feature_rate:.4f}  ({manifest.live_rows:,} of {manifest.features_seen:,} features)"
+    table.add_row("feature rate", rate)
+    if manifest.zero_rows:
+        table.add_row("left out", f"{manifest.zero_rows:,} rows that are all zeros in {manifest.dtype}")
+    before = manifest.before
+    table.add_row("before", f"{size(before.table)} table in training, {size(before.dense)} dense float32 vectors")
+    if manifest.changes is not None:
+        changes = manifest.changes
+        table.add_row("changes", f"{changes.upserts:,} upserts, {changes.tombstones:,} tombstones, the network")
+    sizes = ", ".join(f"{name} {size(file.bytes)}" for name, file in manifest.files.items())
+    table.add_row(f"after, {manifest.dtype}", sizes)
+    if (test := manifest.test) is not None:
+        table.add_row("tested on", f"{test.rows:,} rows of {test.log}")
+        before_export = test.scores.get("training")
+        for name, score in test.scores.items():
+            if name == "training":
+                continue
+            auc = "–" if isnan(score.auc) else f"{score.auc:.6f}"
+            loss = f"{score.log_loss:.6f}"
+            if before_export is not None:
+                auc, loss = f"{before_export.auc:.6f} → {auc}", f"{before_export.log_loss:.6f} → {loss}"
+            far = "" if name == "export" else f", largest difference to PyTorch {score.max_abs_difference:.1e}"
+            table.add_row(name, f"AUC {auc}, log loss {loss}{far}")
+    table.add_row("written to", f"{out}; see {out / MANIFEST}")
+    return table
