@@ -314,9 +314,6 @@ def merged_baseline(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     the mean of models that were trained on parts (Zinkevich et al., NeurIPS 2010), by what each knows of a feature. The
     sums add up. The moments of numbers are those of all rows (Chan, Golub and LeVeque 1983).
 
-    Args:
-        states: See `LogisticBaseline.state_dict`; at least one.
-
     Examples:
         >>> import torch
         >>> from sparsegroup.training.baseline import merged_baseline
@@ -361,11 +358,7 @@ _WAITING = 1 << 15
 
 
 class BaselineLessons:
-    """What a baseline still has to learn.
-
-    Args:
-        baseline: The one to teach; None is taught nothing.
-    """
+    """What a baseline still has to learn."""
 
     def __init__(self, baseline: LogisticBaseline | None) -> None:
         self.baseline = baseline

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import isfinite
 
 import torch
@@ -34,94 +33,57 @@ def check_loss(loss: Tensor) -> None:
 
 
 def check_weights(model: nn.Module, samples: int) -> None:
-    """Raise FloatingPointError where a weight beside the tables' rows, trained on so many samples, is not finite."""
-    with explain_divergence(samples):
-        weights = [parameter for parameter in model.parameters() if store_of(parameter) is None]
-        if not all(weight.isfinite().all() for weight in weights):
-            raise FloatingPointError("weights of the network are not finite")
-
-
-@contextmanager
-def explain_divergence(samples: int) -> Iterator[None]:
-    """An error of numbers that are not finite says after how many samples it came, and what to try."""
-    try:
-        yield
-    except FloatingPointError as error:
-        raise FloatingPointError(
-            f"training has diverged after {samples:,} samples: {error}. Lower the learning rate"
-        ) from error
-
-
-_WHAT_TO_DO = (
-    "the model takes numbers as they are: fill them in, or train with model.standardize=true, which takes them"
-)
-
-
-@dataclass(frozen=True)
-class NumberPlace:
-    """Where a number is.
-
-    Attributes:
-        first: The row of a stream that its batch begins with, from 0.
-        batch: The batch.
-        row, column: Its place in the batch's numbers.
-    """
-
-    first: int
-    batch: Batch
-    row: int
-    column: int
+    """Raise FloatingPointError if a weight of the network, trained on so many samples, is not finite."""
+    weights = [parameter for parameter in model.parameters() if store_of(parameter) is None]
+    if not all(weight.isfinite().all() for weight in weights):
+        raise _diverged(samples, FloatingPointError("weights of the network are not finite"))
 
 
 class MissingNumberError(UserError):
-    """A number that is missing or infinite, and a network that does not take it."""
+    """A number that is missing or infinite, and a network that does not take it.
 
-    def __init__(self, place: NumberPlace, name: str = "") -> None:
-        said = name or f"row {place.first + place.row} of the stream: column {place.column} of the numbers (from 0)"
-        super().__init__(f"{said} has missing or infinite numbers, and {_WHAT_TO_DO}")
-        self.place = place
+    Attributes:
+        batch, row, column: Where the number is: a batch, and the place in its numbers.
+        first: The row of the stream, from 0, at which the batch begins.
+    """
+
+    def __init__(self, batch: Batch, row: int, column: int, first: int, name: str = "") -> None:
+        place = name or f"row {first + row} of the stream: column {column} of the numbers (from 0)"
+        super().__init__(
+            f"{place} has missing or infinite numbers, and the model takes numbers as they are: fill them in, or train "
+            "with model.standardize=true, which takes them"
+        )
+        self.batch, self.row, self.column, self.first = batch, row, column, first
 
 
 def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> None:
-    """Whether logits `[n]` are numbers. On a GPU to look would be to wait for them.
+    """Raise where a logit `[n]` of a batch that begins at row `first` of a stream is NaN. Not checked on a GPU.
 
-    Args:
-        model: What gave them.
-        batch: What they were given for.
-        logits: To look at.
-        first: The row of the stream that the batch begins with.
-
-    Raises:
-        MissingNumberError: One is NaN, as is a number of its row.
-        FloatingPointError: One is NaN for another reason.
+    The error is a MissingNumberError if a number of the row is missing, or else a FloatingPointError.
     """
     if logits.device.type != "cpu" or not bool((wrong := logits.isnan()).any()):
         return
     row = int(wrong.nonzero()[0])
     refused = _refused(model, batch.numbers)[row].nonzero()
     if len(refused):
-        raise MissingNumberError(NumberPlace(first, batch, row, int(refused[0])))
+        raise MissingNumberError(batch, row, int(refused[0]), first)
     raise FloatingPointError(
         f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
         "diverged; train it with a lower learning rate"
     )
 
 
-@contextmanager
-def explain_missing_numbers(model: nn.Module, batch: Batch) -> Iterator[None]:
-    """An error of numbers that are not finite says which of the batch's the network does not take, if there are any.
+def failed_step(error: FloatingPointError, model: nn.Module, batch: Batch, samples: int) -> Exception:
+    """The error to raise for a step after so many samples: the batch has missing numbers, or training has diverged."""
+    refused = _refused(model, batch.numbers).nonzero()
+    if not len(refused):
+        return _diverged(samples, error)
+    row, column = refused[0].tolist()
+    return MissingNumberError(batch, row, column, 0)
 
-    Raises:
-        MissingNumberError: There are.
-    """
-    try:
-        yield
-    except FloatingPointError as error:
-        refused = _refused(model, batch.numbers).nonzero()
-        if not len(refused):
-            raise
-        row, column = refused[0].tolist()
-        raise MissingNumberError(NumberPlace(0, batch, row, column)) from error
+
+def _diverged(samples: int, error: FloatingPointError) -> FloatingPointError:
+    return FloatingPointError(f"training has diverged after {samples:,} samples: {error}. Lower the learning rate")
 
 
 @contextmanager
@@ -130,11 +92,9 @@ def numbers_named(log: Log, start: int | None = None) -> Iterator[None]:
     try:
         yield
     except MissingNumberError as error:
-        place = error.place
-        row = ""
-        if start is not None:
-            row = f" row {log.places(start + place.first, place.batch)[place.row]} (from 0):"
-        raise MissingNumberError(place, f"{log.name}:{row} {log.numbers[place.column]!r}") from error
+        batch, row, column, first = error.batch, error.row, error.column, error.first
+        place = "" if start is None else f" row {log.places(start + first, batch)[row]} (from 0):"
+        raise MissingNumberError(batch, row, column, first, f"{log.name}:{place} {log.numbers[column]!r}") from error
 
 
 def _refused(model: nn.Module, numbers: Tensor) -> Tensor:
@@ -148,14 +108,7 @@ def _refused(model: nn.Module, numbers: Tensor) -> Tensor:
 def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Raise where the rows of a table would never be trained; warn of other parameters that would not.
 
-    Frozen parameters (`requires_grad_(False)`) need no optimizer.
-
-    Args:
-        modules: Name → what is to be trained, as the caller knows it.
-        optimizers: All that step.
-
-    Raises:
-        ValueError: None of them has the rows of a table.
+    Frozen parameters (`requires_grad_(False)`) need no optimizer. `modules` have the caller's names.
     """
     stepped = {
         id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
@@ -187,11 +140,7 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
 
 
 def with_checked_labels(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches of a stream.
-
-    Raises:
-        ValueError: A label that is neither 0 nor 1; the error names its value, batch and row.
-    """
+    """The batches; ValueError names value, batch and row of a label that is neither 0 nor 1."""
     for number, batch in enumerate(batches):
         labels = batch.labels
         if not labels.bool().to(labels.dtype).equal(labels):

@@ -66,7 +66,7 @@ def predictions_over(
     Where several ranks have the model, `stream` is a part each; all get what all predict, the first rank's part first.
     """
     window = PredictionWindow(perf_counter())
-    own = (one.own for one in ranks.in_step(map(as_batch, stream)))
+    own = (one.own for one in ranks.synchronized_batches(map(as_batch, stream)))
     for batch, logits in logits_over(model, own):
         window.add(batch, logits)
         if baseline is not None:

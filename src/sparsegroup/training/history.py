@@ -4,20 +4,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import FieldCount
 from sparsegroup.training.evaluation import PredictionWindow
 from sparsegroup.training.ranks import RankGroup
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,6 @@ PointOf = Callable[[PredictionWindow], Callable[[], HistoryPoint]]
 class RecordedWindows:
     """Samples fill one window after the other; of each that is full, a point joins the history.
 
-    Args:
-        size: Samples of a window, of all ranks.
-        ranks: Who train together: the first of them records what all predict.
-
     Attributes:
         size: As above.
         points: The history so far.
@@ -97,10 +89,6 @@ class RecordedWindows:
     def is_full_with(self, samples: int) -> bool:
         """Whether so many samples more, of all ranks, fill the window."""
         return self.window.samples + samples >= self.size
-
-    def add(self, batch: Batch, logits: Tensor, samples: int) -> None:
-        """Take this rank's part of a batch, its logits `[n]`, and how many samples all ranks have in it."""
-        self.window.add(batch, logits, samples)
 
     @property
     def is_measured(self) -> bool:

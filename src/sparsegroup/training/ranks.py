@@ -72,10 +72,6 @@ class RankGroup:
 
     All of them call each method alike, and each gives the same on all.
 
-    Args:
-        group: The ranks; None for one by itself.
-        scale: By how much each rank's loss is multiplied, and the sum of its gradients divided.
-
     Attributes:
         rank, count: The number of this one, and of all.
         scale: As above.
@@ -91,11 +87,7 @@ class RankGroup:
 
     @classmethod
     def of(cls, embedding: nn.Module) -> "RankGroup":
-        """Those that the tables of an embedding lie on.
-
-        Raises:
-            ValueError: Some lie on other ranks than others, or not on those of the whole world.
-        """
+        """Those that the tables of an embedding lie on."""
         found = {name: table.across for name, table in tables_in(embedding).items()}
         shards = [across.shards for across in found.values() if across is not None]
         if not shards:
@@ -114,25 +106,10 @@ class RankGroup:
         """Whether there are no others."""
         return self._together is None
 
-    def check_order(self, *, second: bool) -> None:
-        """Raise ValueError for second derivatives on several ranks: nobody adds them up."""
-        if second and not self.is_alone:
-            raise ValueError("GroupAdaHessian trains on one rank: second derivatives are not added up over several")
-
-    def in_step(
+    def synchronized_batches(
         self, batches: Iterator[Batch], asked: StopRequest | None = None, agreed: StopRequest | None = None
     ) -> Iterator[GlobalBatch]:
-        """The batches of all ranks, side by side. A rank that has none left goes on with empty ones until all have.
-
-        Args:
-            batches: This rank's.
-            asked: Whether this rank is asked to end.
-            agreed: Is told so as soon as any rank is asked to.
-
-        Raises:
-            ExchangeError: The batches of another rank could not be made.
-            Exception: What the making of this rank's has raised.
-        """
+        """The batches of all ranks, side by side. A rank that has none left goes on with empty ones until all have."""
         if self._together is None:
             for own in batches:
                 yield GlobalBatch(own, len(own))
@@ -156,13 +133,7 @@ class RankGroup:
             batch, error = _next(batches)
 
     def loss(self, logits: Tensor, batch: Batch, samples: int) -> Tensor:
-        """This rank's part of the loss: the mean binary cross entropy of all ranks' samples, each times its weight.
-
-        Args:
-            logits: `[n]`, of this rank's batch.
-            batch: This rank's, on their device.
-            samples: Those of all ranks.
-        """
+        """This rank's part of the loss: the mean binary cross entropy of all ranks' samples, each times its weight."""
         entropy = nn.functional.binary_cross_entropy_with_logits
         if self.is_alone:
             return entropy(logits, batch.labels, weight=batch.weights)
@@ -181,13 +152,8 @@ class RankGroup:
             gradient.div_(len(logits))
         return self.loss(logits, batch, samples), gradient
 
-    def add_up(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        """Let the gradients of all parameters but tables' rows be those of the ranks' losses together; gives their sum.
-
-        Args:
-            parameters: The same on all ranks. One whose gradient is None counts as zero, unless it is so everywhere.
-            loss: `[]`, this rank's.
-        """
+    def all_reduce_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        """Sum the gradients of all parameters except tables' rows over the ranks, and the losses, which it returns."""
         if self._together is None:
             return loss
         dense = [one for one in parameters if one.requires_grad and store_of(one) is None]
@@ -216,7 +182,7 @@ class RankGroup:
         self.sent += 2 * (self.count - 1) * values.numel() * values.element_size() // self.count
         return sums
 
-    def same_start(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def broadcast_parameters(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         """Let a network's buffers, and all parameters but tables' rows, be those of the first rank."""
         if self._together is not None:
             dense = [one for one in parameters if store_of(one) is None]
@@ -230,10 +196,6 @@ class RankGroup:
         """Let the first rank do something for all, such as writing a file: what that gives; None on the others.
 
         The others wait however long it takes, as long as the first one lives.
-
-        Raises:
-            FirstRankError: It has failed, on another rank than the first.
-            Exception: What it has raised, on the first.
         """
         if self._together is None:
             return action()
@@ -266,10 +228,6 @@ class SharedStatistics:
 
     The moments of each batch are merged in float64 in the order of ranks, so they are one process's to its rounding.
     Means and variances of torch's batch normalization become the mean of the ranks'.
-
-    Args:
-        network: Its layers.
-        ranks: Those that train it; one by itself shares nothing.
     """
 
     def __init__(self, network: nn.Module, ranks: RankGroup) -> None:
@@ -285,11 +243,7 @@ class SharedStatistics:
 
     @contextmanager
     def following(self, first: Batch | None) -> Iterator[None]:
-        """Training goes on: layers leave the moments of each batch to `merge`.
-
-        Args:
-            first: This rank's part of the first batch; it is the sample of encoders of numbers that have none yet.
-        """
+        """Training goes on: layers leave the moments of each batch to `merge`."""
         self._sampled = [] if first is None else [encoder for encoder in self._encoders if not encoder.is_fitted]
         if self._sampled and first is not None:
             sample = torch.cat(self._ranks.of_all([first.numbers], "numbers"))

@@ -118,11 +118,7 @@ class TrainerState:
 
     @classmethod
     def of(cls, content: Any) -> "TrainerState":
-        """What `Trainer.state_dict` gave.
-
-        Raises:
-            ValueError: It is not that; the message begins with the field.
-        """
+        """What `Trainer.state_dict` gave."""
         state = content if isinstance(content, cls) else validated(cls, content)
         state.window.check()
         if state.history and state.history[-1].samples > state.samples:
@@ -139,14 +135,7 @@ class TrainerState:
 
 
 class TemporaryBest:
-    """A `BestState` in the system's temporary folder: on disk, so that memory holds one model. To be entered.
-
-    Args:
-        model: With its tables.
-        optimizers: Those of its parameters.
-        scheduler: What sets the learning rate, or None.
-        target: What sets λ21, or None.
-    """
+    """A `BestState` in the system's temporary folder: on disk, so that memory holds one model. To be entered."""
 
     def __init__(
         self,
@@ -169,11 +158,7 @@ class TemporaryBest:
         self._folder.cleanup()
 
     def keep(self) -> None:
-        """See `BestState`.
-
-        Raises:
-            CheckpointError, OSError: It cannot be written; the one before stays.
-        """
+        """See `BestState`."""
         before, self._count = self._kept, self._count + 1
         place = Path(self._folder.name) / str(self._count)
         target = None if self._target is None else self._target.state_dict()
@@ -183,11 +168,7 @@ class TemporaryBest:
             remove_folder(before)
 
     def restore(self) -> None:
-        """See `BestState`; random numbers go on from where they are.
-
-        Raises:
-            CheckpointError: It cannot be read.
-        """
+        """See `BestState`; random numbers go on from where they are."""
         assert self._kept is not None
         loaded = load_checkpoint(self._kept, self._model, self._optimizers, self._scheduler, rng=False)
         if self._target is not None:

@@ -24,8 +24,7 @@ from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.checks import (
     check_loss,
     check_stepped,
-    explain_divergence,
-    explain_missing_numbers,
+    failed_step,
     with_checked_labels,
 )
 from sparsegroup.training.click_model import check_table
@@ -167,13 +166,15 @@ class Trainer:
         self._lessons = BaselineLessons(baseline)
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
+        self._timed = [table for table in self._tables if table.table.config.unit == "seconds"]
         # What is compiled, or in pieces, has no second derivatives.
         self._dense = PiecewiseNetwork(network, compile and not self._second_order, whole=self._second_order)
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "network": network}, self.optimizers)
-        self.ranks.check_order(second=self._second_order)
+        if self._second_order and not self.ranks.is_alone:
+            raise ValueError("GroupAdaHessian trains on one rank: second derivatives are not added up over several")
         self._parameters = list(self._model.parameters())
-        self.ranks.same_start(network, self._parameters)
+        self.ranks.broadcast_parameters(network, self._parameters)
         self._statistics = SharedStatistics(network, self.ranks)
 
     @property
@@ -256,7 +257,7 @@ class Trainer:
             best = own if best is None else best
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
-                with self._timed():
+                with self._clock():
                     is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
                 last = self._record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
@@ -339,9 +340,9 @@ class Trainer:
         # What is looked up ahead has been counted; a checkpoint in between would count it once more when resumed.
         counts = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
         is_counted = False
-        batches = self.ranks.in_step(with_checked_labels(map(as_batch, stream)), self._asked, self._stop)
+        batches = self.ranks.synchronized_batches(with_checked_labels(map(as_batch, stream)), self._asked, self._stop)
         batch = next(batches, None)
-        tell_time(self._tables, None if batch is None else batch.own)
+        _set_time(self._timed, None if batch is None else batch.own)
         keys = None if batch is None else keys_to_look_up(batch.own.keys, batch.own.bags)
         # Sorting for the AUC leaves the interpreter free.
         following_statistics = self._statistics.following(None if batch is None else batch.own)
@@ -354,13 +355,15 @@ class Trainer:
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
                 is_counted = looks_ahead and counts
-                with explain_divergence(self.samples), explain_missing_numbers(self.network, batch.own):
+                try:
                     logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
+                except FloatingPointError as error:
+                    raise failed_step(error, self.network, batch.own, self.samples) from error
                 self.samples += batch.samples
                 self.trained += len(batch.own)
                 self.taken += len(batch.own)
                 self.progress.go_on(batch.samples)
-                self._record.add(batch.own, logits, batch.samples)
+                self._record.window.add(batch.own, logits, batch.samples)
                 if not self.progress.epoch:
                     self._lessons.give(metrics, batch.own, self._record.window.add_baseline)
                 if on_batch is not None:
@@ -391,7 +394,7 @@ class Trainer:
         self._record.end(metrics, self._point)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _clock(self) -> Iterator[None]:
         self._begun = perf_counter()
         try:
             yield
@@ -476,13 +479,13 @@ class Trainer:
             optimizer.zero_grad()
         vectors = frozen_vectors(self.table, keys) if self._is_frozen else self.table(keys)
         target = None if self._is_frozen else self.target
-        tell_time(self._tables, None if following is None else following.own)  # before its rows are looked up ahead
+        _set_time(self._timed, None if following is None else following.own)  # before its rows are looked up ahead
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
         own = step.own
         inputs = inputs_of(self._dense, vectors, own.keys, own.numbers, own.bags)
         logits, loss = give_gradients(self._dense, *inputs, step, self.ranks, second_order=self._second_order)
-        loss = self.ranks.add_up(self._parameters, loss)
+        loss = self.ranks.all_reduce_gradients(self._parameters, loss)
         if not self.ranks.is_alone:  # where one rank's loss is not finite, the sum is so on all
             check_loss(loss)
         self._statistics.merge()
@@ -550,8 +553,9 @@ def notify_callbacks(callbacks: Sequence[Callback], trainer: "Trainer") -> Itera
             callback.on_end(trainer)
 
 
-def tell_time(tables: Iterable[HashEmbedding], batch: Batch | None) -> None:
+def _set_time(tables: Sequence[HashEmbedding], batch: Batch | None) -> None:
     """Set the time of tables whose policies count in seconds to that of the row in the middle of `batch`."""
-    for table in tables:
-        if batch is not None and len(batch) and table.table.config.unit == "seconds":
-            table.set_time(int(batch.times.median()))
+    if tables and batch is not None and len(batch):
+        now = int(batch.times.median())
+        for table in tables:
+            table.set_time(now)

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -77,11 +79,7 @@ class MLflowCallback(Callback):
         self._log_params(flat_settings(config))
 
     def on_begin(self, trainer: Trainer) -> None:
-        """See `Callback.on_begin`.
-
-        Raises:
-            RunError: MLflow cannot be reached, or refuses the run.
-        """
+        """See `Callback.on_begin`; RunError as in `on_run_begin`."""
         if self.run_id is None:
             self._open(None)
         for point in trainer.history:
@@ -105,18 +103,15 @@ class MLflowCallback(Callback):
         if self.run_id is None:
             return
         from mlflow.entities import Metric
-        from mlflow.exceptions import MlflowException
 
         self._log_waiting()
         if summary is not None:
             now = round(1000 * time())
             metrics = [Metric(name, value, now, summary.samples) for name, value in final_scalars(summary).items()]
-            try:
+            with _warned("the results of the run"):
                 self._client.log_batch(self.run_id, metrics=metrics)
                 for name in _ARTIFACTS:
                     self._client.log_artifact(self.run_id, str(folder / name))
-            except (MlflowException, OSError) as error:
-                _logger.warning("MLflow did not receive the results of the run: %s", error)
         self._end("FAILED" if summary is None else "FINISHED")
 
     def _open(self, before: str | None) -> None:
@@ -140,14 +135,11 @@ class MLflowCallback(Callback):
 
     def _log_params(self, settings: dict[str, str | int | float | bool]) -> None:
         from mlflow.entities import Param
-        from mlflow.exceptions import MlflowException
 
         params = [Param(name, str(value)) for name, value in settings.items()]
-        try:
+        with _warned("the settings"):  # it refuses another value where a path, say, has changed
             for first in range(0, len(params), _AT_A_TIME):
                 self._client.log_batch(self.run_id, params=params[first : first + _AT_A_TIME])
-        except (MlflowException, OSError) as error:  # it refuses another value where a path, say, has changed
-            _logger.warning("MLflow did not receive the settings: %s", error)
 
     def _log_waiting(self) -> None:
         from mlflow.entities import Metric
@@ -165,20 +157,23 @@ class MLflowCallback(Callback):
             self._waiting.pop(0)
 
     def _end(self, status: str) -> None:
-        from mlflow.exceptions import MlflowException
-
-        try:
+        with _warned("the end of the run"):
             self._client.set_terminated(self.run_id, status)
-        except (MlflowException, OSError) as error:
-            _logger.warning("MLflow did not receive the end of the run: %s", error)
+
+
+@contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """A server that fails is a warning."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        _logger.warning("MLflow did not receive %s: %s", what, error)
 
 
 def _recorded_run(record: Path) -> str:
-    """MLflow's id of the run, as its file says.
-
-    Raises:
-        RunError: It does not.
-    """
+    """MLflow's id of the run, from its file."""
     try:
         content = json.loads(record.read_bytes())
     except (ValueError, RecursionError) as error:

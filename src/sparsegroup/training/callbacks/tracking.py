@@ -20,11 +20,7 @@ def check_tracking(tracking: TrackingConfig) -> None:
 
 
 def tracking_callbacks(tracking: TrackingConfig, folder: Path) -> list[Callback]:
-    """The callbacks for a run in `folder`.
-
-    Raises:
-        MissingExtraError: What they need is not installed.
-    """
+    """The callbacks for a run in `folder`."""
     callbacks: list[Callback] = []
     if tracking.tensorboard is not None:
         auto = tracking.tensorboard == "auto"
