@@ -358,7 +358,7 @@ _WAITING = 1 << 15
 
 
 class BaselineLessons:
-    """What a baseline still has to learn."""
+    """Trains a baseline in another thread; None is not trained."""
 
     def __init__(self, baseline: LogisticBaseline | None) -> None:
         self.baseline = baseline

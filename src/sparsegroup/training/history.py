@@ -67,7 +67,7 @@ class RecordedWindows:
     """Samples fill one window after the other; of each that is full, a point joins the history.
 
     Attributes:
-        size: As above.
+        size: Samples of a window, of all ranks.
         points: The history so far.
         window: The one that is filled, with this rank's samples.
     """
@@ -79,7 +79,7 @@ class RecordedWindows:
         self._measured: Future[HistoryPoint] | None = None
 
     def begin(self) -> None:
-        """Training begins, or goes on."""
+        """Training begins or continues."""
         self.window.begin = perf_counter() - self.window.seconds
 
     def pause(self) -> None:

@@ -24,7 +24,7 @@ class StopRequest:
     """Whether a training is asked to end. Setting it takes no lock: threads and signal handlers may.
 
     Attributes:
-        is_made: It is asked to end.
+        is_made: The end is requested.
         finishes: For good: the epoch ends with it, and no other follows.
     """
 
@@ -32,12 +32,12 @@ class StopRequest:
         self.is_made = self.finishes = False
 
     def make(self, *, finish: bool) -> None:
-        """Ask for it; who has asked for the end for good is not overruled."""
+        """Request the end; a request to finish is not overruled."""
         self.finishes = self.finishes or finish
         self.is_made = True
 
     def withdraw(self) -> None:
-        """Nothing is asked for."""
+        """Clear the request."""
         self.is_made = self.finishes = False
 
 
@@ -49,7 +49,7 @@ _PATIENCE = 5.0
 
 
 class FirstRankError(RunError):
-    """The first of several ranks, which does it for all, could not do something, and has told why."""
+    """The first of several ranks, which does it for all, failed, and has reported why."""
 
     is_told = True
 
@@ -74,7 +74,7 @@ class RankGroup:
 
     Attributes:
         rank, count: The number of this one, and of all.
-        scale: As above.
+        scale: Factor of each rank's loss; the sum of its gradients is divided by it.
         sent: Bytes of gradients and statistics that went from this rank to others.
         waited: Seconds in which it has waited for others.
     """
@@ -87,7 +87,7 @@ class RankGroup:
 
     @classmethod
     def of(cls, embedding: nn.Module) -> "RankGroup":
-        """Those that the tables of an embedding lie on."""
+        """The ranks that store the tables of an embedding."""
         found = {name: table.across for name, table in tables_in(embedding).items()}
         shards = [across.shards for across in found.values() if across is not None]
         if not shards:
@@ -103,7 +103,7 @@ class RankGroup:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no others."""
+        """Whether this is the only process."""
         return self._together is None
 
     def synchronized_batches(
@@ -243,7 +243,7 @@ class SharedStatistics:
 
     @contextmanager
     def following(self, first: Batch | None) -> Iterator[None]:
-        """Training goes on: layers leave the moments of each batch to `merge`."""
+        """While training continues, layers leave the moments of each batch to `merge`."""
         self._sampled = [] if first is None else [encoder for encoder in self._encoders if not encoder.is_fitted]
         if self._sampled and first is not None:
             sample = torch.cat(self._ranks.of_all([first.numbers], "numbers"))

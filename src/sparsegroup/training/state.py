@@ -1,11 +1,9 @@
-"""The state of a training, checked as a whole before it is used, and where the one after the best epoch is kept."""
+"""The state of a training: checked before it is used, and that of the best epoch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -58,7 +56,7 @@ class WindowState:
 
 @dataclass(frozen=True)
 class PartState:
-    """Where a field's target stands; see `SizeTarget.state_dict`."""
+    """The state of a field's target, see `SizeTarget.state_dict`."""
 
     begin: NotNegative
     l21: NotNegative
@@ -66,7 +64,7 @@ class PartState:
 
 @dataclass(frozen=True)
 class TargetState:
-    """Where a target stands; see `SizeTarget.state_dict`."""
+    """The state of a target, see `SizeTarget.state_dict`."""
 
     count: Count
     begin: NotNegative
@@ -78,12 +76,12 @@ class TargetState:
 
 @dataclass(frozen=True)
 class RankState:
-    """Where one of several ranks stands.
+    """The state of one of several ranks.
 
     Attributes:
         taken: Samples that it has trained on in the epoch under way.
         window: How many of the window's samples are its own; those of the ranks before it come first.
-        baseline: The state of the baseline that it teaches.
+        baseline: The state of the baseline that it trains.
         compiled_for: Samples of its part of the batches that its network was compiled for; None before the first.
     """
 
@@ -95,13 +93,13 @@ class RankState:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where a training stands; see `Trainer.state_dict`.
+    """The state of a training between two batches, see `Trainer.state_dict`.
 
     Attributes:
         samples, seconds, history, window, target, progress, baseline: See `Trainer`.
         compiled_for: Samples of the batches that one rank's network was compiled for; None before the first.
-        baseline: The state of the baseline; on several ranks, of theirs together.
-        ranks: Where each of several ranks stands; none of one by itself.
+        baseline: The state of the baseline, merged over the ranks.
+        ranks: The states of several ranks; empty for a single process.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -134,42 +132,32 @@ class TrainerState:
         return state
 
 
+@dataclass
 class TemporaryBest:
-    """A `BestState` in the system's temporary folder: on disk, so that memory holds one model. To be entered."""
+    """A `BestState` in a temporary folder: on disk, so that memory holds one model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        scheduler: LRScheduler | None,
-        target: SizeTarget | None,
-    ) -> None:
-        self._model, self._optimizers, self._scheduler, self._target = model, optimizers, scheduler, target
-        self._count = 0
-        self._kept: Path | None = None
+    folder: Path
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    scheduler: LRScheduler | None
+    target: SizeTarget | None
+    _count: int = 0
 
-    def __enter__(self) -> Self:
-        self._folder = TemporaryDirectory(prefix="sparsegroup-best-")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._folder.cleanup()
+    @property
+    def _kept(self) -> Path:
+        return self.folder / str(self._count)
 
     def keep(self) -> None:
         """See `BestState`."""
-        before, self._count = self._kept, self._count + 1
-        place = Path(self._folder.name) / str(self._count)
-        target = None if self._target is None else self._target.state_dict()
-        save_checkpoint(place, self._model, self._optimizers, self._scheduler, extra=target)
-        self._kept = place
-        if before is not None:
-            remove_folder(before)
+        place = self.folder / str(self._count + 1)
+        target = None if self.target is None else self.target.state_dict()
+        save_checkpoint(place, self.model, self.optimizers, self.scheduler, extra=target)
+        if self._count:
+            remove_folder(self._kept)
+        self._count += 1
 
     def restore(self) -> None:
-        """See `BestState`; random numbers go on from where they are."""
-        assert self._kept is not None
-        loaded = load_checkpoint(self._kept, self._model, self._optimizers, self._scheduler, rng=False)
-        if self._target is not None:
-            self._target.load_state_dict(loaded.extra)
+        """See `BestState`; random numbers continue."""
+        loaded = load_checkpoint(self._kept, self.model, self.optimizers, self.scheduler, rng=False)
+        if self.target is not None:
+            self.target.load_state_dict(loaded.extra)

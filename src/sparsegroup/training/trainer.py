@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Is told what happens while a model is trained. By itself it does nothing: override what is needed.
+    """Is notified while a model is trained. By itself it does nothing: override what is needed.
 
     A `Trainer` calls the first five, and each may call its `stop`. The others are of a run in a folder (`Session`,
     `sparsegroup train`), around them.
@@ -245,7 +246,7 @@ class Trainer:
             raise ValueError("the state of the best epoch so far is where it was kept: give it as `best`")
         if keeps_own and not self.ranks.is_alone:
             raise ValueError("on several ranks, say where the state of the best epoch is kept: give `best`")
-        own = TemporaryBest(self._model, self.optimizers, self.scheduler, self.target) if keeps_own else None
+        temporary = TemporaryDirectory(prefix="sparsegroup-best-") if keeps_own else nullcontext()
 
         def note(point: HistoryPoint) -> None:
             if on_progress is not None:
@@ -253,8 +254,9 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_point(self, point)
 
-        with notify_callbacks(self.callbacks, self), own or nullcontext():
-            best = own if best is None else best
+        with notify_callbacks(self.callbacks, self), temporary as folder:
+            if folder is not None:
+                best = TemporaryBest(Path(folder), self._model, self.optimizers, self.scheduler, self.target)
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
                 with self._clock():
@@ -366,10 +368,12 @@ class Trainer:
                 self._record.window.add(batch.own, logits, batch.samples)
                 if not self.progress.epoch:
                     self._lessons.give(metrics, batch.own, self._record.window.add_baseline)
-                if on_batch is not None:
-                    on_batch(batch.samples, float(loss))
-                for callback in self.callbacks:
-                    callback.on_batch(self, batch.samples, float(loss))
+                if on_batch is not None or self.callbacks:
+                    number = float(loss)  # waits for a GPU
+                    if on_batch is not None:
+                        on_batch(batch.samples, number)
+                    for callback in self.callbacks:
+                        callback.on_batch(self, batch.samples, number)
                 if (ends or self._record.is_measured) and (point := self._record.settle()):
                     note(point)
                 if ends:
@@ -543,7 +547,7 @@ class Trainer:
 
 @contextmanager
 def notify_callbacks(callbacks: Sequence[Callback], trainer: "Trainer") -> Iterator[None]:
-    """While it lasts, callbacks know that training is under way: they are told of its begin and its end."""
+    """Notify callbacks that training begins, and in the end that it is over."""
     try:
         for callback in callbacks:
             callback.on_begin(trainer)
