@@ -81,13 +81,7 @@ def open_test_rows(
 
 
 class RandomRows:
-    """Rows to compare models on where there is no log: of the embeddings' keys and as many absent ones.
-
-    Args:
-        keys: `[n]` int64.
-        columns: What the model expects.
-        rows: How many.
-    """
+    """Rows to compare models on where there is no log: of the embeddings' keys and as many absent ones."""
 
     def __init__(self, keys: Tensor, columns: LogSchema, rows: int = 512) -> None:
         self._columns, self._rows = columns, rows
@@ -124,12 +118,7 @@ class RandomRows:
 
 
 def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer], model: nn.Module) -> Mapping[str, PathScores]:
-    """What each of several models gives on the same rows; differences are to the one named "export".
-
-    Raises:
-        ExportError: A probability is NaN, or there are no rows.
-        MissingNumberError: A number of the rows is missing that `model`, of which all are made, needs.
-    """
+    """What each of several models gives on the same rows; differences are to the one named "export"."""
     gaps = dict.fromkeys(scorers, 0.0)
     probabilities: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
     labels, weights = [], []
@@ -141,7 +130,9 @@ def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer], model: n
             scored = score(batch).astype(np.float64)
             probabilities[name].append(scored)
             if np.isnan(scored).any():
-                _check_numbers(rows, batch, scored, sum(map(len, labels[:-1])), model)
+                if isinstance(rows, TestRows):  # a number that the model needs is missing in the log: that is named
+                    with numbers_named(rows.log, rows.start), suppress(FloatingPointError):
+                        check_logits(model, batch, torch.from_numpy(scored), sum(map(len, labels[:-1])))
                 raise ExportError(f"{name} gives a probability that is no number in the rows of the test")
         for name in scorers:
             gap = np.abs(probabilities[name][-1] - probabilities["export"][-1])
@@ -157,21 +148,8 @@ def compare(rows: TestRows | RandomRows, scorers: Mapping[str, Scorer], model: n
     return found
 
 
-def _check_numbers(
-    rows: TestRows | RandomRows, batch: Batch, scored: npt.NDArray[np.float64], first: int, model: nn.Module
-) -> None:
-    """Raise MissingNumberError where a number of a log is missing that the model needs."""
-    if isinstance(rows, TestRows):
-        with numbers_named(rows.log, rows.start), suppress(FloatingPointError):
-            check_logits(model, batch, torch.from_numpy(scored), first)
-
-
 def check_agreement(scores: Mapping[str, PathScores], exact: bool) -> None:
-    """Whether the files compute what PyTorch does, and in float32 what the trained model does.
-
-    Raises:
-        ExportError: They are more than 1e-5 apart.
-    """
+    """Whether the files compute what PyTorch does, and in float32 what the trained model does."""
     for name, score in scores.items():
         if (name != "training" or exact) and not score.max_abs_difference <= TOLERANCE:
             raise ExportError(

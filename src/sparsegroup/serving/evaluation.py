@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
@@ -19,9 +19,6 @@ from sparsegroup.training.checks import numbers_named
 from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow, logits_over
 from sparsegroup.training.group_metrics import GroupedAuc, ValueMetrics, grouped_auc, metrics_by_value
-
-Int64s = npt.NDArray[np.int64]
-
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""
@@ -94,22 +91,23 @@ def evaluate_on(
         _check_field(name, log)
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
-    window, columns = PredictionWindow(0.0), {name: _Column(name, log) for name in fields}
+    window = PredictionWindow(0.0)
+    columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
     with numbers_named(log, test.start):
         for batch, logits in logits_over(trained.model, test.batches()):
-            for column in columns.values():
-                column.add(batch)
+            for name, parts in columns.items():
+                parts.append(_keys_of(batch, name, log))
             window.add(batch, logits)
             if trained.baseline is not None:
                 window.add_baseline(trained.baseline.predict(batch))
     labels, given = window.labels().astype(np.float64), window.weights()
     weights = np.ones(len(labels)) if given is None else given.astype(np.float64)
-    probabilities, beside = window.probabilities(), window.baseline_probabilities()
+    probabilities, baseline = window.probabilities(), window.baseline_probabilities()
     found = {
-        name: metrics_by_value(*columns[name].keys_and_rows(), labels, probabilities, weights, LEAST_ROWS)[:top]
+        name: metrics_by_value(*_keys_and_rows(columns[name]), labels, probabilities, weights, LEAST_ROWS)[:top]
         for name in by
     }
-    users = None if user is None else columns[user].keys_and_rows()[0]
+    users = None if user is None else _keys_and_rows(columns[user])[0]
     return EvaluationResult(
         len(labels),
         window.metrics(),
@@ -117,14 +115,13 @@ def evaluate_on(
         curves_of(labels, probabilities, weights),
         user,
         None if users is None else grouped_auc(users, labels, probabilities, weights),
-        None if users is None or beside is None else grouped_auc(users, labels, beside, weights),
+        None if users is None or baseline is None else grouped_auc(users, labels, baseline, weights),
         found,
-        {name: _texts(log, values) for name, values in found.items()},
+        {
+            name: log.values_of(np.array([one.key for one in values], np.int64), _NAMED_WITHIN)
+            for name, values in found.items()
+        },
     )
-
-
-def _texts(log: Log, values: Sequence[ValueMetrics]) -> dict[int, str]:
-    return log.values_of(np.array([one.key for one in values], np.int64), _NAMED_WITHIN)
 
 
 def _check_field(name: str, log: Log) -> None:
@@ -133,32 +130,20 @@ def _check_field(name: str, log: Log) -> None:
         raise UserError(f"{log.name} has no field {name!r}; {there}")
 
 
-class _Column:
-    """The keys of a field, over all batches."""
+def _keys_of(batch: Batch, field: str, log: Log) -> tuple[Int64s, Int64s | None]:
+    """A field's keys in a batch and, of a list, how many of them each row has."""
+    if field in log.lists:
+        bags = batch.bags[log.lists.index(field)]
+        return bags.keys.numpy().copy(), np.diff(bags.offsets.numpy())
+    single = [name for name in log.fields if name not in log.lists]
+    return batch.keys[:, single.index(field)].numpy().copy(), None
 
-    def __init__(self, name: str, log: Log) -> None:
-        single = [field for field in log.fields if field not in log.lists]
-        self._bag = log.lists.index(name) if name in log.lists else None
-        self._place = single.index(name) if self._bag is None else 0
-        self._keys: list[Int64s] = []
-        self._counts: list[Int64s] = []
 
-    def add(self, batch: Batch) -> None:
-        """See the next rows."""
-        if self._bag is None:
-            self._keys.append(batch.keys[:, self._place].numpy().copy())
-            return
-        bags = batch.bags[self._bag]
-        self._keys.append(bags.keys.numpy().copy())
-        self._counts.append(np.diff(bags.offsets.numpy()))
-
-    def keys_and_rows(self) -> tuple[Int64s, Int64s]:
-        """All keys `[m]` and the row of each `[m]`."""
-        keys = np.concatenate(self._keys) if self._keys else np.zeros(0, np.int64)
-        if self._bag is None:
-            return keys, np.arange(len(keys))
-        counts = np.concatenate(self._counts) if self._counts else np.zeros(0, np.int64)
-        return keys, np.repeat(np.arange(len(counts)), counts)
+def _keys_and_rows(parts: Sequence[tuple[Int64s, Int64s | None]]) -> tuple[Int64s, Int64s]:
+    """All keys `[m]` and the row of each `[m]`, of what `_keys_of` gives."""
+    keys = np.concatenate([np.zeros(0, np.int64), *(keys for keys, _ in parts)])
+    counts = [counts for _, counts in parts if counts is not None]
+    return keys, np.repeat(np.arange(sum(map(len, counts))), np.concatenate(counts)) if counts else np.arange(len(keys))
 
 
 def interval_text(one: ValueMetrics) -> str:

@@ -369,13 +369,24 @@ def export(
     if "onnx" in formats:
         require_onnx()
     found = tables_of(model, tables)
-    rows = {name: _rows_of(name, table, dtype) for name, table in found.items()}
+    rows = {}
+    for name, table in found.items():
+        try:
+            rows[name] = live_rows(table, dtype)
+        except ExportError as error:
+            raise ExportError(f"{name}: {error}") from error
     frozen = frozen_copy(model, found, rows)
     _check_finite(frozen)
     with evaluating(model):
         live = call.outputs_of(model)
     given = call.on_cpu()
-    expected = _frozen_outputs(frozen, given)
+    try:
+        expected = given.outputs_of(frozen)
+    except Exception as error:
+        raise ExportError(
+            f"{type(frozen).__name__}: fails on the example once its tables are lookups, which can only be called "
+            f"with keys ({reason(error)})"
+        ) from error
     if dtype == "float32":
         _check_outputs("the export in PyTorch", expected, live, tolerance)
     manifest = _manifest_of(found, rows, type(model).__qualname__, dtype)
@@ -450,13 +461,6 @@ def _check(model: nn.Module, args: tuple[Any, ...], formats: Collection[str]) ->
         raise ValueError(f"formats must be a list of {' and '.join(known)}, or empty; got {what!r}")
 
 
-def _rows_of(name: str, table: AnyTable, dtype: Dtype) -> Embeddings:
-    try:
-        return live_rows(table, dtype)
-    except ExportError as error:
-        raise ExportError(f"{name}: {error}") from error
-
-
 def _check_finite(frozen: nn.Module) -> None:
     """Raise ExportError for a parameter that is not finite, or a buffer with NaN (a mask may have -inf)."""
     parameters = dict(frozen.named_parameters(remove_duplicate=False))
@@ -467,16 +471,6 @@ def _check_finite(frozen: nn.Module) -> None:
                 f"{name}: {int(wrong.sum()):,} of {values.numel():,} values are not finite: training has diverged; "
                 "there is nothing to serve"
             )
-
-
-def _frozen_outputs(frozen: nn.Module, call: ExampleCall) -> list[Tensor]:
-    try:
-        return call.outputs_of(frozen)
-    except Exception as error:
-        raise ExportError(
-            f"{type(frozen).__name__}: fails on the example once its tables are lookups, which can only be called "
-            f"with keys ({reason(error)})"
-        ) from error
 
 
 def _check_outputs(what: str, found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:

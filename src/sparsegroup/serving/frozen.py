@@ -36,12 +36,7 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class QuantizedVectors:
-    """Vectors in one of the formats.
-
-    Attributes:
-        vectors: `[n, dim]`, of the format's dtype.
-        scale: `[n]` float32, of int8 only: vector = scale × vectors.
-    """
+    """Vectors `[n, dim]` of a format's dtype; those of int8 stand for scale `[n]` float32 × vectors."""
 
     vectors: Tensor
     scale: Tensor | None = None
@@ -392,9 +387,6 @@ def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     """The live rows of a table or an export; those all zeros in the format are left out, for so are absent keys.
 
     With fallback vectors, which stand in for absent keys, they stay.
-
-    Raises:
-        ExportError: A vector that is not finite, or that the format cannot hold.
     """
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
@@ -422,11 +414,7 @@ def _is_fallback(vectors: Tensor, dim: int) -> bool:
 
 
 def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
-    """What `save` has written.
-
-    Raises:
-        ExportError: It is not that, or of another dimension or format.
-    """
+    """What `save` has written."""
     tensors = read_tensors(path, ExportError)
     names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
     fallback = tensors.pop("fallback", None)

@@ -72,16 +72,7 @@ def pooling_of(table: AnyTable) -> BagMode | None:
 
 
 def frozen_copy(model: nn.Module, tables: Mapping[str, AnyTable], rows: Mapping[str, Embeddings]) -> nn.Module:
-    """A copy of a module on the CPU, in evaluation mode, whose tables are replaced wherever it uses them.
-
-    Args:
-        model: Not changed.
-        tables: All its tables, see `tables_of`.
-        rows: Name → what to serve of a table.
-
-    Raises:
-        ExportError: Part of the module cannot be copied.
-    """
+    """A copy of a module on the CPU, in evaluation mode, whose tables are replaced wherever it uses them."""
     memo: dict[int, Any] = {}
     for name, table in tables.items():
         memo[id(table)] = _stand_in(table, rows[name])
@@ -95,11 +86,7 @@ def frozen_copy(model: nn.Module, tables: Mapping[str, AnyTable], rows: Mapping[
 
 
 def other_weights(frozen: nn.Module) -> dict[str, Tensor]:
-    """The `state_dict` of a frozen copy without that of its tables, contiguous.
-
-    Raises:
-        ExportError: Something in it is no tensor.
-    """
+    """The `state_dict` of a frozen copy without that of its tables, contiguous."""
     rest = {}
     for name, value in frozen.state_dict().items():
         if _is_of_a_table(frozen, name):
@@ -113,11 +100,7 @@ def other_weights(frozen: nn.Module) -> dict[str, Tensor]:
 
 
 def load_other_weights(frozen: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set what `other_weights` gives.
-
-    Raises:
-        ExportError: They are not those of such a module.
-    """
+    """Set what `other_weights` gives."""
     try:
         missing, unexpected = frozen.load_state_dict(weights, strict=False)
     except RuntimeError as error:
@@ -171,8 +154,8 @@ class FrozenModel(LookupModel):
     @property
     def other_weights(self) -> dict[str, Tensor]:
         """The `state_dict` of the network, and, by their names in this, what else is no row of a table."""
-        beside = {f"{TABLE}.{name}": weight for name, weight in other_weights(self.embedding).items()}
-        return {**self.network.state_dict(), **beside}
+        rest = {f"{TABLE}.{name}": weight for name, weight in other_weights(self.embedding).items()}
+        return {**self.network.state_dict(), **rest}
 
     def load_other_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Set what `other_weights` gives.
@@ -180,13 +163,14 @@ class FrozenModel(LookupModel):
         Raises:
             ExportError: They are not those of such a model.
         """
-        has_more = isinstance(self.embedding, FieldTables)
-        beside = {name for name in weights if has_more and name.startswith(f"{TABLE}.")}
+        network, rest = dict(weights), {}
+        if isinstance(self.embedding, FieldTables):
+            rest = {name: network.pop(name) for name in weights if name.startswith(f"{TABLE}.")}
         try:
-            self.network.load_state_dict({name: weight for name, weight in weights.items() if name not in beside})
+            self.network.load_state_dict(network)
         except RuntimeError as error:
             raise ExportError(str(error)) from error
-        load_other_weights(self.embedding, {name.removeprefix(f"{TABLE}."): weights[name] for name in sorted(beside)})
+        load_other_weights(self.embedding, {name.removeprefix(f"{TABLE}."): one for name, one in rest.items()})
 
     @property
     def rows(self) -> dict[str, FrozenTable]:

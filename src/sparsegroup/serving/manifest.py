@@ -30,12 +30,7 @@ TABLE = "embedding"
 
 
 class ExportContent(StrictSettings):
-    """The files that a full export is made of; a delta names what it leads to.
-
-    Attributes:
-        tables: Name of each table → the file of its rows.
-        network: The file of all other weights.
-    """
+    """The files that a full export is made of; a delta names what it leads to."""
 
     tables: Mapping[str, FileFacts]
     network: FileFacts
@@ -62,13 +57,7 @@ class ExportedTable(StrictSettings):
 
 
 class TensorFacts(StrictSettings):
-    """An input or an output of a model.
-
-    Attributes:
-        name: In the ONNX file.
-        dtype: Such as "int64".
-        shape: Its sizes; None where any will do.
-    """
+    """An input or an output of a model: its name in ONNX, dtype ("int64"), and sizes, None where any will do."""
 
     name: str
     dtype: str
@@ -97,25 +86,14 @@ class FieldRows(StrictSettings):
 
 
 class SizesBefore(StrictSettings):
-    """Sizes before the export, in bytes.
-
-    Attributes:
-        dense: Bytes of a float32 vector for each feature seen.
-        table: Bytes of the table in training: index, vectors, optimizer's state.
-    """
+    """Bytes before: of a float32 vector for each feature seen, and of the table with its optimizer's state."""
 
     dense: Count
     table: Count
 
 
 class PathScores(StrictSettings):
-    """Scores of one way to compute the probabilities of the test rows.
-
-    Attributes:
-        auc: NaN (null) where only one class is present.
-        log_loss: In nats.
-        max_abs_difference: The largest difference of a probability to the export's in PyTorch.
-    """
+    """Scores of one way to compute the test rows' probabilities: AUC is null with one class, gaps are to PyTorch's."""
 
     auc: Number
     log_loss: Number
@@ -226,16 +204,13 @@ class ExportManifest(Manifest):
         if self.kind == "delta" and self.tables.keys() != {TABLE}:
             raise ValueError(f"tables: a delta has one, {TABLE}")
         if self.has_columns:
-            self._check_trained()
+            if self.config is None:
+                raise ValueError("config is missing")
+            columns, _ = self.columns_and_config()
+            if self.fields.keys() != set(columns.fields):
+                raise ValueError(f"fields: are not those of the columns, {', '.join(columns.fields)}")
         if self.id != self.expected_id():
             raise ValueError("id: is not that of the content")
-
-    def _check_trained(self) -> None:
-        if self.config is None:
-            raise ValueError("config is missing")
-        columns, _ = self.columns_and_config()
-        if self.fields.keys() != set(columns.fields):
-            raise ValueError(f"fields: are not those of the columns, {', '.join(columns.fields)}")
 
     def columns_and_config(self) -> tuple[LogSchema, Config]:
         """What the model expects, and the settings that it was trained with.
@@ -257,35 +232,26 @@ class ExportManifest(Manifest):
 
     def expected_id(self) -> str:
         """`id` as it follows from the rest."""
-        return digest(self._of_module() if self.columns is None else self._of_trained())
-
-    def with_id(self) -> Self:
-        """This with the id that follows from the rest."""
-        return replace(self, id=self.expected_id())
-
-    def _of_trained(self) -> Plain:
-        model = (self.config or {})["model"]
-        return {**self._of_module(), "columns": dict(self.columns or {}), "model": model}
-
-    def _of_module(self) -> Plain:
-        return {
+        content: Plain = {
             "dtype": self.dtype,
             "tables": {name: [table.dim, table.pooling] for name, table in self.tables.items()},
             "signature": None if self.signature is None else self.signature.model_dump(),
             "content": self.content.model_dump(),
         }
+        if self.columns is not None:
+            content |= {"columns": dict(self.columns), "model": (self.config or {})["model"]}
+        return digest(content)
+
+    def with_id(self) -> Self:
+        """This with the id that follows from the rest."""
+        return replace(self, id=self.expected_id())
 
 
 _PLAIN: TypeAdapter[Any] = TypeAdapter(ExportManifest)
 
 
 EXPORT = FolderFormat(
-    name="export",
-    file=MANIFEST,
-    version=1,
-    manifest=ExportManifest,
-    error=ExportError,
-    missing="no export",
+    name="export", file=MANIFEST, version=1, manifest=ExportManifest, error=ExportError, missing="no export"
 )
 """The format of exports and deltas."""
 
@@ -299,10 +265,7 @@ def read_manifest(folder: Path) -> ExportManifest:
     return EXPORT.read(folder)
 
 
-OWN = {
-    *(MANIFEST, EMBEDDINGS, NETWORK, UPSERTS, TOMBSTONES, VOCABULARY, PROGRAM),
-    *(ONNX, f"{ONNX}.data"),
-}
+OWN = {MANIFEST, EMBEDDINGS, NETWORK, UPSERTS, TOMBSTONES, VOCABULARY, PROGRAM, ONNX, f"{ONNX}.data"}
 """Files of an export or delta, but for those of several tables."""
 
 _PREFIX, _SUFFIX = EMBEDDINGS.split(".")
@@ -313,22 +276,15 @@ def file_of(table: str) -> str:
     return f"{_PREFIX}-{quote(table, safe='')}.{_SUFFIX}"  # a module's name may hold a slash
 
 
-def _is_own(name: str) -> bool:
-    return name in OWN or (name.startswith(f"{_PREFIX}-") and name.endswith(f".{_SUFFIX}"))
-
-
 def check_free(out: Path, overwrite: bool) -> None:
-    """Whether a folder may be written to `out`.
-
-    Raises:
-        ExportError: Something is there, and it is not an export that may be overwritten.
-    """
+    """Whether a folder may be written to `out`."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if overwrite and not (out / MANIFEST).is_file():
         raise ExportError(f"{out}: holds no export that could be overwritten; give another folder")
-    foreign = sorted(path.name for path in out.iterdir() if not _is_own(path.name)) if overwrite else []
-    if foreign:
+    own = OWN | {path.name for path in out.glob(f"{_PREFIX}-*.{_SUFFIX}")}
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
+    if foreign and overwrite:
         raise ExportError(f"{out}: holds {foreign[0]}, which is no part of an export; move it, or give another folder")
     if not overwrite:
         raise ExportError(f"{out}: is not empty; give another folder, or `overwrite`", "overwrite")

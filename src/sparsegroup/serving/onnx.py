@@ -88,17 +88,6 @@ def save_onnx(
     """Write a model: one file, and `<name>.data` beside it where the weights are large.
 
     The IR version is the oldest that has the operators' set, 9 for opset 20; open sizes are named by `name_sizes`.
-
-    Args:
-        program: The model, traced.
-        path: The file.
-        inputs: Names of the program's tensors, in order.
-        outputs: Names of what it gives, in order.
-        metadata: For its `metadata_props`.
-        external_bytes: The bytes of weights from which on they lie in the file beside it.
-
-    Raises:
-        ExportError: The packages are missing, or ONNX has no operators for what the program does.
     """
     require_onnx()
     import onnx
@@ -144,15 +133,7 @@ def _gather() -> Any:
 
 
 class OnnxModel:
-    """An ONNX file in onnxruntime, on the CPU.
-
-    Args:
-        path: The file.
-        threads: That share an operator's work.
-
-    Raises:
-        ExportError: onnxruntime is missing, or cannot open the file.
-    """
+    """An ONNX file in onnxruntime, on the CPU."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         require_onnx()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
+from sparsegroup.data.keys import Int64s
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.serving.manifest import MANIFEST, ExportManifest
@@ -25,9 +26,6 @@ from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
 from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_naming import find_run
-
-Int64s = npt.NDArray[np.int64]
-
 
 SCANNED = 1 << 16
 """Rows that are read at once."""
@@ -45,16 +43,7 @@ class RowSource(Protocol):
 
 
 def check_rows(path: Path, tables: Mapping[str, RowSource], *, state: bool = False) -> None:
-    """Whether the vectors of all rows are finite.
-
-    Args:
-        path: Where the model lies.
-        tables: Its tables by name.
-        state: Whether the optimizer's state in the rows has to be, too.
-
-    Raises:
-        RunError: Some are not; it says how many, of which table.
-    """
+    """Whether the vectors of all rows are finite."""
     for name, table in tables.items():
         parts = [WEIGHT, *(table.state_names if state else ())]
         rows = wrong = 0

@@ -29,12 +29,7 @@ from sparsegroup.training.run_dir import VOCABULARY
 
 @dataclass(frozen=True)
 class Difference:
-    """What makes the new embeddings of the old ones.
-
-    Attributes:
-        upserts: Keys that are new, or whose encoded vector is another, with what it is now; and the fallback vectors.
-        tombstones: `[k]` int64, ascending: keys that are no longer there.
-    """
+    """What makes new embeddings of old ones: keys set, with the new fallback vectors, and keys `[k]` removed."""
 
     upserts: Embeddings
     tombstones: Tensor
@@ -45,9 +40,7 @@ def difference(old: Embeddings, new: Embeddings) -> Difference:
     place, known = _find(old.keys, new.keys)
     same = torch.zeros(len(new), dtype=torch.bool)
     before, after = old[place[known]], new[known]
-    same[known] = torch.stack(
-        [a.eq(b).all(1) for a, b in zip(_bits(before), _bits(after), strict=True)],
-    ).all(0)
+    same[known] = torch.stack([a.eq(b).all(1) for a, b in zip(_bits(before), _bits(after), strict=True)]).all(0)
     return Difference(new[~same], old.keys[~_find(new.keys, old.keys)[1]])
 
 
@@ -131,9 +124,8 @@ class Export:
 
     def serving_model(self) -> ServingModel:
         """The model that the files `model.onnx` and `model.pt2` are made of."""
-        columns, _ = self.manifest.columns_and_config()
         model = self.model()
-        return ServingModel(model.embedding, model.network, columns)
+        return ServingModel(model.embedding, model.network, self.manifest.columns_and_config()[0])
 
 
 def read_export(folder: str | Path) -> Export:
@@ -152,11 +144,7 @@ def read_export(folder: str | Path) -> Export:
 
 
 def read_trained(folder: str | Path) -> Export:
-    """As `read_export`, of a trained model: it has the columns of a log and settings.
-
-    Raises:
-        ExportError: As `read_export`; it is of another module.
-    """
+    """As `read_export`, of a trained model: it has the columns of a log and settings."""
     export = read_export(folder)
     try:
         export.manifest.columns_and_config()
@@ -175,21 +163,16 @@ def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
     rows = {name: manifest.files[table.file] for name, table in manifest.tables.items()}
     if ExportContent(tables=rows, network=manifest.files[NETWORK]) != manifest.content:
         raise ExportError(f"{folder}: damaged (the manifest's files are not its content)")
-    tables = {
-        name: load_embeddings(folder / table.file, table.dim, manifest.dtype) for name, table in manifest.tables.items()
-    }
+    tables = {}
     for name, table in manifest.tables.items():
+        tables[name] = load_embeddings(folder / table.file, table.dim, manifest.dtype)
         _check_count(folder, f"tables.{name}.live_rows", table.live_rows, len(tables[name]))
     network = read_tensors(folder / NETWORK, ExportError)
     return Export(folder, manifest, tables, network, _vocabulary(folder, manifest))
 
 
 def apply(export: Export, folder: Path) -> Export:
-    """What a delta makes of an export, in memory.
-
-    Raises:
-        ExportError: It is no delta, damaged, or follows another export.
-    """
+    """What a delta makes of an export, in memory."""
     manifest = read_manifest(folder)
     if manifest.parent is None:
         raise ExportError(f"{folder}: a whole export, no delta")
@@ -211,15 +194,16 @@ def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
         if ours != theirs:
             raise ExportError(f"{folder / MANIFEST}: damaged ({what}: {ours} cannot follow {theirs})")
     upserts = load_embeddings(folder / UPSERTS, manifest.tables[TABLE].dim, manifest.dtype)
-    tombstones = _load_tombstones(folder / TOMBSTONES)
+    tombstones = read_tensors(folder / TOMBSTONES, ExportError).get("keys")
+    if tombstones is None or tombstones.dtype != torch.int64 or tombstones.ndim != 1:
+        raise ExportError(f"{folder / TOMBSTONES}: damaged (keys must be int64 [k])")
     merged = merge(base, Difference(upserts, tombstones))
     if manifest.changes is not None:
         _check_count(folder, "changes.upserts", manifest.changes.upserts, len(upserts))
         _check_count(folder, "changes.tombstones", manifest.changes.tombstones, len(tombstones))
     _check_count(folder, f"tables.{TABLE}.live_rows", manifest.tables[TABLE].live_rows, len(merged))
-    tables = {TABLE: merged}
     vocabularies = (*export.vocabularies, *_vocabulary(folder, manifest))
-    return Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    return Export(folder, manifest, {TABLE: merged}, read_tensors(folder / NETWORK, ExportError), vocabularies)
 
 
 def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...]) -> None:
@@ -231,13 +215,6 @@ def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...
 def _check_count(folder: Path, field: str, said: int, found: int) -> None:
     if said != found:
         raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {said:,}, but the files have {found:,})")
-
-
-def _load_tombstones(path: Path) -> Tensor:
-    keys = read_tensors(path, ExportError).get("keys")
-    if keys is None or keys.dtype != torch.int64 or keys.ndim != 1:
-        raise ExportError(f"{path}: damaged (keys must be int64 [k])")
-    return keys
 
 
 def _vocabulary(folder: Path, manifest: ExportManifest) -> tuple[Path, ...]:

@@ -29,26 +29,15 @@ _IN_TEXT = re.compile(r'^ *File "(.+?)", line (\d+), in \S+\n +(.+)$', re.MULTIL
 
 
 def reason(error: BaseException) -> str:
-    """The first paragraph of the text of an error's cause, and the line of the model's own code that it is about.
-
-    Args:
-        error: As it was caught, not further out than where the model's code was called.
-    """
+    """The first paragraph of the text of an error's cause, and the line of the model's own code that it is about."""
     while error.__cause__ is not None:
         error = error.__cause__
-    told = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
-    place = _place_in_text(str(error)) or _place_in_trace(error)
-    return told if place is None else f"{told}; at {place}"
-
-
-def _place_in_text(text: str) -> str | None:
-    places = [f"{file}:{line}, {code}" for file, line, code in _IN_TEXT.findall(text) if _is_own_code(file)]
-    return places[-1] if places else None
-
-
-def _place_in_trace(error: BaseException) -> str | None:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own_code(frame.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}, {frames[-1].line}" if frames else None
+    text = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
+    frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    for places in (_IN_TEXT.findall(str(error)), frames):
+        if own := [f"{file}:{line}, {code}" for file, line, code in places if _is_own_code(file)]:
+            return f"{text}; at {own[-1]}"
+    return text
 
 
 def _is_own_code(file: str) -> bool:
@@ -71,11 +60,7 @@ def trace(
     *,
     strict: bool = False,
 ) -> ExportedProgram:
-    """A module as a program; the arguments are those of `torch.export.export`.
-
-    Raises:
-        ExportError: torch.export cannot trace it. The message says what it stumbles over.
-    """
+    """A module as a program; the arguments are those of `torch.export.export`."""
     try:
         with quiet(), redirect_stderr(StringIO()) as said:
             given = dict(kwargs or {})
@@ -105,11 +90,7 @@ def save_program(program: ExportedProgram, path: Path) -> None:
 
 
 class _Sink(FileIO):
-    """A file that takes what comes after an error, and forgets it: torch's writer would end the process.
-
-    Attributes:
-        error: The first one.
-    """
+    """A file that takes what comes after an error, and forgets it: torch's writer would end the process."""
 
     error: OSError | None = None
 
@@ -126,11 +107,7 @@ class _Sink(FileIO):
 
 
 def load_program(path: Path) -> nn.Module:
-    """The program in a file as a module that takes what the traced one takes.
-
-    Raises:
-        ExportError: It holds none.
-    """
+    """The program in a file as a module that takes what the traced one takes."""
     try:
         with quiet():
             return torch.export.load(path).module()
@@ -156,31 +133,22 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ExampleCall:
-    """Arguments of a module.
-
-    Attributes:
-        args: By position.
-        kwargs: By name.
-    """
+    """Arguments of a module."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def on_cpu(self) -> "ExampleCall":
         """The same with tensors of their own on the CPU: one that is given twice would be taken for one input."""
-        args, kwargs = pytree.tree_map_only(Tensor, _own, (self.args, dict(self.kwargs)))
-        return ExampleCall(args, kwargs)
+        own = (self.args, dict(self.kwargs))
+        return ExampleCall(*pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu().clone(), own))
 
     def tensors(self) -> list[Tensor]:
         """The tensors in the arguments, in order."""
         return _tensors_in((self.args, dict(self.kwargs)))
 
     def trace(self, model: nn.Module, dynamic_shapes: Any = None, *, strict: bool = False) -> ExportedProgram:
-        """A module as a program; the first size of each tensor is open, unless `dynamic_shapes` says otherwise.
-
-        Raises:
-            ExportError: See `trace`.
-        """
+        """A module as a program; the first size of each tensor is open, unless `dynamic_shapes` says otherwise."""
         if dynamic_shapes is not None:
             return trace(model, self.args, self.kwargs, dynamic_shapes, strict=strict)
         sizes: list[Any] = [Dim.DYNAMIC] * len(self.tensors())
@@ -246,16 +214,7 @@ def input_names(program: ExportedProgram) -> list[str]:
 
 
 def signature_of(program: ExportedProgram, inputs: list[str], outputs: list[str]) -> ModelSignature:
-    """What a program takes and gives.
-
-    Args:
-        program: The program.
-        inputs: A name for each tensor it takes.
-        outputs: A name for each tensor it gives.
-
-    Raises:
-        ExportError: More or fewer names than tensors, or one twice.
-    """
+    """What a program takes and gives."""
     found = [
         spec.arg.name
         for spec in program.graph_signature.output_specs
@@ -268,20 +227,16 @@ def signature_of(program: ExportedProgram, inputs: list[str], outputs: list[str]
     every = [*inputs, *outputs]
     if twice := [name for place, name in enumerate(every) if name in every[:place]]:
         raise ExportError(f"{twice[0]!r} names two of the inputs and outputs; give `inputs` or `outputs`")
-    return ModelSignature(
-        inputs=tuple(map(_facts, inputs, _values(program, taken))),
-        outputs=tuple(map(_facts, outputs, _values(program, found))),
-        graph=digest(program.graph_module.code),
-    )
-
-
-def _facts(name: str, tensor: Tensor) -> TensorFacts:
-    shape = tuple(size if isinstance(size, int) else None for size in tensor.shape)
-    return TensorFacts(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=shape)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone()
+    facts = [
+        TensorFacts(
+            name=name,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(size if isinstance(size, int) else None for size in tensor.shape),
+        )
+        for name, tensor in zip(every, _values(program, [*taken, *found]), strict=True)
+    ]
+    inside = digest(program.graph_module.code)
+    return ModelSignature(inputs=tuple(facts[: len(taken)]), outputs=tuple(facts[len(taken) :]), graph=inside)
 
 
 def _tensors_in(values: Any) -> list[Tensor]:
@@ -295,12 +250,7 @@ def _values(program: ExportedProgram, names: list[str]) -> list[Tensor]:
 
 
 def _as_dim(tensor: Tensor, named: dict[str, Any]) -> Any:
-    """A tensor's first size by name, from 0 on: a · size + b, where it follows from another so; else left to be found.
-
-    Args:
-        tensor: One in a program.
-        named: The sizes that have a name, to which this may add.
-    """
+    """A tensor's first size by its name in `named`: a · size + b where it follows from another so, else left open."""
     if not tensor.ndim or isinstance(tensor.shape[0], int):
         return None
     more, rest = tensor.shape[0].node.expr.as_coeff_Add()
