@@ -52,7 +52,6 @@ UNMERGED = {
     "estimator": 4,
     "models": 1,
     "reporting": 2,
-    "serving": 1,
     "training": 10,
 }
 """Small modules with one importer and no reason."""
