@@ -13,7 +13,7 @@ from sparsegroup.training import batch_gradients, piecewise_network
 from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.network_passes import PartedBatch
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
-from sparsegroup.training.ranks import ALONE, GlobalBatch
+from sparsegroup.training.ranks import SINGLE_PROCESS, GlobalBatch
 
 BATCH, FIELDS, DIM, NUMBERS = 64, 3, 4, 2
 
@@ -59,7 +59,7 @@ def gradients(make: Callable[[], nn.Module], of: Batch, *, before: bool = False)
             table(of.keys),
             of.numbers,
             GlobalBatch(of, len(of)),
-            ALONE,
+            SINGLE_PROCESS,
             second_order=False,
         )
     assert not logits.requires_grad
@@ -113,7 +113,7 @@ def test_gradients_are_tensors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     of = batch(weighted=False)
     vectors = torch.randn(BATCH, FIELDS, DIM)
     step = GlobalBatch(of, len(of))
-    logits, _ = give_gradients(pieces, vectors, of.numbers, step, ALONE, second_order=False)
+    logits, _ = give_gradients(pieces, vectors, of.numbers, step, SINGLE_PROCESS, second_order=False)
     expected = (logits.sigmoid() - of.labels).mean()
     assert network.one.grad is not None
     assert network.other.grad is not None
@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_gives_no_gradients() -> None:
             torch.randn(BATCH, FIELDS, DIM),
             of.numbers,
             step,
-            ALONE,
+            SINGLE_PROCESS,
             second_order=False,
         )
     assert all(parameter.grad is None for parameter in network.parameters())

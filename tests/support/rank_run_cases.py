@@ -96,7 +96,7 @@ class CutOffError(Exception):
 
 
 PLACES: dict[str, tuple[Any, str, bool]] = {
-    "step": (RankGroup, "add_up", False),
+    "step": (RankGroup, "all_reduce_gradients", False),
     "batch": (Trainer, "_step", True),
     "save": (save, "_written_tables", True),
     "checkpoint": (Session, "checkpoint", True),
@@ -155,7 +155,7 @@ def trained(folder: Path, name: str, settings: dict[str, Any], cuts: list[tuple[
 
 def begun_or_resumed(folder: Path, name: str, settings: dict[str, Any]) -> Session:
     log, group = log_of(folder), dist.group.WORLD if dist.is_initialized() else None
-    if RankGroup(group).of_first((folder / name).exists(), "whether it has begun"):
+    if RankGroup(group).broadcast((folder / name).exists(), "whether it has begun"):
         return Session.resume(folder / name, log, group)
     return Session.begin(folder / name, Config.of(**{**SETTINGS, **settings}), log, process_group=group)
 

@@ -142,12 +142,12 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
             first.stop()
 
     first.fit(own_batches(case, (99,) * 4), after_batch=stop)
-    state = first.ranks.of_first(first.network.state_dict(), "the network")
+    state = first.ranks.broadcast(first.network.state_dict(), "the network")
     first.network.load_state_dict(state)  # as a checkpoint holds it
     second = Trainer(
         first.table, first.network, first.optimizers, window=3 * ROWS, target=first.target, baseline=LogisticBaseline()
     )
-    second.load_state_dict(first.ranks.of_first(first.state_dict(), "the state"))
+    second.load_state_dict(first.ranks.broadcast(first.state_dict(), "the state"))
     left = list(own_batches(case, (99,) * 4))[first.progress.steps :]
     assert second.taken == first.taken
     assert second.state_dict()["compiled_for"] == first.state_dict()["compiled_for"]

@@ -101,13 +101,13 @@ def train_run(
             values = setting_values(log, options, assignments)
             return _start(settings_file(log), values, out, before, unless_begun, overwrite, threads, launch)
 
-        _carry_out(launch.ranks.first_makes(start, "the run that is begun"), launch, unless_begun)
+        _carry_out(launch.ranks.broadcast_result(start, "the run that is begun"), launch, unless_begun)
 
 
 def resume_run(folder: Path, threads: int, launch: Launch) -> None:
     """Complete a run that was cut off; of a folder of runs, the latest."""
     _carry_out(
-        launch.ranks.first_makes(lambda: _resumption(find_run(folder), threads), "the run that is resumed"), launch
+        launch.ranks.broadcast_result(lambda: _resumption(find_run(folder), threads), "the run that is resumed"), launch
     )
 
 
@@ -359,7 +359,7 @@ def _train(session: Session, folder: Path) -> None:
         _logger.warning(f"interrupted{at}; {what}; continue with {in_shell('train', '--resume', folder)}")
         raise typer.Exit(128 + (interruption.signal or signal.SIGINT)) from error
     if session.folder != folder:
-        session.ranks.first_does(lambda: replace_run(session.folder, folder), "the run's place")
+        session.ranks.on_rank_0(lambda: replace_run(session.folder, folder), "the run's place")
     show(_figures(summary, folder), _outcome(summary, folder))
 
 

@@ -380,7 +380,7 @@ class BaselineLessons:
     def merge(self, ranks: RankGroup) -> None:
         """Let all ranks have one baseline, of what each has taught its own; see `merged_baseline`."""
         if self.baseline is not None and not ranks.is_alone:
-            self.baseline.load_state_dict(merged_baseline(ranks.of_all([self.baseline.state_dict()], "baselines")))
+            self.baseline.load_state_dict(merged_baseline(ranks.all_gather([self.baseline.state_dict()], "baselines")))
 
     def state_dict(self) -> dict[str, Any] | None:
         """The baseline's, when all is learnt; None without one."""

@@ -21,7 +21,7 @@ from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.checks import check_logits
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.ranks import ALONE, RankGroup
+from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 from sparsegroup.training.state import WindowState
 
 Float64s = npt.NDArray[np.float64]
@@ -59,7 +59,7 @@ def predictions_over(
     model: LookupModel,
     stream: Iterable[Sample],
     baseline: LogisticBaseline | None = None,
-    ranks: RankGroup = ALONE,
+    ranks: RankGroup = SINGLE_PROCESS,
 ) -> "PredictionWindow":
     """What `model`, and the baseline, predict for all batches of a stream. The model is left in evaluation mode.
 
@@ -74,7 +74,7 @@ def predictions_over(
     return (
         window
         if ranks.is_alone
-        else PredictionWindow.joined(ranks.of_all([window.state()], "predictions"), window.begin)
+        else PredictionWindow.joined(ranks.all_gather([window.state()], "predictions"), window.begin)
     )
 
 

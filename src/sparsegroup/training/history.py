@@ -99,7 +99,7 @@ class RecordedWindows:
         """Let `thread` measure the window that ends here; a new one begins."""
         window = self.window
         if not self._ranks.is_alone:
-            window = PredictionWindow.joined(self._ranks.of_all([window.state()], "predictions"), window.begin)
+            window = PredictionWindow.joined(self._ranks.all_gather([window.state()], "predictions"), window.begin)
         completed = point(window)
         if not self._ranks.rank:
             self._measured = thread.submit(completed)
@@ -115,7 +115,7 @@ class RecordedWindows:
 
     def share(self) -> None:
         """Let all ranks have the history of the first."""
-        self.points = self._ranks.of_first(self.points, "the history")
+        self.points = self._ranks.broadcast(self.points, "the history")
 
     def note_validation(self, metrics: Metrics) -> None:
         """The last point is that of an epoch's end, where the model has these metrics on the validation rows."""

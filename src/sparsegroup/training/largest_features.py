@@ -15,7 +15,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
-from sparsegroup.training.ranks import ALONE, RankGroup
+from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
 SHOWN = 10
 NAMED = 20_000
@@ -65,7 +65,7 @@ def largest_rows(tables: Iterable[Table], count: int) -> Largest:
     return largest
 
 
-def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = ALONE) -> list[LargestFeature]:
+def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = SINGLE_PROCESS) -> list[LargestFeature]:
     """The features of the largest vectors, those with a known text and the first ten, the largest first.
 
     The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have. Where the tables
@@ -75,7 +75,7 @@ def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = ALONE) 
         ClickLogError: The log cannot be read.
     """
     largest = Largest(NAMED)
-    for keys, norms in ranks.of_all([_pair(largest_rows(tables, NAMED))], "the largest features"):
+    for keys, norms in ranks.all_gather([_pair(largest_rows(tables, NAMED))], "the largest features"):
         largest.add(keys, norms)
     if ranks.rank:
         return []

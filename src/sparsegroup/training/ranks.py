@@ -115,7 +115,7 @@ class RankGroup:
                 yield GlobalBatch(own, len(own))
             return
         batch, error = _next(batches)
-        firsts: list[Batch | None] = self.of_all([None if batch is None else batch[:0]], "kinds of batches")
+        firsts: list[Batch | None] = self.all_gather([None if batch is None else batch[:0]], "kinds of batches")
         empty = next((one for one in firsts if one is not None), None)
         while True:
             wants = [asked is not None and asked.is_made, asked is not None and asked.finishes]
@@ -187,12 +187,12 @@ class RankGroup:
         if self._together is not None:
             dense = [one for one in parameters if store_of(one) is None]
             buffers = {name: buffer.cpu() for name, buffer in network.named_buffers()}
-            weights, buffers = self.of_first(([one.detach().cpu() for one in dense], buffers), "weights")
+            weights, buffers = self.broadcast(([one.detach().cpu() for one in dense], buffers), "weights")
             for parameter, values in zip(dense, weights, strict=True):
                 parameter.data.copy_(values)
             network.load_state_dict(buffers, strict=False)
 
-    def first_does(self, action: Callable[[], Object], what: str) -> Object | None:
+    def on_rank_0(self, action: Callable[[], Object], what: str) -> Object | None:
         """Let the first rank do something for all, such as writing a file: what that gives; None on the others.
 
         The others wait however long it takes, as long as the first one lives.
@@ -201,24 +201,24 @@ class RankGroup:
             return action()
         with ThreadPoolExecutor(1, "sparsegroup-first") as thread:
             done = None if self.rank else thread.submit(action)
-            while self.of_first(done is not None and not wait([done], _PATIENCE).done, what):
+            while self.broadcast(done is not None and not wait([done], _PATIENCE).done, what):
                 pass  # a sign of life
             error = None if done is None else done.exception()
-            message = self.of_first(None if error is None else str(error), what)
+            message = self.broadcast(None if error is None else str(error), what)
         if message is not None and done is None:
             raise FirstRankError(message)
         return None if done is None else done.result()
 
-    def first_makes(self, action: Callable[[], Object], what: str) -> Object:
-        """What the first rank makes, on all; see `first_does`."""
-        made: Object | None = self.first_does(action, what)
-        return self.of_first(made, what)  # type: ignore[return-value]
+    def broadcast_result(self, action: Callable[[], Object], what: str) -> Object:
+        """What the first rank makes, on all; see `on_rank_0`."""
+        made: Object | None = self.on_rank_0(action, what)
+        return self.broadcast(made, what)  # type: ignore[return-value]
 
-    def of_all(self, own: list[Object], what: str) -> list[Object]:
+    def all_gather(self, own: list[Object], what: str) -> list[Object]:
         """The lists of all ranks, one after the other; `what` is in them, in messages."""
         return own if self._together is None else self._together.of_all(own, what)
 
-    def of_first(self, own: Object, what: str) -> Object:
+    def broadcast(self, own: Object, what: str) -> Object:
         """What the first rank has; `what` it is, in messages."""
         return own if self._together is None else self._together.from_first(own, what)
 
@@ -246,7 +246,7 @@ class SharedStatistics:
         """While training continues, layers leave the moments of each batch to `merge`."""
         self._sampled = [] if first is None else [encoder for encoder in self._encoders if not encoder.is_fitted]
         if self._sampled and first is not None:
-            sample = torch.cat(self._ranks.of_all([first.numbers], "numbers"))
+            sample = torch.cat(self._ranks.all_gather([first.numbers], "numbers"))
             for encoder in self._sampled:
                 encoder.fit(sample)
         for layer in self._following:
@@ -273,7 +273,7 @@ class SharedStatistics:
             buffer.copy_(next(parts).mean(0))
 
 
-ALONE = RankGroup()
+SINGLE_PROCESS = RankGroup()
 """A process by itself."""
 
 

@@ -88,7 +88,7 @@ def claimed(folder: Path, ranks: RankGroup, *, is_new: bool) -> Iterator[FolderL
             raise RunError(f"{folder}: another run has begun there meanwhile")
         return lock
 
-    lock = ranks.first_does(claim, "the run's folder")
+    lock = ranks.on_rank_0(claim, "the run's folder")
     try:
         yield lock
     except BaseException:

@@ -144,7 +144,7 @@ class Session:
             session._lock = lock
             session._follow(run)
             begin = partial(begin_run, folder, config, log, session.trainer.history, session.begun)
-            ranks.first_does(begin, "the run's beginning")
+            ranks.on_rank_0(begin, "the run's beginning")
         session._say_notes()
         return session
 
@@ -184,7 +184,7 @@ class Session:
         read_columns(folder).check_fits(log.schema, log.name)
         begun.check(log)
         checkpoints, ranks, run = Checkpoints(folder / CHECKPOINTS), RankGroup(process_group), None
-        latest = ranks.of_first(None if ranks.rank else checkpoints.latest(), "the last checkpoint")
+        latest = ranks.broadcast(None if ranks.rank else checkpoints.latest(), "the last checkpoint")
         if latest is None and begun.continued_from is not None:
             run = load_run(begun.continued_from, config, process_group)
             if run.checkpoint_id != begun.continued_id:
@@ -202,7 +202,7 @@ class Session:
             loaded = session.checkpoints.load(latest, model, optimizer, session.trainer.scheduler)
             session._saved_at = loaded.step
             session.notes += loaded.notes
-        ranks.first_does(partial(write_history, folder, session.trainer.history), "the history")
+        ranks.on_rank_0(partial(write_history, folder, session.trainer.history), "the history")
         return session
 
     def _follow(self, run: TrainingRun | None) -> None:
@@ -361,7 +361,7 @@ class Session:
         if self._saved_at != self.step:
             self.checkpoint(whole=True)
         else:  # cut off after that one
-            self.ranks.first_does(self.checkpoints.tidy, "the checkpoints")
+            self.ranks.on_rank_0(self.checkpoints.tidy, "the checkpoints")
         return self._conclude()
 
     def _conclude(self) -> Summary:
@@ -384,7 +384,7 @@ class Session:
             ranks=self._rank_figures(),
         )
         finish = partial(finish_run, self.folder, self.config, log, named, trainer.history, summary)
-        ranks.first_does(finish, "what the run leaves behind")
+        ranks.on_rank_0(finish, "what the run leaves behind")
         for warning in summary.warnings:
             _logger.warning(warning)
         return summary
@@ -402,7 +402,7 @@ class Session:
             sent=ranks.sent + sum(one.sent for one in traffic),
             waited=ranks.waited + sum(one.waited for one in traffic),
         )
-        return ranks.of_all([own], "their figures")
+        return ranks.all_gather([own], "their figures")
 
     def _is_due(self) -> bool:
         settings = self.config.checkpoint
@@ -411,7 +411,7 @@ class Session:
         if not settings.minutes or (self.step % _LOOKS and not self.ranks.is_alone):
             return False
         is_late = perf_counter() - self._last >= 60 * settings.minutes
-        return self.ranks.of_first(is_late, "whether a checkpoint is due")
+        return self.ranks.broadcast(is_late, "whether a checkpoint is due")
 
     def checkpoint(self, *, whole: bool = False) -> Path:
         """Write where the run stands. To be called between two batches.

@@ -431,7 +431,7 @@ class Trainer:
         if self.ranks.is_alone:
             return state
         own = (self.taken, window, baseline, self._dense.size)
-        found = self.ranks.of_all([own], "where they stand")
+        found = self.ranks.all_gather([own], "where they stand")
         joined = PredictionWindow.joined([window for _, window, _, _ in found], 0.0).state()
         taught = [baseline for _, _, baseline, _ in found if baseline is not None]
         state["window"] = {**vars(joined), "seconds": found[0][1].seconds}
