@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -17,6 +18,7 @@ from sparsegroup.kernels.step import (
     StepConstants,
     StepScalars,
     TensorPlan,
+    array_of,
     compute_dtype,
 )
 from sparsegroup.optim.dtensor import local_entry
@@ -115,7 +117,59 @@ class RowsPlan(Protocol):
         """Take the step."""
 
 
-Plan: TypeAlias = TensorPlan | RowsPlan
+class RepeatedPlans:
+    """The plans of a param group's tensors in the step before, run again while gradients and memory are alike.
+
+    Attributes:
+        others: The numbers in the group of the parameters that are planned one by one.
+    """
+
+    def __init__(
+        self, step: "GroupStep", plans: Sequence[TensorPlan], states: Mapping[Tensor, Entry], requests: "Requests"
+    ) -> None:
+        self.plans, self.requests = plans, requests
+        memories = [plan.memory for plan in plans]
+        own = {id(memory.x) for memory in memories}
+        self.others = [number for number, parameter in enumerate(step.group["params"]) if id(parameter) not in own]
+        self.counters = [memory.counter for memory in memories]
+        self._expected = [(plan, one.x, one.shape, one.stride, one.dtype) for plan in plans for one in [plan.memory]]
+        self._all_entries, self._entries = list(states.values()), [states[memory.x] for memory in memories]
+        self._tensors = [tensor for memory in memories for tensor in memory.entries]
+        self._located = [*(memory.x for memory in memories), *self._tensors]
+        self._addresses = list(map(Tensor.data_ptr, self._located))
+
+    def take(self, states: Mapping[Tensor, Entry]) -> bool:
+        """Read the gradients; False if one must be checked or changed, or a parameter or its state has moved."""
+        for plan, x, shape, stride, dtype in self._expected:
+            gradient = x.grad
+            if (
+                gradient is None
+                or gradient.layout is not torch.strided
+                or gradient.dtype is not dtype
+                or not gradient.shape == shape == x.shape
+                or x.stride() != stride
+            ):
+                return False
+            plan.gradient = gradient
+        return (
+            len(states) == len(self._all_entries)
+            and all(map(is_, states.values(), self._all_entries))
+            and sum(map(len, self._entries)) == len(self._tensors)
+            and all(map(is_, chain.from_iterable(map(dict.values, self._entries)), self._tensors))
+            and list(map(Tensor.data_ptr, self._located)) == self._addresses
+        )
+
+    def run(self, step: "GroupStep") -> None:
+        """Take the step."""
+        counts = [counter.item() + 1.0 for counter in self.counters]
+        for plan, counter, count in zip(self.plans, self.counters, counts, strict=True):
+            counter[()] = count
+            plan.scalars = step.scalars(count)
+        step.carry_out(self.requests, self.plans)
+
+
+Plan: TypeAlias = TensorPlan | RowsPlan | RepeatedPlans
+Requests: TypeAlias = dict[Backend, list[TensorPlan]]
 
 
 class Stepper(Protocol):
@@ -186,6 +240,10 @@ class GroupStep:
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None
         self._arguments = rule.scalar_arguments(group, rate)
         self._scalars: dict[float, StepScalars] = {}
+        self._counters: dict[int, tuple[Tensor, int, npt.NDArray[Any]]] = {}  # by id of a table's step count
+        self.repeated: RepeatedPlans | None = None
+        if before is not None and self.wants_u == before.wants_u and self.shares_memory(before):
+            self.repeated = before.repeated if self.takes_gradients_unchanged else None
 
     @classmethod
     def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
@@ -214,6 +272,10 @@ class GroupStep:
             start = (constants.sigma_0 or 0.0, 0.0 if constants.frozen else 1.0)
             known = self._scalars[t] = StepScalars(scalars, start, seed)
         return known
+
+    def site(self, number: int) -> ParameterSite:
+        """Where a parameter of the group is, for messages."""
+        return ParameterSite(self.number, number, self.group.get("param_names"))
 
     # State
 
@@ -254,18 +316,18 @@ class GroupStep:
         """Carry out the plans of the group's parameters: tensors together, rows of tables by their own plans."""
         tensors: list[TensorPlan] = []
         for plan in plans:
-            if isinstance(plan, TensorPlan):
+            if isinstance(plan, RepeatedPlans):
+                plan.run(self)
+            elif isinstance(plan, TensorPlan):
                 plan.memory = self._memory(plan, states, memories)
                 tensors.append(plan)
             else:
                 entry = states[plan.parameter]
                 self.prepare_in_rows(plan.parameter, entry)
-                count = entry["step"]
-                count += 1
-                plan.run(self, self.scalars(count.item()), entry)
+                plan.run(self, self.scalars(self._counted(entry["step"])), entry)
         if self.capturable:
             _count_on_device(self, tensors)
-        requests: dict[Backend, list[TensorPlan]] = {}
+        requests: Requests = {}
         for plan in tensors:
             memory, is_sparse = plan.memory, plan.rows is not None
             if not self.capturable:
@@ -278,8 +340,37 @@ class GroupStep:
             if backend is None:
                 backend = memory.backends[is_sparse] = next(one for one in backends if one.takes(memory, is_sparse))
             requests.setdefault(backend, []).append(plan)
+        if tensors:
+            is_new = self.repeated is None and all(map(self._is_repeatable, tensors))
+            self.repeated = RepeatedPlans(self, tensors, states, requests) if is_new else None
+            self.carry_out(requests, tensors)
+
+    def carry_out(self, requests: "Requests", plans: Sequence[TensorPlan]) -> None:
+        """Let backends step the tensors of the plans; gradients are not kept any longer than by their owners."""
         for backend, some in requests.items():
             backend.step(self.number, self.constants, some)
+        for plan in plans:
+            del plan.gradient
+            plan.hessian = None
+
+    def _counted(self, steps: Tensor) -> float:
+        """Count a step of a table's rows; gives the new count."""
+        known = self._counters.get(id(steps))
+        if known is None or known[1] != steps.data_ptr():
+            known = self._counters[id(steps)] = steps, steps.data_ptr(), array_of(steps)
+        counter = known[2]
+        counter += 1
+        return float(counter)
+
+    def _is_repeatable(self, plan: TensorPlan) -> bool:
+        """Whether it does nothing but step a tensor with its gradient unchanged."""
+        return (
+            self.takes_gradients_unchanged
+            and not self.capturable
+            and plan.gradient is plan.parameter.grad
+            and plan.whole is plan.rows is plan.hessian is None
+            and plan.memory.dtype == compute_dtype(plan.memory.dtype)
+        )
 
     def _memory(
         self, plan: TensorPlan, states: Mapping[Tensor, Entry], memories: dict[int, ParameterMemory]

@@ -186,7 +186,7 @@ class TensorStepper:
 def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> TensorPlan:
     """The plan of a tensor whose gradient must be checked or changed."""
     group = step.group
-    site = ParameterSite(step.number, number, group.get("param_names"))
+    site = step.site(number)
     for_device = _is_for_device(parameter, step)
     if gradient.layout == torch.sparse_coo:
         plan = _read_sparse(parameter, gradient, step, for_device, site)

@@ -1,6 +1,7 @@
 """Contiguous float32 and float64 parameters in the host's memory, by the step that Numba compiles."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,29 @@ from sparsegroup.rules import Rule
 _Kind = tuple[torch.dtype, bool]
 
 
+class _Launch(NamedTuple):
+    """Tensors that one kernel steps."""
+
+    kind: _Kind
+    plans: Sequence[TensorPlan]
+    memories: list[ParameterMemory]
+    tensors: step.Tensors
+
+    @classmethod
+    def of(cls, kind: _Kind, plans: Sequence[TensorPlan], before: "_Launch | None") -> "_Launch":
+        """What the step before used, if it was for the same memory."""
+        memories = [plan.memory for plan in plans]
+        if before is not None and before.memories == memories:
+            return cls(kind, plans, memories, before.tensors)
+        return cls(kind, plans, memories, _tensors_of(memories, kind[1]))
+
+
 class CpuBackend(Backend):
     """The compiled step: parameters whose groups are contiguous, many of them in one launch."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._launches: dict[tuple[int, _Kind], tuple[list[ParameterMemory], step.Tensors]] = {}
+        self._launches: dict[int, tuple[Sequence[TensorPlan], list[_Launch]]] = {}
 
     def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Parameters with state in the compute dtype, if Numba can compile the rule."""
@@ -50,30 +68,29 @@ class CpuBackend(Backend):
 
     def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
         """See `Backend.step`."""
-        dense: dict[_Kind, list[TensorPlan]] = {}
-        for plan in plans:
-            if plan.rows is None:
-                memory = plan.memory
-                dense.setdefault((memory.dtype, memory.carries_u), []).append(plan)
-            else:
-                self._step_rows(plan, constants)
-        for kind, some in dense.items():
-            self._step_tensors(group, kind, some, constants)
+        known, launches = self._launches.get(group, ((), []))
+        if known is not plans:
+            dense: dict[_Kind, list[TensorPlan]] = {}
+            for plan in plans:
+                if plan.rows is None:
+                    dense.setdefault((plan.memory.dtype, plan.memory.carries_u), []).append(plan)
+                else:
+                    self._step_rows(plan, constants)
+            before = {launch.kind: launch for launch in launches}
+            launches = [_Launch.of(kind, some, before.get(kind)) for kind, some in dense.items()]
+            self._launches[group] = plans, launches
+        for launch in launches:
+            self._step_tensors(launch, constants)
 
-    def _step_tensors(self, group: int, kind: _Kind, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
-        dtype, carries_u = NUMPY_DTYPES[kind[0]], kind[1]
-        memories = [plan.memory for plan in plans]
-        known, where = self._launches.get((group, kind), (None, None))
-        if where is None or known != memories:
-            where = _tensors_of(memories, carries_u)
-            self._launches[group, kind] = memories, where
+    def _step_tensors(self, launch: "_Launch", constants: StepConstants) -> None:
+        dtype, plans = NUMPY_DTYPES[launch.kind[0]], launch.plans
         first = plans[0].scalars
         if all(plan.scalars is first for plan in plans):
             scalars = np.empty((len(plans), len(first.scalars)), dtype)
             scalars[:] = first.scalars
         else:
             scalars = np.array([plan.scalars.scalars for plan in plans], dtype)
-        step.advance_tensors(self.rule, dtype, where, _addresses(plans), scalars, constants)
+        step.advance_tensors(self.rule, dtype, launch.tensors, _addresses(plans), scalars, constants)
 
     def _step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
         plan.sum_rows()

@@ -76,6 +76,7 @@ class Tensors:
         self.is_wide = bool((widths > block.BLOCK).any())
         self.alone = len(self.work) == 1 or int(widths @ counts) < 2 * GRAIN
         self.kinds = (WHOLE,) * base.shape[1]
+        self.key = tuple(widths.tolist())
 
 
 def advance_tensors(
@@ -87,7 +88,7 @@ def advance_tensors(
     settings: StepConstants,
 ) -> None:
     """The step over tensors of one dtype, float32 or float64; `gradients` and `scalars` are those of `block.step`."""
-    taus = (np.sqrt(tensors.widths) * settings.regularizer.tau).astype(dtype)
+    taus = _taus(settings, dtype, tensors.key)
     threads.share(
         step_kernel(rule, tensors.kinds, tensors.is_wide),
         *(tensors.work, tensors.counts, tensors.base, gradients, tensors.widths, *_NO_ROWS, scalars, taus),
@@ -115,7 +116,7 @@ def advance_rows(
     """
     where = (*pages, layout.stride, layout.lines, rows, seed)
     work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
-    taus = np.array([math.sqrt(width) * settings.regularizer.tau], dtype)
+    taus = _taus(settings, dtype, (width,))
     return threads.share(
         step_kernel(rule, layout.kinds, width > block.BLOCK),
         *(work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where, scalars, taus),
@@ -169,6 +170,12 @@ def pieces(widths: Int64s, counts: Int64s) -> Int64s:
 @lru_cache(1024)
 def _pieces_of_rows(width: int, most: int) -> Int64s:
     return pieces(np.array([width]), np.array([most]))
+
+
+@lru_cache(64)
+def _taus(settings: StepConstants, dtype: np.dtype[Any], widths: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The threshold of groups of each width, `[tensors]`."""
+    return (np.sqrt(np.array(widths, np.int64)) * settings.regularizer.tau).astype(dtype)
 
 
 @lru_cache(64)

@@ -146,16 +146,16 @@ class RowSteps:
         """See `Stepper.plan`."""
         entry = states.get(parameter)
         owner = entry.get(KEYS) if entry else None
-        where = ParameterSite(step.number, number, step.group.get("param_names"))
         with torch._C.DisableTorchFunctionSubclass():  # a StoredGradient is read as the plain tensor that it is
             if gradient.layout != torch.sparse_coo:
+                where = step.site(number)
                 raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
             storage = self._storage
             if storage.is_on_device:
                 storage.check_reports(self._described)
             if self._laid_out_for is not step or self.owner is not owner:
-                self._check(step, owner, where)
-            plan = self._read(parameter, gradient, step, where)
+                self._check(step, owner, step.site(number))
+            plan = self._read(parameter, gradient, step, number)
             if os.getpid() != self._process:
                 self._lock.check_process("train the table")
             self.check_finite(plan, plan.values)
@@ -182,21 +182,21 @@ class RowSteps:
         if self._limit is not None:
             self._limit.check_layout(1 + carries_u + len(step.rule.state), self._num_rows(), storage.rows)
 
-    def _read(self, parameter: Tensor, gradient: Tensor, step: GroupStep, where: ParameterSite) -> RowPlan:
+    def _read(self, parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> RowPlan:
         """The gradient as the storage takes it. Raises IndexError if it has rows that the table does not have."""
         rows, values = gradient._indices()[0], gradient._values()
         lines: GradientLines | None = getattr(rows.untyped_storage(), LINES, None)
-        if lines is not None and (lines.numbering is not self._directory.numbering or lines.count != len(rows)):
+        if lines is not None and (lines.numbering is not self._directory.numbering or lines.count != rows.shape[0]):
             lines.numbering.check()
             lines = None
         are_distinct = lines is not None and lines.order is None
         sums = self._storage.sums_gradients or step.rule.mean_square
         # With a graph, a Hessian follows, in the order of coalesced rows.
         if gradient.requires_grad or (sums and not are_distinct):
-            check_rows(rows, self._num_rows(), where)
+            check_rows(rows, self._num_rows(), step.site(number))
             gradient, lines = gradient.coalesce(), None
             rows, values = gradient._indices()[0], gradient._values()
-        return RowPlan(rows, values.detach(), None, None, lines, parameter, self)
+        return RowPlan(rows, values.detach() if values.requires_grad else values, None, None, lines, parameter, self)
 
     def check_finite(self, plan: RowPlan, values: Tensor) -> None:
         """Leave out lines of `values` that are not finite, or raise FloatingPointError; on a device the kernel does."""
@@ -220,7 +220,7 @@ class RowSteps:
             if plan.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~plan.finite).sum()))
                 plan = plan.finite_lines()
-            if len(plan.rows):
+            if plan.rows.shape[0]:
                 if self.changes is not None:
                     self.changes.mark(plan.rows_on_host())
                 storage.step(plan, step, scalars, self._num_rows)
