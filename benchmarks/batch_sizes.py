@@ -31,8 +31,8 @@ from sparsegroup.data.log import LogView
 from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config
-from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.plan import EpochPlan
 
 ROOT = Path(__file__).parents[1]
 DIM, RATE = 8, 0.1

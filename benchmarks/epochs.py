@@ -17,8 +17,8 @@ import torch
 import timing
 from sparsegroup.data import Log, open_log
 from sparsegroup.training import Config
-from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.plan import EpochPlan
 
 WAYS = ("train", "reset", "freeze")
 SIZES = {"all": {"optimizer": "adagrad", "lr": 0.03, "l21": 0.0}, "0.1": {"target_rate": 0.1}}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log, LogView, MemoryLog
-from sparsegroup.data.rank_shares import RankShares, Stand
-from sparsegroup.data.shuffled_log import ShuffledLog
+from sparsegroup.data.order import RankShares, ShuffledLog, Stand
 
 
 def counting_log(rows: int) -> MemoryLog:

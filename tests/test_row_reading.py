@@ -16,11 +16,10 @@ from test_data_raw import CASES, CSV, assert_same, columnar_log, raw_log
 from data_cases import HEADER, good_rows, written
 from sparsegroup.data import ClickLogError, FrameLog, Log, open_log, prepare
 from sparsegroup.data.batches import rebatched
-from sparsegroup.data.log import LogPart
-from sparsegroup.data.rank_shares import RankShares
+from sparsegroup.data.log import LogPart, Run
+from sparsegroup.data.order import RankShares
 from sparsegroup.data.raw import columnar_file, encoding
 from sparsegroup.data.raw.stored_file import StoredFile
-from sparsegroup.data.row_runs import Run
 
 ROWS = 2_000
 

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparsegroup.data.row_runs import Run, joined, overlap, rows_in, taken
-from sparsegroup.data.run_dealing import COARSEST, dealt
+from sparsegroup.data.log import Run, joined, overlap, rows_in, taken
+from sparsegroup.data.order import COARSEST, dealt
 
 
 @st.composite

@@ -11,8 +11,7 @@ from sparsegroup.data import LogView, PreparedLog, ShuffledLog, open_log, prepar
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.training.epoch_parts import EpochParts
-from sparsegroup.training.epoch_plan import EpochPlan
+from sparsegroup.training.plan import EpochParts, EpochPlan
 
 
 class Everything(Log):
@@ -92,7 +91,7 @@ def test_all_of_a_row_goes_with_it() -> None:
 
 
 def test_it_reads_no_more_than_three_blocks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsegroup.data.shuffled_log._READ", 10)
+    monkeypatch.setattr("sparsegroup.data.order._READ", 10)
     log = Everything(1_000, 1_000)
     stream = ShuffledLog(log, 50, epoch=2).batches(0, 1_000, 10)
     for number, _ in enumerate(stream):

@@ -12,7 +12,7 @@ from typing import Any
 from sparsegroup.__main__ import main
 from sparsegroup.checkpoint import save
 from sparsegroup.table.sharded.exchange import Shards
-from sparsegroup.training.epoch_progress import EpochProgress
+from sparsegroup.training.state import EpochProgress
 
 WHERE, _, RANKS = os.environ.get("KILLED", "nowhere:").partition(":")
 KIND, _, NUMBER = WHERE.partition("-")

@@ -13,10 +13,10 @@ from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.log import Log, LogView, MemoryLog
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
 from sparsegroup.data.open import is_prepared, open_log
+from sparsegroup.data.order import ShuffledLog
 from sparsegroup.data.preparation import PreparationProgress, prepare
 from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.raw.raw_log import RawLog
-from sparsegroup.data.shuffled_log import ShuffledLog
 from sparsegroup.data.synthetic import SyntheticConfig, synthetic_log
 
 __all__ = [

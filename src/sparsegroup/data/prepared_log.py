@@ -18,10 +18,9 @@ from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
-from sparsegroup.data.log import Log
+from sparsegroup.data.log import Log, Run, overlap
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.raw_file import identity_of
-from sparsegroup.data.row_runs import Run, overlap
 from sparsegroup.data.schema import LogSchema
 
 MANIFEST = "log.json"

@@ -28,8 +28,8 @@ from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, export_trained
 from sparsegroup.settings.names import AfterFirstEpoch, Dtype, ModelChoice, OptimizerName, ScheduleName, StateDtype
 from sparsegroup.training.config import Config
-from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.plan import EpochPlan
 
 _NO_SETTINGS = ("columns", "random_state")
 

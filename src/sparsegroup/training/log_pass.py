@@ -13,9 +13,9 @@ from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.epoch_plan import EpochPlan
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
 from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.trainer import Trainer
 
 WINDOWS = 50

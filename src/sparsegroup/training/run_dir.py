@@ -28,7 +28,6 @@ from sparsegroup.table import FieldCount
 from sparsegroup.training.assessment import Assessment
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.epoch_progress import EpochProgress
 from sparsegroup.training.history import TableTotals, field_totals
 from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.provenance import Provenance
@@ -37,6 +36,7 @@ from sparsegroup.training.run_extra import RunExtra
 from sparsegroup.training.run_manifest import RUN, SUMMARY, RunManifest
 from sparsegroup.training.run_naming import CONFIG, FINISHED, UNFINISHED, find_run
 from sparsegroup.training.shown_settings import shown_settings
+from sparsegroup.training.state import EpochProgress
 
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"

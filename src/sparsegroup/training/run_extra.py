@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, Count, validated
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.training.epoch_parts import EarlierRanks
+from sparsegroup.training.plan import EarlierRanks
 from sparsegroup.training.run_error import RunError
 from sparsegroup.training.state import TrainerState
 

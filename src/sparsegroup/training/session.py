@@ -26,10 +26,10 @@ from sparsegroup.training.callbacks.tracking import tracking_callbacks
 from sparsegroup.training.checks import check_weights, numbers_named
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.epoch_parts import EarlierRanks, EpochParts
 from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.plan import EarlierRanks, EpochParts
 from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_claim import FolderLock, check_settings, claimed, run_beginning

@@ -29,14 +29,13 @@ from sparsegroup.training.checks import (
     with_checked_labels,
 )
 from sparsegroup.training.click_model import check_table
-from sparsegroup.training.epoch_progress import BestState, EpochProgress
-from sparsegroup.training.epoch_streams import Epochs, check_epochs, of_epoch
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
 from sparsegroup.training.history import RecordedWindows, TableTotals
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
+from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
-from sparsegroup.training.state import TemporaryBest, TrainerState
+from sparsegroup.training.state import BestState, EpochProgress, TemporaryBest, TrainerState
 
 if TYPE_CHECKING:
     from sparsegroup.training.config import Config

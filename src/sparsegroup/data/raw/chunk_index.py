@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsegroup.data.keys import Int64s
+from sparsegroup.data.log import Run, rows_in
 from sparsegroup.data.log_errors import BadRows
 from sparsegroup.data.raw.encoding import Stretch
 from sparsegroup.data.raw.raw_file import Chunk, RawFile
-from sparsegroup.data.row_runs import Run, rows_in
 
 
 @dataclass(frozen=True)

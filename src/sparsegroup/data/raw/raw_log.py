@@ -13,13 +13,12 @@ import pyarrow as pa
 from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.batches import LABEL, TIME, Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s, fields_of
-from sparsegroup.data.log import Log
+from sparsegroup.data.log import Log, Run, overlap, rows_in, taken
 from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
 from sparsegroup.data.raw.chunk_index import ChunkIndex, RowStretch
 from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
 from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.data.row_runs import Run, overlap, rows_in, taken
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.settings.names import OnBadRow
 

@@ -1,0 +1,218 @@
+"""Which rows a training has: its epochs, the rows held out, and the share of a rank."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from typing import ClassVar, TypedDict
+
+from sparsegroup.artifact.validation import STRICT, Count
+from sparsegroup.data.batches import Batch, complete, resized
+from sparsegroup.data.log import Log
+from sparsegroup.data.order import RankShares, ShuffledLog, Stand
+from sparsegroup.optim.target import CONTROLS, RAMP
+from sparsegroup.settings.names import AfterFirstEpoch
+from sparsegroup.training.evaluation import EVALUATED, Sample
+
+Epochs = Iterable[Sample] | Callable[[int], Iterable[Sample]]
+"""The stream of each epoch: one that can be read again and again, or what gives it, by the epoch's number from 0."""
+
+
+def of_epoch(stream: Epochs, epoch: int) -> Iterable[Sample]:
+    """The stream of one epoch."""
+    return stream(epoch) if callable(stream) else stream
+
+
+def check_epochs(
+    stream: Epochs, epochs: int, validation: Epochs | None, patience: int, after_first_epoch: AfterFirstEpoch
+) -> None:
+    """Raise ValueError unless `Trainer.fit` can be given that; see there."""
+    for name, value, least in (("epochs", epochs, 1), ("patience", patience, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+    if patience and validation is None:
+        raise ValueError(f"patience={patience} needs the validation log loss: give validation")
+    if after_first_epoch not in ("train", "reset", "freeze"):
+        raise ValueError(f"after_first_epoch must be 'train', 'reset' or 'freeze', got {after_first_epoch!r}")
+    for name, given in (("stream", stream), ("validation", validation)):
+        if epochs > 1 and isinstance(given, Iterator):
+            raise ValueError(
+                f"{name} is used up by the first of {epochs} epochs: give one that can be read again, such as a "
+                "DataLoader or a list, or a function of the epoch's number"
+            )
+
+
+Rows = Callable[[int, int, int], Iterator[Batch]]
+"""From the first row, the one after the last, and the size of a batch to batches, as `Log.batches`."""
+
+
+class TargetSteps(TypedDict):
+    """Steps of a size target, see `TargetRate`."""
+
+    steps: int
+    ramp: int | None
+    interval: int | None
+
+
+class EpochArguments(TypedDict):
+    """What `Trainer.fit` is given beside the stream."""
+
+    epochs: int
+    validation: Epochs | None
+    patience: int
+    after_first_epoch: AfterFirstEpoch
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The rows of each epoch, in their order.
+
+    Attributes:
+        rows: Trained on in each epoch: the first ones of the log.
+        batch_size: Samples per step.
+        epochs: How often, at most.
+        validation_rows: The rows that follow these, never trained on.
+        patience, after_first_epoch: See `Trainer.fit`.
+        shuffle_buffer: See `ShuffledLog`; 0 for the log's order.
+        seed: The seed of that.
+    """
+
+    rows: int
+    batch_size: int
+    epochs: int = 1
+    validation_rows: int = 0
+    patience: int = 0
+    after_first_epoch: AfterFirstEpoch = "train"
+    shuffle_buffer: int = 0
+    seed: int = 0
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.rows // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all epochs."""
+        return self.epochs * self.epoch_steps
+
+    @property
+    def samples(self) -> int:
+        """Samples of all epochs."""
+        return self.epochs * self.rows
+
+    @property
+    def target_steps(self) -> TargetSteps:
+        """A size target's: over all epochs, so that it is met at the end of the last one.
+
+        It is met in the first epoch where the best epoch is to be chosen, for each must have the size that was asked
+        for, and where embeddings start again or stay after it.
+        """
+        if self.epochs > 1 and self.after_first_epoch != "train":
+            return {"steps": self.epoch_steps, "ramp": None, "interval": None}
+        if self.epochs > 1 and self.validation_rows:
+            ramp, interval = ceil(RAMP * self.epoch_steps), max(1, self.epoch_steps // CONTROLS)
+            return {"steps": self.steps, "ramp": ramp, "interval": interval}
+        return {"steps": self.steps, "ramp": None, "interval": None}
+
+    def batches(self, log: Log, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The rows of an epoch, numbered from 0, in its order, from row `start` of that order on."""
+        if self.shuffle_buffer:
+            log = ShuffledLog(log, self.shuffle_buffer, rows=self.rows, seed=self.seed, epoch=epoch)
+        return complete(log.batches(start, self.rows, self.batch_size), max(self.rows - start, 0), log.name)
+
+    def arguments(self, log: Log, rows: Rows | None = None) -> EpochArguments:
+        """What `Trainer.fit` is given of it.
+
+        Args:
+            log: The log.
+            rows: Gives the rows to be evaluated; None: all of those asked for.
+        """
+        rows = rows or log.batches
+        validation: Callable[[int], Iterator[Batch]] | None = None
+        if self.validation_rows:
+            first, stop = self.rows, self.rows + self.validation_rows
+
+            def validation(epoch: int) -> Iterator[Batch]:
+                return rows(first, stop, EVALUATED)
+
+        return {
+            "epochs": self.epochs,
+            "validation": validation,
+            "patience": self.patience,
+            "after_first_epoch": self.after_first_epoch,
+        }
+
+
+@dataclass(frozen=True)
+class EarlierRanks:
+    """Another number of ranks that an epoch was begun with.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        steps: How many steps of it they, and those before them, have made.
+        taken: How many rows of its share each of them has trained on.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    epoch: Count
+    steps: Count
+    taken: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class EpochParts:
+    """The part that one of several ranks has of each step of an epoch.
+
+    A rank has its share of the rows, and takes an equal part of it in each step: so all have as many steps as one rank
+    alone would have.
+
+    Attributes:
+        plan: The rows of an epoch, and how many a step takes of all ranks.
+        rank, count: The number of the rank, and how many there are.
+    """
+
+    plan: EpochPlan
+    rank: int = 0
+    count: int = 1
+
+    def batches(self, log: Log, epoch: int, step: int, before: Sequence[EarlierRanks] = ()) -> Iterator[Batch]:
+        """The part of this rank, from a step of an epoch on; where it has no row, its batch is empty.
+
+        Args:
+            log: The log.
+            epoch: Number of the epoch, from 0.
+            step: Steps of it that have been made.
+            before: Other numbers of ranks that it was begun with, the first ones first.
+        """
+        plan = self.plan
+        if self.count == 1 and not before:
+            return plan.batches(log, epoch, step * plan.batch_size)
+        shares = RankShares(
+            log,
+            plan.rows,
+            self.count,
+            plan.shuffle_buffer,
+            plan.seed,
+            epoch,
+            [Stand(one.taken) for one in before],
+        )
+        share, first = shares.shares[self.rank], before[-1].steps if before else 0
+        steps = plan.epoch_steps - first
+        edges = [len(share) * number // steps for number in range(step - first, steps + 1)] if steps else [0]
+        sizes = [stop - start for start, stop in pairwise(edges)]
+        if not len(share):
+            return iter([_nothing(log)] * len(sizes))
+        rows = share.batches(edges[0], len(share), plan.batch_size)
+        return resized(complete(rows, len(share) - edges[0], log.name), sizes)
+
+    def of_rows(self, log: Log, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """The rows that this rank evaluates of rows `start` to `stop`: those behind the part of the rank before it."""
+        first, last = (start + (stop - start) * rank // self.count for rank in (self.rank, self.rank + 1))
+        return complete(log.batches(first, last, size), last - first, log.name)
+
+
+def _nothing(log: Log) -> Batch:
+    """A batch of no rows."""
+    return next(log.batches(0, 1, 1))[:0]
