@@ -246,3 +246,16 @@ class TestAskingForASize:
     def test_settings_that_were_written_down_are_read_as_they_were(self) -> None:
         for config in (Config.of(target_rate=0.1), Config.of(target_rate=0.1, optimizer="adagrad", fallback=False)):
             assert Config.model_validate(config.as_dict()) == config
+
+
+def test_commands_that_train_take_the_same_options_of_a_log() -> None:
+    from typer.main import get_command
+
+    from sparsegroup.cli import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    of_log = {
+        name: {o.name for o in commands[name].params if getattr(o, "rich_help_panel", None) == "Log"}
+        for name in ("train", "tune", "path")
+    }
+    assert of_log["train"] == of_log["tune"] == of_log["path"]

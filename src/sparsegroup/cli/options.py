@@ -79,6 +79,13 @@ Exclude = Annotated[
     log_option(EXCLUDE),
 ]
 Weight = Annotated[str | None, log_option(WEIGHT, "weight, sample_weight or the like")]
+TestFraction = Annotated[
+    str | None,
+    log_option(
+        "Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`.",
+        "0.1",
+    ),
+]
 Numbers = Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, "log")]
 Hour = Annotated[AvazuHour | None, log_option(AVAZU_HOUR, "hour")]
 BadRow = Annotated[OnBadRow | None, log_option("Stop at a bad row, or skip and count it.", "error")]

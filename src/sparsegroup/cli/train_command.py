@@ -33,11 +33,11 @@ from sparsegroup.cli.options import (
     Seed,
     ShuffleBuffer,
     Sorting,
+    TestFraction,
     TestLog,
     Validation,
     Warmup,
     Weight,
-    log_option,
 )
 from sparsegroup.cli.output import Json, Quiet, Verbose
 from sparsegroup.names import NormName, PenaltyName
@@ -76,13 +76,7 @@ def train_command(
     label: Label = None,
     exclude: Exclude = None,
     weight: Weight = None,
-    test_fraction: Annotated[
-        str | None,
-        log_option(
-            "Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`.",
-            "0.1",
-        ),
-    ] = None,
+    test_fraction: TestFraction = None,
     criteo_numbers: Numbers = None,
     avazu_hour: Hour = None,
     on_bad_row: BadRow = None,
