@@ -22,7 +22,7 @@ from sparsegroup.training import evaluate
 from sparsegroup.training.assessment import assess, lead_of_baseline
 from sparsegroup.training.curves import curves_of, gains_of, reliability_of
 from sparsegroup.training.evaluation import PredictionWindow
-from sparsegroup.training.run_manifest import RUN
+from sparsegroup.training.run_files import RUN
 
 POINT = HistoryPoint(
     100, 0.7, 0.5, 0.9, 1.0, 0.5, 10, 20, 1000, 1.0, 100.0

@@ -12,7 +12,7 @@ import yaml
 
 from cli_cases import click_log, summary_of
 from command import Run
-from sparsegroup.training.run_dir import config_of
+from sparsegroup.training.run_folder import config_of
 
 SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
 ROWS, REST = 900, 60

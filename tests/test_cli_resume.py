@@ -11,7 +11,7 @@ from cli_cases import COMMAND, click_log
 from command import Run
 from run_folders import state_of
 from sparsegroup.training.config import read_config
-from sparsegroup.training.run_claim import lock_run
+from sparsegroup.training.run_folder import lock_run
 
 
 def test_going_on_wants_a_log_and_takes_a_prepared_one_after_a_raw_one(tmp_path: Path, run: Run) -> None:

@@ -13,7 +13,7 @@ from sparsegroup.data import MemoryLog
 from sparsegroup.reporting import plots, run_page
 from sparsegroup.training import Config, Session
 from sparsegroup.training.defaults import RULES
-from sparsegroup.training.run_dir import last_checkpoint
+from sparsegroup.training.run_folder import last_checkpoint
 
 BATCH = 50
 

@@ -13,7 +13,7 @@ from command import Done, Run
 from run_folders import state_of
 from sparsegroup.cli.train_run import _begun_by
 from sparsegroup.training import Session
-from sparsegroup.training.run_naming import point_latest
+from sparsegroup.training.run_files import point_latest
 
 TRAIN = ("--model", "lr", "--no-baseline", "--batch-size", 200, "--checkpoint-steps", 1, "--json")
 Job = Callable[..., Done]

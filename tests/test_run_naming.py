@@ -10,7 +10,7 @@ import pytest
 from cli_cases import click_log
 from command import Run
 from run_folders import state_of
-from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest, run_name
+from sparsegroup.training.run_files import find_run, new_run_folder, point_latest, run_name
 
 NOON = datetime(2026, 11, 22, 12, 0, 5)
 

@@ -18,7 +18,7 @@ from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.serving import ExportError, export, open_trained
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import load_run
-from sparsegroup.training.run_dir import CHECKPOINTS, config_of, last_checkpoint, read_columns
+from sparsegroup.training.run_folder import CHECKPOINTS, config_of, last_checkpoint, read_columns
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "one table": (),

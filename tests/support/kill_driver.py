@@ -29,7 +29,7 @@ from sparsegroup.artifact import tensor_file
 from sparsegroup.cli import main
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.reporting import plots, run_page
-from sparsegroup.training import run_dir, session, trainer
+from sparsegroup.training import run_folder, session, trainer
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -130,7 +130,7 @@ def half_of_a_file(real: Callable[..., Any], *arguments: Any, **keywords: Any) -
 
 def half_of_a_line(real: Callable[..., Any], folder: Path, point: Any) -> None:
     real(folder, point)
-    path = folder / run_dir.METRICS
+    path = folder / run_folder.METRICS
     os.truncate(path, path.stat().st_size - 20)
 
 
@@ -188,7 +188,7 @@ def warm_up(folder: str) -> None:
     """Load what a run needs. No log is read: what reads it has threads, which a fork would leave behind."""
     torch.set_num_threads(1)
     set_num_threads(1)
-    real, run_dir.write_names = run_dir.write_names, lambda *arguments: None  # Parquet is written by threads, too
+    real, run_folder.write_names = run_folder.write_names, lambda *arguments: None  # Parquet is written by threads, too
     for optimizer in ("adam", "adagrad"):
         out = os.path.join(folder, optimizer)
         options = [
@@ -209,7 +209,7 @@ def warm_up(folder: str) -> None:
         sys.argv = ["sparsegroup", "train", "--resume", out]
         with suppress(SystemExit):
             main()
-    run_dir.write_names = real
+    run_folder.write_names = real
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from run_folders import state_of
-from sparsegroup.training.run_dir import last_checkpoint
+from sparsegroup.training.run_folder import last_checkpoint
 
 KILLED = -9
 _PATIENCE = 120.0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sparsegroup.training.run_dir import last_checkpoint
+from sparsegroup.training.run_folder import last_checkpoint
 
 
 def state_of(run: Path) -> dict[str, bytes]:

@@ -32,23 +32,25 @@ from sparsegroup.settings.yaml_settings import checked, with_values
 from sparsegroup.training import Callback, Config, RunError, RunStoppedError, Session, Summary, Trainer, load_run
 from sparsegroup.training.callbacks.tracking import check_tracking
 from sparsegroup.training.config import read_config
-from sparsegroup.training.run_claim import lock_run, run_beginning
-from sparsegroup.training.run_dir import (
-    REPORT,
-    config_of,
-    is_free,
-    last_checkpoint,
-    replace_run,
-)
-from sparsegroup.training.run_manifest import RUN, SUMMARY
-from sparsegroup.training.run_naming import (
+from sparsegroup.training.run_files import (
     CONFIG,
     FINISHED,
+    RUN,
+    SUMMARY,
     UNFINISHED,
     find_run,
     new_run_folder,
     point_latest,
     without_latest,
+)
+from sparsegroup.training.run_folder import (
+    REPORT,
+    config_of,
+    is_free,
+    last_checkpoint,
+    lock_run,
+    replace_run,
+    run_beginning,
 )
 
 _logger = logging.getLogger(__name__)

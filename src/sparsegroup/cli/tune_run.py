@@ -20,7 +20,7 @@ from sparsegroup.kernels.cpu.jit import seconds_compiling
 from sparsegroup.reporting.formatting import count, duration, metric, percent
 from sparsegroup.settings.yaml_settings import read_yaml
 from sparsegroup.training.config import Config, read_config
-from sparsegroup.training.run_naming import find_run, new_run_folder, point_latest
+from sparsegroup.training.run_files import find_run, new_run_folder, point_latest
 from sparsegroup.tuning.space import SearchSpace, shown_value
 from sparsegroup.tuning.study import BEST, STUDY, TRIALS, RungScore, Study, TrialRecord
 

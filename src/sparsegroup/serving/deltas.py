@@ -24,7 +24,7 @@ from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import apply, difference, leads_through, read_trained
 from sparsegroup.settings.names import Dtype
 from sparsegroup.training.model_config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
-from sparsegroup.training.run_dir import VOCABULARY
+from sparsegroup.training.run_folder import VOCABULARY
 
 
 def export_delta(

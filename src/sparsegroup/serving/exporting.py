@@ -63,7 +63,7 @@ from sparsegroup.serving.tracing import (
 )
 from sparsegroup.settings.names import Dtype, ProgramName
 from sparsegroup.training.lookup_model import LookupModel
-from sparsegroup.training.run_dir import VOCABULARY
+from sparsegroup.training.run_folder import VOCABULARY
 
 _PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
 _FILES: Mapping[str, str] = {"onnx": ONNX, "program": PROGRAM}

@@ -16,7 +16,7 @@ from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import StrictSettings, checked
 from sparsegroup.training import Config
-from sparsegroup.training.run_dir import VOCABULARY
+from sparsegroup.training.run_folder import VOCABULARY
 
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"

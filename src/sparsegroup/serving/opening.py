@@ -23,9 +23,9 @@ from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.training import ClickModel, Config, RunError
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.network_shapes import check_network_shapes
-from sparsegroup.training.run_dir import NAMES, VOCABULARY, config_of, last_checkpoint
-from sparsegroup.training.run_extra import RunExtra
-from sparsegroup.training.run_naming import find_run
+from sparsegroup.training.run_files import find_run
+from sparsegroup.training.run_folder import NAMES, VOCABULARY, config_of, last_checkpoint
+from sparsegroup.training.run_metadata import RunExtra
 
 SCANNED = 1 << 16
 """Rows that are read at once."""

@@ -24,7 +24,7 @@ from sparsegroup.serving.manifest import (
 )
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.network_shapes import check_network_shapes
-from sparsegroup.training.run_dir import VOCABULARY
+from sparsegroup.training.run_folder import VOCABULARY
 
 
 @dataclass(frozen=True)

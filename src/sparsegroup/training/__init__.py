@@ -15,8 +15,8 @@ from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.optimizer_config import OptimizerConfig
-from sparsegroup.training.run_dir import TrainingRun, load_model, load_run, save_run, summarize
-from sparsegroup.training.run_error import RunError, RunStoppedError
+from sparsegroup.training.run_files import RunError, RunStoppedError
+from sparsegroup.training.run_folder import TrainingRun, load_model, load_run, save_run, summarize
 from sparsegroup.training.session import Session
 from sparsegroup.training.trainer import Callback, Trainer
 

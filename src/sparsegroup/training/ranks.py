@@ -17,7 +17,7 @@ from sparsegroup.models.layers import RunningStatistics, merged_moments
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
-from sparsegroup.training.run_error import RunError
+from sparsegroup.training.run_files import RunError
 
 
 class StopRequest:

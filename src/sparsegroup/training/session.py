@@ -30,24 +30,25 @@ from sparsegroup.training.evaluation import EVALUATED
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.plan import EarlierRanks, EpochParts
-from sparsegroup.training.provenance import Provenance
 from sparsegroup.training.ranks import RankGroup
-from sparsegroup.training.run_claim import FolderLock, check_settings, claimed, run_beginning
-from sparsegroup.training.run_dir import (
+from sparsegroup.training.run_files import RunError, RunStoppedError, without_latest
+from sparsegroup.training.run_folder import (
     CHECKPOINTS,
+    FolderLock,
     TrainingRun,
     append_point,
     begin_run,
+    check_settings,
     checkpoint_extra,
+    claimed,
     finish_run,
     load_run,
     read_columns,
+    run_beginning,
     summarize,
     write_history,
 )
-from sparsegroup.training.run_error import RunError, RunStoppedError
-from sparsegroup.training.run_extra import RunExtra
-from sparsegroup.training.run_naming import without_latest
+from sparsegroup.training.run_metadata import Provenance, RunExtra
 from sparsegroup.training.trainer import Callback, notify_callbacks
 
 _logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training.config import Config
 from sparsegroup.training.log_pass import train_as
-from sparsegroup.training.run_claim import FolderLock
+from sparsegroup.training.run_folder import FolderLock
 from sparsegroup.tuning.space import SearchSpace
 
 STUDY_FILE, JOURNAL, BEST, TRIALS = "study.json", "trials.journal", "best.yaml", "trials.csv"

@@ -13,10 +13,8 @@ from sparsegroup.artifact.validation import shortened
 from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.callbacks.figures import final_scalars, flat_settings, scalars
-from sparsegroup.training.run_dir import MLFLOW, REPORT
-from sparsegroup.training.run_error import RunError
-from sparsegroup.training.run_manifest import SUMMARY
-from sparsegroup.training.run_naming import CONFIG
+from sparsegroup.training.run_files import CONFIG, SUMMARY, RunError
+from sparsegroup.training.run_folder import MLFLOW, REPORT
 from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:

@@ -1,14 +1,70 @@
-"""Where runs lie: folders named by time, `runs/LOG/2026-11-22_16-50-38`, and which of them is the latest."""
+"""What lies in a run's folder: names of its files and of the folder itself, and the manifest of a finished run."""
 
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Self
 
-from sparsegroup.training.run_manifest import SUMMARY
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
+from sparsegroup.artifact.validation import finite, validated
+from sparsegroup.errors import UserError
+from sparsegroup.reporting.run_record import Summary
+
+
+class RunError(UserError):
+    """A folder that holds no run, or a run that does not fit what is asked of it."""
+
+
+class RunStoppedError(RunError):
+    """A run that `Trainer.stop` has interrupted. `Session.resume` continues it from the checkpoint of that moment."""
+
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunManifest(Manifest):
+    """What a whole run holds. Its files are those that are read again; settings may be edited, and are none of them.
+
+    Attributes:
+        summary: What the run came to.
+    """
+
+    summary: Summary
+
+    def as_plain(self) -> Plain:
+        """See `Manifest.as_plain`."""
+        content: Plain = finite(asdict(self.summary))
+        return content
+
+    @classmethod
+    def from_plain(cls, content: Plain) -> Self:
+        """See `Manifest.from_plain`."""
+        header = {name: content.pop(name) for name in cls.HEADER}
+        return super().from_plain({**header, "summary": validated(Summary, content)})
+
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        for name, rows in self.summary.fields.items():
+            if not 0 <= rows.live <= rows.rows or rows.seen < 0:
+                raise ValueError(f"fields.{name}: {rows.live:,} live of {rows.rows:,} rows, {rows.seen:,} seen")
+
+
+RUN = FolderFormat(
+    name="run",
+    file=SUMMARY,
+    version=1,
+    manifest=RunManifest,
+    error=RunError,
+    missing="no run",
+)
+"""The format of runs."""
+
 
 CONFIG = "config.yaml"
 
