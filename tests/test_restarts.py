@@ -11,7 +11,7 @@ import torch.distributed as dist
 from cli_cases import click_log
 from command import Done, Run
 from run_folders import state_of
-from sparsegroup.cli.train_run import _begun_by
+from sparsegroup.cli.train_run import _run_of_job
 from sparsegroup.training import Session
 from sparsegroup.training.run_files import point_latest
 
@@ -123,4 +123,4 @@ def test_a_run_that_cannot_be_read_is_none_of_the_jobs(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.yaml").write_text("model: {names: lr}\n")
     (tmp_path / "other" / "begun.json").write_text("{}")
-    assert _begun_by("a job", tmp_path) is None
+    assert _run_of_job("a job", tmp_path) is None

@@ -6,7 +6,7 @@ require("cli", __name__)
 
 from sparsegroup.cli import (
     columns,
-    demo_command,
+    demo,
     evaluate_command,
     export,
     inspect,
@@ -22,7 +22,7 @@ from sparsegroup.cli.app import app, main
 __all__ = [
     "app",
     "columns",
-    "demo_command",
+    "demo",
     "evaluate_command",
     "export",
     "inspect",

@@ -55,7 +55,7 @@ from sparsegroup.training.run_folder import (
 
 _logger = logging.getLogger(__name__)
 
-_FIXED = (
+_KEPT_SETTINGS = (
     "model.name",
     "model.dim",
     "model.dims",
@@ -68,7 +68,7 @@ _FIXED = (
     "model.options",
     "training.seed",
 )
-"""What a run cannot change when it goes on."""
+"""What `--continue` cannot change."""
 
 
 def train_run(
@@ -82,39 +82,33 @@ def train_run(
     threads: int,
     launch: Launch,
 ) -> None:
-    """Train from the start, or with the weights of a run before.
+    """Train from the start, or with the weights of the run `before`; a job that torchrun has restarted resumes its run.
 
     Args:
         log: The log's paths, or a YAML file of settings that names one; None is a synthetic log.
         options: Those that were given, by their names in Python.
         assignments: `key=value` each, which come last.
-        out: Folder for the run; by default one in `runs`, named by the log and the time.
-        before: Folder of the run to go on with, or of runs, of which the latest is taken.
-        overwrite: Replace the run that `out` holds.
-        threads: That share the table's work.
-        launch: How the command was started. Where torchrun has started it anew, the run that it had begun is resumed.
-
-    Raises:
-        UsageError: Options that do not go together, or a folder that is taken.
+        out, before, overwrite, threads, launch: The command's options, and how it was started.
     """
     with ExitStack() as unless_begun:
 
-        def start() -> _Start:
+        def start() -> _RunPlan:
             values = setting_values(log, options, assignments)
-            return _start(settings_file(log), values, out, before, unless_begun, overwrite, threads, launch)
+            return _plan_run(settings_file(log), values, out, before, unless_begun, overwrite, threads, launch)
 
-        _carry_out(launch.ranks.broadcast_result(start, "the run that is begun"), launch, unless_begun)
+        _execute(launch.ranks.broadcast_result(start, "the run that is begun"), launch, unless_begun)
 
 
 def resume_run(folder: Path, threads: int, launch: Launch) -> None:
     """Complete a run that was cut off; of a folder of runs, the latest."""
-    _carry_out(
-        launch.ranks.broadcast_result(lambda: _resumption(find_run(folder), threads), "the run that is resumed"), launch
+    _execute(
+        launch.ranks.broadcast_result(lambda: _plan_to_resume(find_run(folder), threads), "the run that is resumed"),
+        launch,
     )
 
 
 @dataclass(frozen=True)
-class _Start:
+class _RunPlan:
     """What is to be done with a run, on all ranks alike.
 
     Attributes:
@@ -136,7 +130,7 @@ class _Start:
     is_named: bool = False
 
 
-def _carry_out(start: _Start, launch: Launch, unless_begun: ExitStack | None = None) -> None:
+def _execute(start: _RunPlan, launch: Launch, unless_begun: ExitStack | None = None) -> None:
     group = launch.process_group
     if start.log is None:
         if start.place != start.folder and not launch.ranks.rank:
@@ -153,11 +147,11 @@ def _carry_out(start: _Start, launch: Launch, unless_begun: ExitStack | None = N
         unless_begun.pop_all()
     if start.is_named and not launch.ranks.rank:
         point_latest(start.folder)
-    _introduce(session, start.folder)
+    _log_summary(session, start.folder)
     _train(session, start.folder)
 
 
-def _start(
+def _plan_run(
     settings: Path | None,
     values: dict[str, Any],
     out: Path | None,
@@ -166,8 +160,8 @@ def _start(
     overwrite: bool,
     threads: int,
     launch: Launch,
-) -> _Start:
-    """How a run is to begin; folders that were made for it go with `unless_begun`."""
+) -> _RunPlan:
+    """How a run is to begin; `unless_begun` removes folders that were made for it."""
     if overwrite and out is None:
         raise UsageError("--overwrite needs --out: without it, each run gets a folder of its own, named by the time")
     before = None if before is None else find_run(before)
@@ -176,19 +170,19 @@ def _start(
     elif settings is not None:
         raise UsageError("--continue takes its settings from the run; give it a log, and change settings with --set")
     else:
-        config = _going_on(config_of(before), values)
+        config = _continued_config(config_of(before), values)
     check_tracking(config.tracking)
     parent, out = Path("runs") / log_name(config), None if out is None else without_latest(out)
-    if launch.is_restarted and (begun := _begun_by(launch.job, parent if out is None else out)) is not None:
-        return _resumption(begun, threads)
+    if launch.is_restarted and (begun := _run_of_job(launch.job, parent if out is None else out)) is not None:
+        return _plan_to_resume(begun, threads)
     if out is not None:
-        return _start_in(out, config, before, overwrite, threads)
+        return _plan_in(out, config, before, overwrite, threads)
     data = open_config_log(config, threads, as_before=before is not None)
     folder = unless_begun.enter_context(new_run_folder(parent))
-    return _Start(folder, folder, data, config, before, is_named=True)
+    return _RunPlan(folder, folder, data, config, before, is_named=True)
 
 
-def _start_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> _Start:
+def _plan_in(folder: Path, config: Config, before: Path | None, overwrite: bool, threads: int) -> _RunPlan:
     """How to begin in a folder that was asked for; a run that is to be replaced stays until the new one is complete."""
     if before is not None and os.path.realpath(folder) == os.path.realpath(before):
         raise UsageError(f"{folder} is the run to continue; give another --out, or use --resume if the run was cut off")
@@ -207,19 +201,19 @@ def _start_in(folder: Path, config: Config, before: Path | None, overwrite: bool
         if (folder / UNFINISHED).is_dir():
             lock_run(folder / UNFINISHED).close()
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-    return _Start(folder, folder / UNFINISHED if taken else folder, data, config, before)
+    return _RunPlan(folder, folder / UNFINISHED if taken else folder, data, config, before)
 
 
-def _resumption(folder: Path, threads: int) -> _Start:
+def _plan_to_resume(folder: Path, threads: int) -> _RunPlan:
     place = _place_of(folder)
     if place.name == FINISHED or _is_complete(place):
-        return _Start(folder, place)
+        return _RunPlan(folder, place)
     config, _ = run_beginning(place)
     check_tracking(config.tracking)
-    return _Start(folder, place, open_config_log(config, threads, as_before=True), is_resumed=True)
+    return _RunPlan(folder, place, open_config_log(config, threads, as_before=True), is_resumed=True)
 
 
-def _begun_by(job: str | None, place: Path) -> Path | None:
+def _run_of_job(job: str | None, place: Path) -> Path | None:
     """The run that a job began before torchrun restarted it, in a folder or in a folder of runs; None if it had not."""
     inside = [folder for folder in place.glob("*/") if not folder.is_symlink()]  # `latest` leads to other runs later
     for folder in [place, *inside]:
@@ -247,7 +241,7 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
-def _going_on(before: Config, values: dict[str, Any]) -> Config:
+def _continued_config(before: Config, values: dict[str, Any]) -> Config:
     """The config of a run with other values, which must not change what it has learnt."""
     # The next log has its own test set, or none.
     log = values.get("data.log")
@@ -265,7 +259,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     content = with_values(content, {"data.test": None, **values})
     content["decided"] = [key for key in before.decided if key not in values]
     config = checked(Config, content, "the command line")
-    for key in _FIXED:
+    for key in _KEPT_SETTINGS:
         section, name = key.split(".")
         ours, theirs = (getattr(getattr(one, section), name) for one in (before, config))
         if ours != theirs:
@@ -273,7 +267,7 @@ def _going_on(before: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def _introduce(session: Session, folder: Path) -> None:
+def _log_summary(session: Session, folder: Path) -> None:
     data = session.log
     plan = session.plan
     held_out = f" {plan.validation_rows:,} validation" if plan.validation_rows else ""

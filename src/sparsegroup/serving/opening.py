@@ -25,7 +25,7 @@ from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_files import find_run
 from sparsegroup.training.run_folder import NAMES, VOCABULARY, config_of, last_checkpoint
-from sparsegroup.training.run_metadata import RunExtra
+from sparsegroup.training.run_metadata import CheckpointMetadata
 
 SCANNED = 1 << 16
 """Rows that are read at once."""
@@ -136,7 +136,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
     saved = saved_state(checkpoint)
-    extra = RunExtra.of(saved.extra, checkpoint)
+    extra = CheckpointMetadata.of(saved.extra, checkpoint)
     config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns
     try:
         parts = {name.partition(".")[::2]: weight for name, weight in saved.model.items()}
@@ -165,7 +165,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
     )
 
 
-def _baseline(extra: RunExtra) -> LogisticBaseline | None:
+def _baseline(extra: CheckpointMetadata) -> LogisticBaseline | None:
     if extra.baseline is None:
         return None
     baseline = LogisticBaseline()

@@ -34,7 +34,7 @@ from sparsegroup.training.history import TableTotals, field_totals
 from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_files import CONFIG, FINISHED, RUN, SUMMARY, UNFINISHED, RunError, RunManifest, find_run
-from sparsegroup.training.run_metadata import Provenance, RunExtra
+from sparsegroup.training.run_metadata import CheckpointMetadata, Provenance
 from sparsegroup.training.shown_settings import shown_settings
 from sparsegroup.training.state import EpochProgress
 
@@ -103,7 +103,7 @@ def save_run(
 
 
 def checkpoint_extra(config: Config, columns: LogSchema, samples: int, **more: Any) -> dict[str, Any]:
-    """What a run's checkpoint keeps beside model and optimizer: a model can be made from it alone."""
+    """The content of `CheckpointMetadata`, to be saved."""
     return {"config": config.as_dict(), "columns": asdict(columns), "samples": samples, **more}
 
 
@@ -128,7 +128,7 @@ def is_free(folder: Path) -> bool:
 
 
 def write_history(folder: Path, history: Sequence[HistoryPoint]) -> None:
-    """Write `metrics.jsonl` anew."""
+    """Write all of `metrics.jsonl`."""
     text = "".join(map(_line, history))
     write_atomically(folder / METRICS, lambda path: path.write_text(text))
 
@@ -141,7 +141,7 @@ def finish_run(
     history: Sequence[HistoryPoint],
     summary: Summary,
 ) -> None:
-    """Write what a run that has come to its end leaves behind; `named`: features and their text, to be kept."""
+    """Write what a run leaves behind at its end; `named`: features and their text, to be kept."""
     from sparsegroup.reporting.plots import plot_progress  # charts: not before a run has come to its end
     from sparsegroup.reporting.run_page import render_report, run_title
 
@@ -162,10 +162,8 @@ def finish_run(
 def replace_run(unfinished: Path, folder: Path) -> None:
     """Move a complete run into the place of another, whose files go; others in `folder` stay.
 
-    Args:
-        unfinished: The folder `UNFINISHED` in `folder`, or `FINISHED`, to which it is renamed when the old run's files
-            are gone. What was cut off in either is gone on with.
-        folder: The folder of the old run.
+    It lies in the folder `UNFINISHED` in `folder`, which is renamed to `FINISHED` when the old run's files are gone, so
+    that an interrupted replacement can be completed.
     """
     if unfinished.name == UNFINISHED:
         for name in (SUMMARY, CONFIG, *_FILES):
@@ -192,11 +190,7 @@ def _line(point: HistoryPoint) -> str:
 
 
 def config_of(folder: str | Path) -> Config:
-    """The settings of a complete run.
-
-    Raises:
-        RunError: The folder holds none.
-    """
+    """The settings of a complete run; raises RunError where the folder holds none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise RunError(f"{folder}: no run ({'it is a file' if folder.exists() else 'there is no such folder'})")
@@ -236,9 +230,9 @@ def load_run(
         notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
     history = read_history(folder)
     checkpoint = CHECKPOINT.read(path)
-    beside = RunExtra.of(loaded.extra, path).baseline
+    baseline = CheckpointMetadata.of(loaded.extra, path).baseline
     return TrainingRun(
-        folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes, beside
+        folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes, baseline
     )
 
 
@@ -256,11 +250,7 @@ def load_model(folder: str | Path) -> ClickModel:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a complete run ended with.
-
-    Raises:
-        RunError: There is none.
-    """
+    """The checkpoint that a complete run ended with; raises RunError where there is none."""
     paths = Checkpoints(folder / CHECKPOINTS).paths()
     if not paths:
         raise RunError(f"{folder}: damaged (no checkpoint in {CHECKPOINTS})")
@@ -268,29 +258,12 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def read_columns(folder: Path) -> LogSchema:
-    """The columns of a run.
-
-    Raises:
-        RunError: The file is missing or damaged.
-    """
+    """The columns of a run; raises RunError where the file is missing or damaged."""
     return _read_json(folder / COLUMNS, LogSchema.from_dict)
 
 
-def read_provenance(folder: Path) -> Provenance:
-    """What was known of a run when it began.
-
-    Raises:
-        RunError: The file is missing or damaged.
-    """
-    return _read_json(folder / BEGUN, partial(validated, Provenance))
-
-
 def read_history(folder: Path) -> list[HistoryPoint]:
-    """The points of `metrics.jsonl`.
-
-    Raises:
-        RunError: The file is missing, or a line is damaged. The message names file, line and field.
-    """
+    """The points of `metrics.jsonl`; RunError names file, line and field of what is damaged."""
     path = folder / METRICS
     try:
         lines = path.read_text().splitlines()
@@ -329,11 +302,9 @@ def summarize(
     """What a run came to. Where the tables lie on several ranks, all have to call it.
 
     Args:
-        log, model, history: What was trained, on what, and how it went.
         test: What the test rows say, or their metrics alone; None where there are none.
-        started: Date and time, ISO 8601.
         progress: Where the epochs have ended; None is one epoch.
-        continued_from, bad_rows, validation_rows, largest, ranks: See `Summary`.
+        log, model, history, started, continued_from, bad_rows, validation_rows, largest, ranks: See `Summary`.
     """
     found = Assessment(test) if isinstance(test, Metrics | None) else test
     progress = progress or EpochProgress(epoch=1)
@@ -384,11 +355,7 @@ except ImportError:  # on Windows, where no process is kept out
 
 
 class FolderLock:
-    """Keeps other processes from locking an existing folder until `close`, or the end of this process.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-    """
+    """Keeps other processes from locking a folder until `close`, or this process's end; BlockingIOError if one has."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
@@ -417,11 +384,7 @@ class FolderLock:
 
 
 def lock_run(folder: Path) -> FolderLock:
-    """Keep other processes away from a run, until what is returned is closed.
-
-    Raises:
-        RunError: Another process trains it.
-    """
+    """Keep other processes away from a run until the lock is closed; raises RunError where one trains it."""
     try:
         return FolderLock(folder)
     except BlockingIOError as error:
@@ -429,16 +392,10 @@ def lock_run(folder: Path) -> FolderLock:
 
 
 @contextmanager
-def claimed(folder: Path, ranks: RankGroup, *, is_new: bool) -> Iterator[FolderLock | None]:
-    """A lock that lasts unless what follows fails; of several ranks, the first holds it for all.
+def locked_run_folder(folder: Path, ranks: RankGroup, *, is_new: bool) -> Iterator[FolderLock | None]:
+    """A run's lock, released only where what follows fails; the first of several ranks holds it for all.
 
-    Args:
-        folder: The run's.
-        ranks: Who train it.
-        is_new: It begins: the folder is made, if need be.
-
-    Raises:
-        RunError: Another process trains a run there, or, if it is new, one has begun.
+    A new run's folder is made. RunError: another process trains a run there or, of a new one, has begun one.
     """
 
     def claim() -> FolderLock:
@@ -460,23 +417,15 @@ def claimed(folder: Path, ranks: RankGroup, *, is_new: bool) -> Iterator[FolderL
 
 
 def run_beginning(folder: Path) -> tuple[Config, Provenance]:
-    """Settings and beginning of the run in a folder, whole or not.
-
-    Raises:
-        RunError: There is none.
-    """
+    """Settings and provenance of the run in a folder, complete or not; raises RunError where there is none."""
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
     config = checked(Config, read_yaml(folder / CONFIG), str(folder / CONFIG))
-    return config, read_provenance(folder)
+    return config, _read_json(folder / BEGUN, partial(validated, Provenance))
 
 
-def check_settings(folder: Path, config: Config, extra: RunExtra) -> None:
-    """Whether a run still has the settings that it was begun with; where its log lies may change, and checkpoints.
-
-    Raises:
-        RunError: It has not.
-    """
+def check_settings(folder: Path, config: Config, extra: CheckpointMetadata) -> None:
+    """Raise RunError where a run's settings have changed; those of its log's place and of checkpoints may."""
     now = config.as_dict()
     for section in ("model", "optimizer", "training"):
         for name, before in extra.config.get(section, {}).items():

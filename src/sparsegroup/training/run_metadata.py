@@ -1,4 +1,4 @@
-"""What a run and its checkpoints say of themselves besides the model: what it was begun on, and how far it has come."""
+"""What a run records besides its model: what it was begun on, and in its checkpoints how far it has come."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,15 +19,11 @@ from sparsegroup.training.state import TrainerState
 
 @dataclass(frozen=True)
 class Provenance:
-    """What is known of a run when it begins.
+    """What is known of a run when it begins: when (ISO 8601), on which log, after which run, in which torchrun job.
 
     Attributes:
-        started: Date and time, ISO 8601.
-        rows, train_rows: The rows of its log, and of its training part.
         source: Sizes of the log's files and a hash of its format, where it has any.
-        continued_from: The run that it goes on with, or None.
-        continued_id: The id of the checkpoint that it goes on from.
-        job: The id of the torchrun job that began it; None without torchrun.
+        continued_id: The id of the checkpoint of `continued_from` that training was continued from.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -44,7 +40,7 @@ class Provenance:
     def now(
         cls, log: Log, continued_from: str | None = None, continued_id: str | None = None, job: str | None = None
     ) -> "Provenance":
-        """The provenance of a run on `log`, which may go on with another."""
+        """The provenance of a run that begins on `log`."""
         return cls(
             datetime.now(UTC).isoformat(timespec="seconds"),
             len(log),
@@ -56,11 +52,7 @@ class Provenance:
         )
 
     def check(self, log: Log) -> None:
-        """Whether `log` is still what it was.
-
-        Raises:
-            RunError: It is not.
-        """
+        """Raise RunError where `log` is not what it was."""
         if (len(log), log.train_rows, log.identity) != (self.rows, self.train_rows, self.source):
             raise RunError(
                 f"{log.name}: has changed since the run began (begun.json), so the remaining rows are unknown; begin a "
@@ -69,15 +61,12 @@ class Provenance:
 
 
 @dataclass(frozen=True)
-class RunExtra:
-    """What a run's checkpoint keeps beside model and optimizer, so that a model can be made from it alone.
+class CheckpointMetadata:
+    """What a run's checkpoint keeps besides model and optimizer, so that a model can be made from it alone.
 
     Attributes:
-        config: The settings, as files have them.
-        columns: What the model expects of its logs.
         samples: Trained on, in all.
-        position: Rows trained on in this run; None in the only checkpoint of a run that `save_run` wrote.
-        trainer: Where the training stands; None there, too.
+        position, trainer: Rows trained on in this run, and the trainer's state; None where `save_run` wrote it.
         earlier: Other numbers of ranks that its epoch was begun with.
     """
 
@@ -91,27 +80,19 @@ class RunExtra:
     earlier: tuple[EarlierRanks, ...] = ()
 
     @classmethod
-    def of(cls, content: Any, checkpoint: Path) -> "RunExtra":
-        """What `LoadResult.extra` of a run's checkpoint holds.
-
-        Raises:
-            RunError: The checkpoint is of no run, or damaged. The message names checkpoint and field.
-        """
+    def of(cls, content: Any, checkpoint: Path) -> "CheckpointMetadata":
+        """Parse `LoadResult.extra` of a run's checkpoint; RunError names checkpoint and field."""
         if not isinstance(content, dict) or "config" not in content:
-            raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it says of no model")
+            raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it has no model settings")
         try:
             return validated(cls, content)
         except ValueError as error:
             raise RunError(f"{checkpoint}: damaged (state.extra.{error})") from error
 
-    def standing(self, checkpoint: Path) -> TrainerState:
-        """Where the training stands.
-
-        Raises:
-            RunError: The checkpoint does not say that.
-        """
+    def trainer_state(self, checkpoint: Path) -> TrainerState:
+        """The trainer's state; raises RunError where there is none."""
         if self.trainer is None:
-            raise RunError(f"{checkpoint}: does not say where the training stands (state.extra.trainer is missing)")
+            raise RunError(f"{checkpoint}: has no state of the training (state.extra.trainer is missing)")
         return self.trainer
 
     @property

@@ -1,4 +1,4 @@
-"""A training run in its folder: begun, gone on with after another run, or resumed where it was cut off."""
+"""A training run in its folder: begun, perhaps with the model of another run, or resumed where it was cut off."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -40,22 +40,22 @@ from sparsegroup.training.run_folder import (
     begin_run,
     check_settings,
     checkpoint_extra,
-    claimed,
     finish_run,
     load_run,
+    locked_run_folder,
     read_columns,
     run_beginning,
     summarize,
     write_history,
 )
-from sparsegroup.training.run_metadata import Provenance, RunExtra
+from sparsegroup.training.run_metadata import CheckpointMetadata, Provenance
 from sparsegroup.training.trainer import Callback, notify_callbacks
 
 _logger = logging.getLogger(__name__)
 
 
-_LOOKS = 8
-"""Steps between two looks at the clock, where ranks have to agree that it is time for a checkpoint."""
+_STEPS_PER_CLOCK = 8
+"""Ranks have to agree that it is time for a checkpoint, and do so every so many steps."""
 
 
 class Session:
@@ -69,7 +69,7 @@ class Session:
         plan: The rows of its epochs.
         parts: Those of this rank.
         ranks: Who train it.
-        notes: What is to be said of where it goes on.
+        notes: What the user should know of how it was continued or resumed.
     """
 
     def __init__(
@@ -138,15 +138,15 @@ class Session:
                     "after_first_epoch",
                 )
         ranks = RankGroup(process_group)
-        with claimed(folder, ranks, is_new=True) as lock:
+        with locked_run_folder(folder, ranks, is_new=True) as lock:
             model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
             before, id = (None, None) if run is None else (str(run.folder), run.checkpoint_id)
             session = cls(folder, config, log, model, optimizer, Provenance.now(log, before, id, job))
             session._lock = lock
-            session._follow(run)
+            session._continue_from(run)
             begin = partial(begin_run, folder, config, log, session.trainer.history, session.begun)
             ranks.on_rank_0(begin, "the run's beginning")
-        session._say_notes()
+        session._log_notes()
         return session
 
     @classmethod
@@ -165,10 +165,10 @@ class Session:
         """
         folder = without_latest(folder)
         config, begun = run_beginning(folder)
-        with claimed(folder, RankGroup(process_group), is_new=False) as lock:
+        with locked_run_folder(folder, RankGroup(process_group), is_new=False) as lock:
             session = cls._resumed(folder, config, begun, log, process_group)
             session._lock = lock
-        session._say_notes()
+        session._log_notes()
         if session.position:
             _logger.info("%s: resumed at row %s", folder, f"{session.position:,}")
         return session
@@ -192,22 +192,22 @@ class Session:
                 raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
         extra = None
         if latest is not None:
-            extra = RunExtra.of(saved_state(latest).extra, latest)
+            extra = CheckpointMetadata.of(saved_state(latest).extra, latest)
             check_settings(folder, config, extra)
         model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
         session = cls(folder, config, log, model, optimizer, begun)
-        session._follow(run)
+        session._continue_from(run)
         session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
         if latest is not None and extra is not None:
-            session._stand_at(extra, latest)
+            session._restore_trainer(extra, latest)
             loaded = session.checkpoints.load(latest, model, optimizer, session.trainer.scheduler)
             session._saved_at = loaded.step
             session.notes += loaded.notes
         ranks.on_rank_0(partial(write_history, folder, session.trainer.history), "the history")
         return session
 
-    def _follow(self, run: TrainingRun | None) -> None:
-        """Begin, after another run where there is one."""
+    def _continue_from(self, run: TrainingRun | None) -> None:
+        """Set the random numbers of a rank, and take history and baseline of a run that is continued."""
         if rank := self.trainer.ranks.rank:  # dropout differs
             torch.manual_seed((self.config.training.seed + rank) % (1 << 64))
         if run is not None:
@@ -216,12 +216,12 @@ class Session:
                 self.trainer.load_baseline(run.baseline)
             self.notes = list(run.notes)
 
-    def _say_notes(self) -> None:
+    def _log_notes(self) -> None:
         for note in self.notes:
             _logger.warning(note)
 
-    def _stand_at(self, extra: RunExtra, checkpoint: Path) -> None:
-        trainer, state = self.trainer, extra.standing(checkpoint)
+    def _restore_trainer(self, extra: CheckpointMetadata, checkpoint: Path) -> None:
+        trainer, state = self.trainer, extra.trainer_state(checkpoint)
         try:
             if state.baseline is not None and len(state.baseline["moments"]) not in (0, len(extra.columns.numbers)):
                 raise ValueError(f"baseline.moments: are not of {len(extra.columns.numbers)} numbers")
@@ -232,9 +232,9 @@ class Session:
             raise RunError(f"{checkpoint}: damaged (state.extra.trainer.{error})") from error
         progress = trainer.progress
         self._earlier = tuple(extra.earlier)
-        stood = tuple(rank.taken for rank in state.ranks) or (progress.position,)
-        if len(stood) != self.ranks.count and progress.steps:
-            self._earlier += (EarlierRanks(progress.epoch, progress.steps, stood),)
+        positions = tuple(rank.taken for rank in state.ranks) or (progress.position,)
+        if len(positions) != self.ranks.count and progress.steps:
+            self._earlier += (EarlierRanks(progress.epoch, progress.steps, positions),)
         if progress.best is not None and not progress.is_over:
             self.checkpoints.pinned = self._step_of_best
 
@@ -277,7 +277,7 @@ class Session:
         trainer = self.trainer
         path = self.checkpoints.of_step(self._step_of_best)
         loaded = self.checkpoints.load(path, self.model, self.optimizer, trainer.scheduler)
-        state = RunExtra.of(loaded.extra, path).standing(path)
+        state = CheckpointMetadata.of(loaded.extra, path).trainer_state(path)
         if trainer.target is not None and state.target is not None:
             trainer.target.load_state_dict(asdict(state.target))
 
@@ -292,7 +292,7 @@ class Session:
 
         Args:
             on_batch, on_progress: See `Trainer.fit`.
-            callbacks: Are told what happens, before those that the settings ask for (`TrackingConfig`).
+            callbacks: Called before those that the settings ask for (`TrackingConfig`).
 
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
@@ -309,9 +309,8 @@ class Session:
                 summary = self._train(on_batch, on_progress)
             except FloatingPointError as error:
                 paths = self.checkpoints.paths()
-                if (
-                    paths and self._saved_at == self.step and not self.ranks.rank
-                ):  # what it holds gives no finite loss any more
+                # Its weights give no finite loss any more.
+                if paths and self._saved_at == self.step and not self.ranks.rank:
                     remove_folder(paths.pop())
                 if not paths:
                     raise
@@ -339,7 +338,7 @@ class Session:
             if self._is_due() and self._saved_at != self.step:
                 self.checkpoint()
 
-        if trainer.progress.is_over:  # what is left is to write what the run leaves behind
+        if trainer.progress.is_over:  # cut off behind its last batch
             with notify_callbacks(trainer.callbacks, trainer):
                 pass
         else:
@@ -409,16 +408,16 @@ class Session:
         settings = self.config.checkpoint
         if settings.steps and self.step % settings.steps == 0:
             return True
-        if not settings.minutes or (self.step % _LOOKS and not self.ranks.is_alone):
+        if not settings.minutes or (self.step % _STEPS_PER_CLOCK and not self.ranks.is_alone):
             return False
         is_late = perf_counter() - self._last >= 60 * settings.minutes
         return self.ranks.broadcast(is_late, "whether a checkpoint is due")
 
     def checkpoint(self, *, whole: bool = False) -> Path:
-        """Write where the run stands. To be called between two batches.
+        """Write the state of the run. To be called between two batches.
 
         Args:
-            whole: Write all rows, whatever has changed.
+            whole: Write all rows, not only those that have changed.
 
         Raises:
             CheckpointError, OSError: It cannot be written. Those that there are stay.

@@ -1,25 +1,48 @@
-"""What `sparsegroup demo` does."""
+"""`sparsegroup demo`: four methods side by side on a synthetic log."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 
-from sparsegroup.cli.output import show
-from sparsegroup.cli.progress import training_bar
-from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.training import Config
-from sparsegroup.training.comparison import MethodScore, compare
+from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
+from sparsegroup.cli.output import Json, Quiet, Verbose, show
+
+if TYPE_CHECKING:
+    from sparsegroup.training.comparison import MethodScore
 
 _logger = logging.getLogger(__name__)
 
 
-def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) -> None:
-    """Compare four methods; the arguments are those of the command."""
+@app.command("demo")
+def demo_command(
+    rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
+    target_rate: Annotated[str, typer.Option(help="Share of the features to ask for.")] = "3%",
+    l21: Annotated[float, typer.Option(help="Constant λ21 of Group Adam, as in the paper.")] = 1e-3,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam and Group Adam.")] = 1e-2,
+    seed: Annotated[int, typer.Option(help="Seed of the log and of the training.")] = 0,
+    threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log."""
+    with starting():
+        from sparsegroup.cli.progress import training_bar
+        from sparsegroup.cli.run_settings import share_given
+        from sparsegroup.data import SyntheticConfig, synthetic_log
+        from sparsegroup.training import Config
+        from sparsegroup.training.comparison import compare
+
+    use_threads(threads)
+    share = share_given("--target-rate", target_rate)
     configs = {
         "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
-        "Target rate": Config.of(model="dcn", target_rate=target_rate, seed=seed),
+        "Target rate": Config.of(model="dcn", target_rate=share, seed=seed),
     }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = int(data.are_informative(data.seen).sum())
@@ -33,7 +56,7 @@ def demo_run(rows: int, target_rate: float, l21: float, lr: float, seed: int) ->
     show({"rows": len(data), "methods": [asdict(score) for score in scores]}, _comparison(scores))
 
 
-def _comparison(scores: list[MethodScore]) -> Table:
+def _comparison(scores: "Sequence[MethodScore]") -> Table:
     table = Table(
         caption="fixed λ: as in the paper; target rate: as with `sparsegroup train --target-rate`\n"
         "rate: features that are not exactly zero; table: their 8-byte keys and float32 vectors"
