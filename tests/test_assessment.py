@@ -20,8 +20,8 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training import evaluate
 from sparsegroup.training.assessment import assess, lead_of_baseline
-from sparsegroup.training.curves import curves_of, gains_of, reliability_of
 from sparsegroup.training.evaluation import PredictionWindow
+from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
 from sparsegroup.training.run_files import RUN
 
 POINT = HistoryPoint(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from sparsegroup.training.group_metrics import grouped_auc, metrics_by_value
+from sparsegroup.training.metrics import grouped_auc, metrics_by_value
 
 
 def drawn(rows: int = 3_000, seed: int = 0) -> tuple[np.ndarray, ...]:

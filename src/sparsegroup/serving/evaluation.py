@@ -16,9 +16,8 @@ from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.acceptance import TestRows
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.training.checks import numbers_named
-from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow, logits_over
-from sparsegroup.training.group_metrics import GroupedAuc, ValueMetrics, grouped_auc, metrics_by_value
+from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, grouped_auc, metrics_by_value
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""

@@ -11,9 +11,8 @@ import numpy.typing as npt
 from sparsegroup.data.label_leak import LEAK, leaks_of
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, ScoreCurves
-from sparsegroup.training.curves import curves_of
 from sparsegroup.training.evaluation import PredictionWindow
-from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.metrics import curves_of, evaluate
 
 BLOCKS = 20
 BEYOND_NOISE = 2.093

@@ -1,11 +1,82 @@
-"""How good predictions are."""
+"""How good predictions are: metrics, curves, and metrics by group and by value."""
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.reporting.run_record import GainPoint, Metrics, ReliabilityBin, ScoreCurves
+
+Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+
+BINS = 20
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def curves_of(
+    labels: npt.NDArray[Any], probabilities: Float64s, weights: npt.NDArray[Any] | None = None
+) -> ScoreCurves:
+    """Reliability and gains of probabilities `[n]` against labels `[n]`, 0 or 1, with weights `[n]`, ≥ 0."""
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    labels = labels.astype(np.float64)
+    return ScoreCurves(
+        reliability_of(labels, probabilities, counts, BINS), gains_of(labels, probabilities, counts, SHARES)
+    )
+
+
+def reliability_of(
+    labels: Float64s, probabilities: Float64s, weights: Float64s, bins: int
+) -> tuple[ReliabilityBin, ...]:
+    """At most so many bins of about equal weight by rising prediction; equal predictions share a bin.
+
+    Args:
+        labels, probabilities, weights: `[n]`.
+        bins: ≥ 1.
+    """
+    total = weights.sum()
+    if not total:
+        return ()
+    order = np.argsort(probabilities, kind="stable")
+    sorted_by = probabilities[order]
+    behind = np.cumsum(weights[order]) / total
+    edges = sorted_by[np.searchsorted(behind, np.arange(1, bins) / bins, side="left").clip(max=len(order) - 1)]
+    number = np.searchsorted(np.unique(edges), probabilities, side="left")
+    weight, predicted, actual = (
+        np.bincount(number, values, bins) for values in (weights, weights * probabilities, weights * labels)
+    )
+    return tuple(
+        ReliabilityBin(float(p / w), float(a / w), float(w / total))
+        for w, p, a in zip(weight, predicted, actual, strict=True)
+        if w > 0
+    )
+
+
+def gains_of(
+    labels: Float64s, probabilities: Float64s, weights: Float64s, shares: tuple[float, ...]
+) -> tuple[GainPoint, ...]:
+    """The share of the positives among the highest predictions; of equal predictions, what can be expected.
+
+    Args:
+        labels, probabilities, weights: `[n]`.
+        shares: How much of all rows, in (0, 1], rising.
+
+    Returns:
+        A point for each of `shares`; none where only one class is present.
+    """
+    positives = float(weights @ labels)
+    total = float(weights.sum())
+    if not 0 < positives < total:
+        return ()
+    from sklearn.metrics import roc_curve  # as `metrics` imports it
+
+    false, true, _ = roc_curve(labels, probabilities, sample_weight=weights, drop_intermediate=False)
+    reached = (false * (total - positives) + true * positives) / total
+    captured = np.interp(shares, reached, true)
+    return tuple(GainPoint(share, float(value)) for share, value in zip(shares, captured, strict=True))
 
 
 def evaluate(
@@ -29,3 +100,144 @@ def evaluate(
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)) if has_both else np.nan
     calibration = predicted / positives if positives else np.nan
     return Metrics(auc, loss, float(loss / entropy), float(calibration))
+
+
+SURE = 1.96
+"""Standard deviations of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class GroupedAuc:
+    """The mean of the users' AUC (gAUC; Zhu et al., KDD 2017).
+
+    Attributes:
+        auc: Each user's AUC, weighted by the user's rows; NaN where there are no users of both classes.
+        users: Users with rows of both classes, which alone have an AUC.
+        share: The share of all rows that is theirs.
+    """
+
+    auc: float
+    users: int
+    share: float
+
+
+@dataclass(frozen=True)
+class ValueMetrics:
+    """How good predictions are for the rows of one value of a field.
+
+    Attributes:
+        key: Its key.
+        rows: So many rows.
+        positives: The weight of the positive ones; without weights, their number.
+        predicted: The sum of the predictions, times the weights.
+        low, high: The 95 % interval of the calibration, predicted over expected positives; infinite without positives.
+        auc: NaN where only one class is present.
+        log_loss: Mean, in nats.
+    """
+
+    key: int
+    rows: int
+    positives: float
+    predicted: float
+    low: float
+    high: float
+    auc: float
+    log_loss: float
+
+    @property
+    def calibration(self) -> float:
+        """Predicted over real positives; NaN where there are none."""
+        return self.predicted / self.positives if self.positives else math.nan
+
+    @property
+    def surely_off_by(self) -> float:
+        """How far the calibration is from 1 at the least, as |ln|: 0 where its interval holds 1."""
+        if self.low > 1:
+            return math.log(self.low)
+        return -math.log(self.high) if 0 < self.high < 1 else 0.0
+
+
+def grouped_auc(groups: Int64s, labels: Float64s, probabilities: Float64s, weights: Float64s) -> GroupedAuc:
+    """Mean AUC within groups, weighted by their rows; equal predictions count half.
+
+    Args:
+        groups: `[n]`, such as keys of users.
+        labels, probabilities, weights: `[n]`; labels 0 or 1, weights ≥ 0.
+    """
+    if not len(groups):
+        return GroupedAuc(math.nan, 0, math.nan)
+    numbers = np.unique(groups, return_inverse=True)[1]
+    areas = _areas(numbers, labels, probabilities, weights)
+    both = ~np.isnan(areas)
+    sizes = np.bincount(numbers, weights)
+    if not both.any():
+        return GroupedAuc(math.nan, 0, 0.0)
+    share = float(sizes[both].sum() / sizes.sum())
+    return GroupedAuc(float(np.average(areas[both], weights=sizes[both])), int(both.sum()), share)
+
+
+def metrics_by_value(
+    keys: Int64s, rows: Int64s, labels: Float64s, probabilities: Float64s, weights: Float64s, least_rows: int = 1
+) -> list[ValueMetrics]:
+    """Metrics for each value of a field, the one whose calibration is surely off the most first.
+
+    "Surely" is by a 95 % interval of a Poisson variable: so a value of a few rows does not come first by chance.
+
+    Args:
+        keys: `[m]`, the values' keys; a row has several in a field of several values.
+        rows: `[m]`, the row of each.
+        labels, probabilities, weights: `[n]`, by row.
+        least_rows: Values of fewer rows are left out.
+    """
+    values, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    kept = counts >= least_rows
+    place = np.cumsum(kept) - 1
+    chosen = kept[numbers]
+    numbers, rows, values, counts = place[numbers[chosen]], rows[chosen], values[kept], counts[kept]
+    y, p, w = labels[rows], probabilities[rows], weights[rows]
+    areas = _areas(numbers, y, p, w)
+    clipped = np.clip(p, np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
+    losses = -np.where(y > 0, np.log(clipped), np.log1p(-clipped))
+    sums = [np.bincount(numbers, part, len(values)) for part in (w, w * y, w * p, w * losses, w * w)]
+    found = [
+        ValueMetrics(
+            int(key), int(count), float(positive), float(predicted),
+            *_calibration_interval(float(positive), float(predicted), float(squares / total) if total else 1.0),
+            float(area), float(loss / total) if total else math.nan,
+        )
+        for key, count, area, total, positive, predicted, loss, squares in zip(
+            values, counts, areas, *sums, strict=True
+        )
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: (-one.surely_off_by, -one.rows, one.key))
+
+
+def _calibration_interval(positives: float, predicted: float, weight: float) -> tuple[float, float]:
+    """Predicted over what may be expected of positives that came so often; each row counts about `weight`.
+
+    Byar's approximation of the exact Poisson interval (Breslow and Day, Statistical Methods in Cancer Research II).
+    """
+    count = positives / weight
+    least = count * max(0.0, 1 - 1 / (9 * count) - SURE / (3 * math.sqrt(count))) ** 3 if count else 0.0
+    most = (count + 1) * (1 - 1 / (9 * (count + 1)) + SURE / (3 * math.sqrt(count + 1))) ** 3
+    return predicted / (most * weight), predicted / (least * weight) if least else math.inf
+
+
+def _areas(numbers: Int64s, labels: Float64s, probabilities: Float64s, weights: Float64s) -> Float64s:
+    """AUC of each of the groups 0, 1, …, NaN where one class is missing: the weight of the pairs in order."""
+    groups = int(numbers.max()) + 1 if len(numbers) else 0
+    order = np.lexsort((probabilities, numbers))
+    group, score = numbers[order], probabilities[order]
+    positive = (weights * labels)[order]
+    negative = weights[order] - positive
+    if not groups:
+        return np.zeros(0)
+    begins = np.flatnonzero(np.r_[True, (group[1:] != group[:-1]) | (score[1:] != score[:-1])])
+    positive, negative, group = np.add.reduceat(positive, begins), np.add.reduceat(negative, begins), group[begins]
+    below = np.cumsum(negative) - negative
+    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    below -= np.repeat(below[first], np.diff(np.r_[first, len(group)]))
+    won = np.bincount(group, positive * (below + negative / 2), groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        area: Float64s = won / (np.bincount(group, positive, groups) * np.bincount(group, negative, groups))
+    return np.where(np.isfinite(area), area, np.nan)
