@@ -53,10 +53,7 @@ def read_tensors(path: Path, error: type[ValueError]) -> dict[str, Tensor]:
 class TensorWriter:
     """Writes one file; leaving the `with` block raises if fewer or more bytes were written than announced.
 
-    Args:
-        path: The file, which is created or replaced.
-        tensors: Name → dtype and shape, in the order of writing; wide dtypes first, so that all are aligned.
-        metadata: Texts.
+    `tensors` are name → dtype and shape, in the order of writing; wide dtypes first, so that all are aligned.
     """
 
     def __init__(

@@ -52,7 +52,6 @@ def validated(kind: type[Kind], content: Any) -> Kind:
     """A dataclass of `kind`, with those inside it, from JSON (and tensors where the class has them).
 
     Raises ValueError, whose message begins with the field, if one is missing, unknown, of another type or out of range.
-
     """
     try:
         made: Kind = _adapter(cast("Any", kind)).validate_python(content)

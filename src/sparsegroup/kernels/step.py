@@ -54,15 +54,11 @@ class ParameterMemory:
     """The memory of one parameter: its weights, u and the rule's state. Valid while all of it stays where it is.
 
     Attributes:
-        wants_kernels, capturable: Whether kernels may be taken, and the step be captured in a CUDA graph.
-        u, state: The dual residual or None, and the rule's state in its order, shaped as `x`.
-        parts: x, u if it is carried, and the state.
-        addresses: Where the parts begin in memory.
+        parts, addresses: x, u if it is carried, and the state, shaped as x; where they begin in memory.
         width, count: Elements of a group and the number of groups if groups are contiguous; else 0.
         fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
             on its device, so that one address per part says it all.
         counter: The step count: a tensor where the parameter is if `capturable`, else an array over the host's tensor.
-        entries, entry_addresses: The tensors of `entry` in its order, and where they begin.
         backends: The backend that steps it by dense, and by sparse gradients; None until one is needed.
     """
 
@@ -197,11 +193,6 @@ class TensorPlan:
     def with_hessian(self, diagonal: Tensor) -> "TensorPlan":
         """The same with the Hessian's diagonal, or what else the rule takes as such."""
         return replace(self, hessian=diagonal.to(self.gradient.dtype))
-
-    def make_contiguous(self) -> None:
-        """Make gradient and Hessian contiguous."""
-        self.gradient = self.gradient.contiguous()
-        self.hessian = None if self.hessian is None else self.hessian.contiguous()
 
     def sum_rows(self) -> None:
         """Have each row of a sparse gradient once. Raises IndexError if it has rows that the parameter has not."""

@@ -120,8 +120,7 @@ class RowsPlan(Protocol):
 class RepeatedPlans:
     """The plans of a param group's tensors in the step before, run again while gradients and memory are alike.
 
-    Attributes:
-        others: The numbers in the group of the parameters that are planned one by one.
+    `others` are the numbers in the group of the parameters that are planned one by one.
     """
 
     def __init__(
@@ -205,11 +204,6 @@ class GroupStep:
     """One step of one param group, resolved once and kept until a hyperparameter changes.
 
     It keeps the constants of the step `before` if they are the same, and with them what kernels made of them.
-
-    Attributes:
-        wants_u: Whether parameters carry u: there is a λ > 0, or the rule needs it.
-        takes_gradients_unchanged: Whether a dense gradient of the parameter's dtype is stepped with unchanged.
-        parameters: The `id` of each parameter: memory that was prepared for others may be gone.
     """
 
     def __init__(
@@ -224,7 +218,7 @@ class GroupStep:
         self.groups = group["groups"]
         self.capturable = bool(group["capturable"])
         self.wants_kernels = not group["foreach"] and group["fused"] is not False
-        self.parameters = list(map(id, group["params"]))
+        self.parameters = list(map(id, group["params"]))  # memory that was prepared for others may be gone
         self.initial = rule.initial_state(group)
         self.takes_gradients_unchanged = not (group["maximize"] or group.get("weight_decay") or rule.mean_square)
         lr = 1.0 if self.capturable else float(group["lr"])
@@ -237,7 +231,7 @@ class GroupStep:
         if before is not None and before.constants.is_same(constants):
             self.constants = before.constants
         self.regularizer = self.constants.regularizer
-        self.wants_u = self.regularizer.active or rule.sigma_0 is not None
+        self.wants_u = self.regularizer.active or rule.sigma_0 is not None  # whether parameters carry u
         self._arguments = rule.scalar_arguments(group, rate)
         self._scalars: dict[float, StepScalars] = {}
         self._counters: dict[int, tuple[Tensor, int, npt.NDArray[Any]]] = {}  # by id of a table's step count

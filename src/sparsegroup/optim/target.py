@@ -68,17 +68,14 @@ class SizeTarget(ABC):
         self.interval = interval or (_INTERVAL if steps is None else max(1, steps // CONTROLS))
         self.sample = sample or (SAMPLE if steps is None else min(max(LEAST_SAMPLE, 4 * steps), SAMPLE))
         self.seed = seed
-        self.count = 0
-        self.rate: float | None = None
-        self.scheduled_rate: float | None = None
-        self.l21 = 0.0
         self._final = 1.0
         self._has_warned = False
-        self._begin()
-        self._hand_over()
-        self.set_l21(self.sample)
+        self.restart()
 
     target: float
+    rate: float | None
+    scheduled_rate: float | None
+    _begun_at: float
 
     # What a subclass says
 
@@ -179,20 +176,15 @@ class SizeTarget(ABC):
         seed = (self.seed, self.count)
         return [one for number in self.param_groups for one in self.optimizer.census(number, sample, seed)]
 
-    def _begin(self) -> None:
-        """Begin the schedule at the share that lives at present."""
-        censuses = self._censuses(self.sample)
-        self._begun_at = rate_of(censuses, [1.0] * len(censuses)) or 1.0
-
     def restart(self) -> None:
         """Restart the schedule at the share that lives now: for groups that start again in another epoch.
 
         `steps` and `ramp` are then those of one epoch.
         """
-        self.count = 0
+        self.count, self.l21 = 0, 0.0
         self.rate = self.scheduled_rate = None
-        self.l21 = 0.0
-        self._begin()
+        censuses = self._censuses(self.sample)
+        self._begun_at = rate_of(censuses, [1.0] * len(censuses)) or 1.0
         self._hand_over()
         self.set_l21(self.sample)
 
@@ -205,13 +197,8 @@ class SizeTarget(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers from which `load_state_dict` continues; λ21 is in the optimizer's state."""
-        return {
-            "count": self.count,
-            "begin": self._begun_at,
-            "l21": self.l21,
-            "rate": self.rate,
-            "scheduled_rate": self.scheduled_rate,
-        }
+        rates = {"rate": self.rate, "scheduled_rate": self.scheduled_rate}
+        return {"count": self.count, "begin": self._begun_at, "l21": self.l21, **rates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` found another target with the same arguments."""
@@ -229,26 +216,21 @@ def rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | 
 
 def _chosen(optimizer: GroupOptimizer, numbers: Sequence[int] | None) -> tuple[int, ...]:
     groups = optimizer.param_groups
-    if numbers is not None:
-        for number in numbers:
-            if not 0 <= number < len(groups):
-                raise ValueError(f"param_groups: the optimizer has {len(groups)} param groups, no number {number}")
-        if not len(numbers):
-            raise ValueError("param_groups must name at least one param group")
-        return _checked(optimizer, numbers)
-    tables = [n for n, group in enumerate(groups) if any(store_of(p) is not None for p in group["params"])]
-    chosen = tables or [number for number, group in enumerate(groups) if group["l21"] > 0]
-    if not chosen:
-        raise ValueError(
-            "no param group holds a HashEmbedding or has a positive l21: say which are to be made sparse, by "
-            "param_groups=[…]"
-        )
-    return _checked(optimizer, chosen)
-
-
-def _checked(optimizer: GroupOptimizer, numbers: Sequence[int]) -> tuple[int, ...]:
+    if numbers is None:
+        tables = [n for n, group in enumerate(groups) if any(store_of(p) is not None for p in group["params"])]
+        numbers = tables or [number for number, group in enumerate(groups) if group["l21"] > 0]
+        if not numbers:
+            raise ValueError(
+                "no param group holds a HashEmbedding or has a positive l21: say which are to be made sparse, by "
+                "param_groups=[…]"
+            )
     for number in numbers:
-        if optimizer.param_groups[number]["capturable"]:
+        if not 0 <= number < len(groups):
+            raise ValueError(f"param_groups: the optimizer has {len(groups)} param groups, no number {number}")
+    if not len(numbers):
+        raise ValueError("param_groups must name at least one param group")
+    for number in numbers:
+        if groups[number]["capturable"]:
             raise ValueError(
                 f"param group {number} has capturable=True: a captured step keeps the λ21 it was captured with"
             )

@@ -1,6 +1,6 @@
 """Parameters that are tensors, with state of the same shape, or DTensors, of which each rank steps its own part."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from sparsegroup.groups import Grouping, check_groups, contiguous_groups, groupi
 from sparsegroup.kernels import eager
 from sparsegroup.kernels.eager import Block
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.step import StepScalars, TensorPlan, check_rows, compute_dtype
+from sparsegroup.kernels.step import Regularizer, TensorPlan, check_rows, compute_dtype
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.dtensor import (
     as_sharded,
@@ -34,62 +34,7 @@ _ELEMENTS = 1 << 20
 """That are computed with at a time, where the groups are contiguous."""
 
 
-def census(
-    parameter: Tensor, step: GroupStep, entry: dict[str, Any], sample: int, draw: np.random.Generator
-) -> GroupCensus:
-    """See `ParameterAdapter.census`."""
-    parts = _parts(parameter, step, entry)
-    shape = contiguous_groups(step.groups, parameter.shape)
-    weight, pieces = 1.0, _pieces(parameter, step, parts)
-    if shape is not None and 0 < sample < shape[1]:
-        chosen = torch.from_numpy(draw.integers(0, shape[1], sample)).to(parameter.device)
-        parts = [None if part is None else part.reshape(shape[1], shape[0])[chosen] for part in parts]
-        x = parts[0]
-        assert x is not None
-        weight, pieces = shape[1] / sample, iter([(parts, grouping("rows", x.shape, x.device))])
-    critical, live = [], 0
-    for some, groups in pieces:
-        block = _block(some, compute_dtype(parameter.dtype))
-        found = eager.survival_l21(
-            step.rule, block, _numbers(step, entry).scalars, _initial(step, some), step.regularizer, groups
-        )
-        values = groups.of_each(found)
-        touched = torch.isfinite(values)
-        critical.append(values[touched].double().cpu().numpy())
-        live += int((groups.of_each(groups.any(block.x != 0)) & touched).sum())
-    touched_ones = np.concatenate([np.empty(0), *critical])
-    width = parameter.numel() // max(1, grouping(step.groups, parameter.shape, parameter.device).count)
-    return GroupCensus(
-        touched_ones, weight, live * weight, len(touched_ones) * weight, width * parameter.dtype.itemsize
-    )
-
-
-def sweep(parameter: Tensor, step: GroupStep, entry: dict[str, Any]) -> None:
-    """See `ParameterAdapter.sweep`."""
-    step.prepare(parameter, entry)
-    for some, groups in _pieces(parameter, step, _parts(parameter, step, entry)):
-        x, u = some[:2]
-        assert x is not None
-        assert u is not None
-        block = _block(some, compute_dtype(parameter.dtype))
-        after, u_after, _ = eager.swept(
-            step.rule,
-            block,
-            _numbers(step, entry).scalars,
-            _initial(step, some),
-            step.regularizer,
-            groups,
-            parameter.dtype,
-        )
-        x.copy_(after)
-        u.copy_(u_after)
-
-
-def _numbers(step: GroupStep, entry: dict[str, Any]) -> StepScalars:
-    return step.scalars(float(entry["step"]))
-
-
-def _parts(parameter: Tensor, step: GroupStep, entry: dict[str, Any]) -> list[Tensor | None]:
+def _parts(parameter: Tensor, step: GroupStep, entry: Entry) -> list[Tensor | None]:
     return [parameter.detach(), entry.get("u"), *(entry[name] for name in step.rule.state)]
 
 
@@ -111,14 +56,16 @@ def _pieces(
         yield some, grouping("rows", size, parameter.device)
 
 
-def _block(parts: list[Tensor | None], dtype: torch.dtype) -> Block:
-    x, u, *state = (None if part is None else part.to(dtype) for part in parts)
+def _closed_form(
+    parts: list[Tensor | None], dtype: torch.dtype, step: GroupStep, entry: Entry, groups: Grouping
+) -> tuple[Rule, Block, Sequence[float], Sequence[float], Regularizer, Grouping]:
+    """The arguments of `eager.survival_l21` and `eager.swept` for some parts, computed with in `dtype`."""
+    state = [part for part in parts[2:] if part is not None]
+    x, u = (None if part is None else part.to(dtype) for part in parts[:2])
     assert x is not None
-    return Block(x, u, [part for part in state if part is not None])
-
-
-def _initial(step: GroupStep, parts: list[Tensor | None]) -> tuple[float, ...]:
-    return step.constants.stored_as(tuple(part.dtype for part in parts[2:] if part is not None)).initial
+    block = Block(x, u, [part.to(dtype) for part in state])
+    initial = step.constants.stored_as(tuple(part.dtype for part in state)).initial
+    return step.rule, block, step.scalars(float(entry["step"])).scalars, initial, step.regularizer, groups
 
 
 _COMPUTED = (torch.float32, torch.float64)
@@ -157,10 +104,32 @@ class TensorStepper:
         self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
     ) -> list[GroupCensus]:
         """See `Stepper.census`. Groups that never had a gradient do not count."""
-        return [census(parameter, step, entry, sample, draw)]
+        parts = _parts(parameter, step, entry)
+        shape = contiguous_groups(step.groups, parameter.shape)
+        weight, pieces = 1.0, _pieces(parameter, step, parts)
+        if shape is not None and 0 < sample < shape[1]:
+            chosen = torch.from_numpy(draw.integers(0, shape[1], sample)).to(parameter.device)
+            parts = [None if part is None else part.reshape(shape[1], shape[0])[chosen] for part in parts]
+            weight = shape[1] / sample
+            pieces = iter([(parts, grouping("rows", torch.Size((sample, shape[0])), parameter.device))])
+        critical, live = [np.empty(0)], 0
+        for some, groups in pieces:
+            arguments = _closed_form(some, compute_dtype(parameter.dtype), step, entry, groups)
+            values = groups.of_each(eager.survival_l21(*arguments))
+            touched = torch.isfinite(values)
+            critical.append(values[touched].double().cpu().numpy())
+            live += int((groups.of_each(groups.any(arguments[1].x != 0)) & touched).sum())
+        found = np.concatenate(critical)
+        width = parameter.numel() // max(1, grouping(step.groups, parameter.shape, parameter.device).count)
+        return [GroupCensus(found, weight, live * weight, len(found) * weight, width * parameter.dtype.itemsize)]
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, zero_untrained: bool) -> None:
-        sweep(parameter, step, entry)
+        step.prepare(parameter, entry)
+        for some, groups in _pieces(parameter, step, _parts(parameter, step, entry)):
+            arguments = _closed_form(some, compute_dtype(parameter.dtype), step, entry, groups)
+            for part, after in zip(some[:2], eager.swept(*arguments, parameter.dtype), strict=False):
+                assert part is not None
+                part.copy_(after)
 
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:
         return entry
@@ -187,7 +156,8 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
     """The plan of a tensor whose gradient must be checked or changed."""
     group = step.group
     site = step.site(number)
-    for_device = _is_for_device(parameter, step)
+    # Whether a kernel on a device may read the gradient unchanged, so that nobody waits for the device.
+    for_device = step.wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
     if gradient.layout == torch.sparse_coo:
         plan = _read_sparse(parameter, gradient, step, for_device, site)
     elif gradient.layout == torch.strided:
@@ -205,11 +175,6 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
         plan.gradient = plan.gradient.to(compute_dtype(plan.gradient.dtype))
         plan.hessian = mean_square(plan.gradient, step.groups if plan.rows is None else "rows")
     return plan
-
-
-def _is_for_device(parameter: Tensor, step: GroupStep) -> bool:
-    """Whether a kernel on a device may read the gradient unchanged, so that nobody waits for the device."""
-    return step.wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
 
 
 def _read_sparse(

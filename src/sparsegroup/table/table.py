@@ -93,11 +93,7 @@ def _fields_of(keys: Int64s, bits: int) -> npt.NDArray[np.uint16]:
 
 def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) -> dict[int, FieldCount]:
     """Counts by the field that a key's top `bits` bits hold, of the fields ever seen.
-
-    Args:
-        directory: The table's.
-        alive: `[num_rows]`, which rows are not zero.
-        bits: 0 to 16.
+    `alive` says which rows, `[num_rows]`, are not zero.
     """
     counts = np.zeros((1 << bits, 3), np.int64)
     for keys, rows in directory.index.scan():
@@ -126,19 +122,8 @@ _ROWS_AT_A_TIME = 1 << 16
 class Table:
     """Keys, their rows, and the optimizer's state in them. All methods may be called from any thread.
 
-    Args:
-        config: See `HashEmbedding`.
-        directory: The keys that there are; None for none.
-        storage: Their rows.
-        ranks: See below.
-
-    Attributes:
-        directory: Key → row; to be read at rest.
-        storage: The rows, and steps over them; to be read at rest.
-        starts: Where rows start.
-        stepper: What an optimizer does with the rows.
-        ranks: The ranks that other rows of the same table are on; None where all are here.
-        per_rank: Whether each rank trains a separate table.
+    `directory` and `storage` are to be read at rest. `ranks` are those that other rows of the same table are on, None
+    where all are here; with `per_rank` each rank trains a separate table.
     """
 
     def __init__(
@@ -182,11 +167,8 @@ class Table:
         Inside a backward pass, where activation checkpointing computes a forward again, it gives what that forward got,
         and counts nothing. Before other training lookups, rows are evicted if that is due.
 
-        Raises:
-            TypeError, ValueError: See `key_array`.
-            RuntimeError: `max_rows` would be exceeded, the table belongs to a parent process, several ranks train
-                tables that nothing keeps equal, or see `RowNumbering.recall`; nothing has changed.
-            MemoryError: The system has no more; nothing has changed.
+        Raises as `key_array` and `RowNumbering.recall`; RuntimeError if `max_rows` would be exceeded, the table is of a
+        parent process, or several ranks train tables that nothing keeps equal; MemoryError. Nothing has changed then.
         """
         array, is_again = key_array(keys, may_be_on_device=self.config.on_device), insert and is_recomputation()
         if insert and not is_again:
@@ -358,8 +340,7 @@ class Table:
     ) -> Iterator[tuple[Int64s, list[Floats]]]:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
 
-        Raises:
-            RuntimeError: Rows were added or dropped while this ran.
+        Raises RuntimeError if rows were added or dropped while this ran.
         """
         with self.at_rest():
             numbering, count = self.directory.numbering, self.directory.num_rows

@@ -352,7 +352,7 @@ def sweep(
     scalars: Any, tau: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int,
     norms: Any, changed: Any, applies: bool, drops: bool,
 ) -> None:  # fmt: skip
-    """`sparsegroup.kernels.eager.eager_sweep` over rows: the norms, and with `applies` the closed form.
+    """`sparsegroup.kernels.eager.swept` over rows: the norms, and with `applies` the closed form.
 
     Gives how many more rows are non-zero than before. u is rounded to the nearest bfloat16 if it is stored as such.
 

@@ -64,10 +64,8 @@ _NO_ROWS = (*ONE_PAGE, 0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
 class Tensors:
     """Contiguous tensors, group after group, and how threads share them.
 
-    Args:
-        widths: `[tensors]`, elements per group.
-        counts: `[tensors]`, groups.
-        base: `[tensors, parts]`, address of x, of u if carried, and of each state.
+    `widths` and `counts` `[tensors]` are elements per group and groups; `base` `[tensors, parts]` has the addresses of
+    x, of u if carried, and of each state.
     """
 
     def __init__(self, widths: Int64s, counts: Int64s, base: Int64s) -> None:

@@ -175,7 +175,8 @@ class GpuBackend(Backend):
 
         dense: list[TensorPlan] = []
         for plan in plans:
-            plan.make_contiguous()
+            plan.gradient = plan.gradient.contiguous()
+            plan.hessian = None if plan.hessian is None else plan.hessian.contiguous()
             if plan.rows is None:
                 dense.append(plan)
             elif len(plan.rows):

@@ -251,11 +251,7 @@ class EveryKey(AdmissionPolicy):
         return np.ones(len(keys), np.bool_)
 
 
-class SetKeys(EveryKey):
-    """Keys whose vectors are set from outside get a row, and room has been found for them."""
-
-
-SET_KEYS = SetKeys()
+SET_KEYS = EveryKey()  # for keys whose vectors are set from outside: room has been found for them
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,12 @@ class KeySearch:
         inverse: `[n]`, the place of each key among the distinct ones.
         rows: `[distinct]` int64, their rows, `ABSENT` for none; `row_array` is the same memory.
         absent: How many of the distinct keys have no row.
-        numbering: That of the rows.
-        num_rows: Rows of the table after a search ahead of time: with more, absent keys may have one.
-        first_new: Rows from this number on belong to keys that are new.
-        stale: A search of the same keys ahead of time whose rows are no longer valid.
-        masked: The places of new keys whose vectors fallback vectors have replaced.
     """
 
-    num_rows = 0
-    first_new: int = np.iinfo(np.int64).max
-    stale: "KeySearch | None" = None
-    masked: Int64s = np.empty(0, np.int64)
+    num_rows = 0  # of the table after a search ahead of time: with more, absent keys may have one
+    first_new: int = np.iinfo(np.int64).max  # rows from this number on belong to keys that are new
+    stale: "KeySearch | None" = None  # a search of the same keys ahead of time whose rows are no longer valid
+    masked: Int64s = np.empty(0, np.int64)  # the places of new keys whose vectors fallback vectors have replaced
 
     def __init__(
         self, keys: Int64s, inverse: Int32s, rows: Tensor, row_array: Int64s, absent: int, numbering: "RowNumbering"
@@ -71,11 +66,7 @@ class KeySearch:
 class RowNumbering:
     """A version of the row numbers. Renumbering rows starts a new version and makes earlier lookups stale.
 
-    Args:
-        is_watched: Whether the table evicts rows between steps, so that it matters which gradients are pending.
-
-    Attributes:
-        is_current: Whether the rows still have these numbers.
+    `is_watched` is whether the table evicts rows between steps, so that it matters which gradients are pending.
     """
 
     def __init__(self, is_watched: bool = False) -> None:

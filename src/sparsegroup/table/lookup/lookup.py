@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.step import TORCH_DTYPES, array_of
 from sparsegroup.table.config import check_int
-from sparsegroup.table.directory.admission import AdmissionPolicy, SetKeys
+from sparsegroup.table.directory.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.directory.directory import Directory, RowLimit
 from sparsegroup.table.lookup import kernels
@@ -380,13 +380,13 @@ class RowLookup:
 
     def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:
         uses = self._directory.uses
-        if uses is not None and not (admission is None or is_counted or isinstance(admission, SetKeys)):
+        if uses is not None and not (admission is None or is_counted or admission is SET_KEYS):
             uses.mark(rows)
             self._on_used(rows[rows != ABSENT])
 
     def _room_for(self, admission: AdmissionPolicy) -> int | None:
         """How many new rows there is room for; None if that is not limited, or has been checked."""
-        if self._limit is None or isinstance(admission, SetKeys):
+        if self._limit is None or admission is SET_KEYS:
             return None
         return max(0, self._limit.most_rows(self._storage.rows) - self._directory.num_rows)
 

@@ -42,12 +42,7 @@ def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], has_bfloat16: bool) -
 
 
 class RowParts:
-    """The parts of a row, and the arrays that they are stored as.
-
-    Attributes:
-        kinds: Name → kind, see `sparsegroup.kernels.cpu.rows`, in the order of a row.
-        record: A row as NumPy has it, a field for each part.
-    """
+    """The parts of a row: their `kinds` (see `sparsegroup.kernels.cpu.rows`), and `record`, a NumPy field for each."""
 
     def __init__(self, dim: int, dtype: np.dtype[Any], parts: tuple[str, ...], has_bfloat16: bool) -> None:
         assert not has_bfloat16 or dtype == np.float32
@@ -111,16 +106,7 @@ _PAGE_BYTES = 16 << 20
 
 
 class HostRows(Rows):
-    """Rows of `dim` numbers per part.
-
-    Args:
-        dim: Length of a part.
-        dtype: float32 or float64.
-        huge_pages: See `MappedPages`.
-        initial: The parts after the weights: name → value of a new row's elements.
-        has_bfloat16: Store these parts as bfloat16, next to weights of float32. State of groups is one float32 a row
-            in either case.
-    """
+    """Rows in the host's memory; with `has_bfloat16`, parts after weights are bfloat16, but for state of groups."""
 
     def __init__(
         self, dim: int, dtype: np.dtype[Any], huge_pages: bool, initial: Mapping[str, float], has_bfloat16: bool = False

@@ -32,18 +32,13 @@ _SWEPT_AT_A_TIME, _COUNTED_AT_A_TIME = 1 << 16, 1 << 18
 class Rows(ABC):
     """Rows of `dim` numbers per part, the parts of a row next to each other, found by number.
 
-    Attributes:
-        dim: Length of a part.
-        dtype: float32 or float64: what is read and written.
-        initial: The parts after the weights: name → value of a new row's elements.
-        state_dtype: The dtype in which these parts are stored.
-        row_bytes: From row to row.
-        shift: A page has 2**shift rows.
+    What is read and written is of `dtype`, float32 or float64. `initial` are the parts after the weights: name → value
+    of a new row's elements.
     """
 
-    state_dtype: torch.dtype
-    row_bytes: int
-    shift: int
+    state_dtype: torch.dtype  # in which the parts after the weights are stored
+    row_bytes: int  # from row to row
+    shift: int  # a page has 2**shift rows
 
     def __init__(self, dim: int, dtype: np.dtype[Any], initial: Mapping[str, float]) -> None:
         self.dim, self.dtype, self.initial = dim, dtype, dict(initial)
@@ -160,17 +155,11 @@ class NewRowBuffer(NamedTuple):
 
 
 class RowStorage(ABC):
-    """A table's rows and what is done with them where they are. Called by one thread at a time.
+    """A table's rows and what is done with them where they are. Called by one thread at a time."""
 
-    Attributes:
-        keeps_rounding: Whether weights are rounded when they are stored, so that u is needed without a regularizer too.
-        is_on_device: Whether the rows are not in the host's memory.
-        sums_gradients: Whether a step needs each row once; else its kernel sums.
-    """
-
-    keeps_rounding = False
-    is_on_device = False
-    sums_gradients = True
+    keeps_rounding = False  # whether weights are rounded when stored, so that u is needed without a regularizer too
+    is_on_device = False  # whether the rows are not in the host's memory
+    sums_gradients = True  # whether a step needs each row once; else its kernel sums
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

@@ -29,14 +29,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Changes:
-    """Rows changed and keys removed since a table had `count` rows.
-
-    Attributes:
-        known: How many of those rows are left; they are still the first ones, in the same order.
-    """
+    """Rows changed and keys removed since a table had `count` rows."""
 
     def __init__(self, count: int, since: str) -> None:
-        self.known = count
+        self.known = count  # how many of those rows are left: still the first ones, in the same order
         self.since = since
         self._changed = np.zeros(count, np.bool_)
         self._removed: list[Int64s] = []
@@ -97,9 +93,7 @@ class RowPlan(RowGradient):
 class RowSteps:
     """The stepper of a table's rows, see `sparsegroup.optim.step.Stepper`.
 
-    Attributes:
-        owner: The optimizer whose state the rows hold; None for none.
-        changes: What has changed since `track` was called; None if it was not, or all has.
+    The rows hold the state of `owner`. `changes` are those since `track` was called; None if it was not, or all has.
     """
 
     _directory: Directory

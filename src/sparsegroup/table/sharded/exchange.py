@@ -94,11 +94,7 @@ class Collectives:
     Each begins with a header of fixed size, in which every rank names the operation to all others and reports whether
     it has failed. So ranks that call different operations notice it before any content is sent, and an error of one
     rank is raised on all of them: of the same kind if `_KINDS` has it, or of the `kind` that the caller names.
-
-    Attributes:
-        group, name: The ranks, and the first word of messages.
-        ranks, rank: How many ranks there are, and the number of this one.
-        device: Where numbers of the host are exchanged: there, or on a GPU if the group cannot do that.
+    `device` is where numbers of the host are exchanged: there, or on a GPU if the group cannot do that.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
