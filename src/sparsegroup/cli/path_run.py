@@ -30,7 +30,7 @@ def path_run(
     rates: str,
     tolerance: float,
     out: Path | None,
-    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
     assignments: Sequence[str],
     threads: int,
     *,
@@ -38,7 +38,7 @@ def path_run(
 ) -> None:
     """Train at each rate and show what came out; the arguments are those of the command."""
     asked = _rates(rates)
-    values = {**setting_values(log, options, assignments), "optimizer.target_rate": asked[0]}
+    values = {**setting_values(log, settings, assignments), "optimizer.target_rate": asked[0]}
     config = read_config(settings_file(log), values, "the command line")
     folder = out or Path("paths") / log_name(config)
     if (folder / _JSON).exists() and not overwrite:

@@ -1,31 +1,25 @@
 """`sparsegroup predict`: its options."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
-from sparsegroup.cli.options import (
-    AVAZU_HOUR,
-    CRITEO_NUMBERS,
-    DATASET,
-    EXCLUDE,
-    LABEL,
-    RAW_LOG,
-    SCHEMA,
-    WEIGHT,
-    BadRow,
-    MaxBad,
-    log_option,
-)
+from sparsegroup.cli.options import RAW_LOG, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose
-from sparsegroup.settings.names import AvazuHour, CriteoNumbers, DatasetName
 
-_MODELS = "the model's"
+_OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "weight", "criteo_numbers", "avazu_hour")
 
 
 @app.command("predict")
+@takes_settings(
+    *_OF_THE_FORMAT,
+    "on_bad_row",
+    "max_bad",
+    **{name: {"show_default": "the model's"} for name in _OF_THE_FORMAT},
+)
 def predict_command(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
@@ -42,15 +36,8 @@ def predict_command(
         Path | None,
         typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
     ] = None,
-    dataset: Annotated[DatasetName | None, log_option(DATASET, _MODELS)] = None,
-    schema: Annotated[Path | None, log_option(SCHEMA, _MODELS)] = None,
-    label: Annotated[str | None, log_option(LABEL, _MODELS)] = None,
-    exclude: Annotated[list[str] | None, log_option(EXCLUDE, _MODELS)] = None,
-    weight: Annotated[str | None, log_option(WEIGHT, _MODELS)] = None,
-    criteo_numbers: Annotated[CriteoNumbers | None, log_option(CRITEO_NUMBERS, _MODELS)] = None,
-    avazu_hour: Annotated[AvazuHour | None, log_option(AVAZU_HOUR, _MODELS)] = None,
-    on_bad_row: BadRow = None,
-    max_bad: MaxBad = None,
+    *,
+    settings: Mapping[str, Any],
     threads: Threads = THREADS,
     json: Json = False,
     quiet: Quiet = False,
@@ -60,9 +47,8 @@ def predict_command(
 
     The log is read the way the training log was, unless options say otherwise.
     """
-    options = {name: value for name, value in locals().items() if value is not None}
     with starting():
         from sparsegroup.cli.predict_run import predict_run
 
     use_threads(threads)
-    predict_run(model, log, out, options, threads)
+    predict_run(model, log, out, settings, threads)

@@ -31,17 +31,16 @@ from sparsegroup.training.scoring import (
 )
 
 _logger = logging.getLogger(__name__)
-_OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "weight", "criteo_numbers", "avazu_hour")
 
 
-def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[str, Any], threads: int) -> None:
+def predict_run(model: Path, log: LogPaths, out: Path | None, settings: Mapping[str, Any], threads: int) -> None:
     """Score a log.
 
     Args:
         model: Folder of a run, a checkpoint or an export.
         log: A raw log, or a prepared folder.
         out: File to write; None is CSV on standard output.
-        options: Those that were given, by their names in Python.
+        settings: How to read the log where not as the model's: short name → value.
         threads: That share the table's work.
 
     Raises:
@@ -55,9 +54,8 @@ def predict_run(model: Path, log: LogPaths, out: Path | None, options: Mapping[s
         raise UsageError("stdout is closed: give --out for the predictions")
     opened = open_trained(model)
     check_rows(opened.path, opened.model.rows)
-    given = {name: options[name] for name in (*_OF_THE_FORMAT, "on_bad_row", "max_bad") if name in options}
-    data = _open(log, opened.config, given, threads)
-    check_weight(given.get("weight"), data)
+    data = _open(log, opened.config, settings, threads)
+    check_weight(settings.get("weight"), data)
     opened.columns.check_fits(data.schema, data.name)
     tally, begin = Tally(len(data)), perf_counter()
     hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come

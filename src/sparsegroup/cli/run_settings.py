@@ -24,21 +24,21 @@ def settings_file(log: Sequence[str] | None) -> Path | None:
     return Path(log[0])
 
 
-def setting_values(log: Sequence[str] | None, options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+def setting_values(
+    log: Sequence[str] | None, settings: Mapping[str, Any], assignments: Sequence[str]
+) -> dict[str, Any]:
     """Dotted key → value, as the command line has them.
 
     Args:
         log: The log's paths, a settings file, or None.
-        options: Those that were given, by their names in Python; what is no setting is left out.
+        settings: Short name → value, of those that were given as options.
         assignments: `key=value` each, which come last.
 
     Raises:
         UsageError, SettingsError: One cannot be read.
     """
     values: dict[str, Any] = {
-        SHORT[name]: str(value) if isinstance(value, Path) else value
-        for name, value in options.items()
-        if name in SHORT and name != "log"
+        SHORT[name]: str(value) if isinstance(value, Path) else value for name, value in settings.items()
     }
     if log and settings_file(log) is None:
         values["data.log"] = log[0] if len(log) == 1 else list(log)

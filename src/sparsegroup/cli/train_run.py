@@ -73,7 +73,7 @@ _KEPT_SETTINGS = (
 
 def train_run(
     log: Sequence[str] | None,
-    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
     assignments: Sequence[str],
     out: Path | None,
     before: Path | None,
@@ -86,14 +86,14 @@ def train_run(
 
     Args:
         log: The log's paths, or a YAML file of settings that names one; None is a synthetic log.
-        options: Those that were given, by their names in Python.
+        settings: Short name → value, of those that were given as options.
         assignments: `key=value` each, which come last.
         out, before, overwrite, threads, launch: The command's options, and how it was started.
     """
     with ExitStack() as unless_begun:
 
         def start() -> _RunPlan:
-            values = setting_values(log, options, assignments)
+            values = setting_values(log, settings, assignments)
             return _plan_run(settings_file(log), values, out, before, unless_begun, overwrite, threads, launch)
 
         _execute(launch.ranks.broadcast_result(start, "the run that is begun"), launch, unless_begun)

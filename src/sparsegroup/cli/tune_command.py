@@ -1,48 +1,44 @@
 """`sparsegroup tune`: its options."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
-from sparsegroup.cli.options import (
-    AdmitAfter,
-    Assignments,
-    BadRow,
-    BatchSize,
-    ColumnsAs,
-    Dataset,
-    Epochs,
-    Exclude,
-    Fallback,
-    Hour,
-    Label,
-    LaterEmbeddings,
-    LearningRate,
-    LogOrConfig,
-    MaxBad,
-    Network,
-    NetworkLearningRate,
-    Numbers,
-    Optimizer,
-    Rows,
-    Schedule,
-    Schema,
-    Seed,
-    ShuffleBuffer,
-    Sorting,
-    TestFraction,
-    TestLog,
-    Warmup,
-    Weight,
-)
+from sparsegroup.cli.options import OF_THE_LOG, Assignments, LogOrConfig, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 _MINUTES, _TRIALS = 30.0, 50
 
 
 @app.command("tune")
+@takes_settings(
+    *OF_THE_LOG,
+    "model",
+    "dim",
+    "optimizer",
+    "lr",
+    "network_lr",
+    "schedule",
+    "warmup",
+    "target_rate",
+    "target_bytes",
+    "fallback",
+    "admit_after",
+    "batch_size",
+    "epochs",
+    "shuffle_buffer",
+    "after_first_epoch",
+    "seed",
+    dim={"show_default": "the network's"},
+    target_rate={"show_default": "as `train`", "help": "Share of the features to keep, such as .05, in all trials."},
+    target_bytes={
+        "show_default": "as `train`",
+        "help": "Bytes of the embeddings to keep, such as 200MB, in all trials.",
+    },
+)
 def tune_command(
     log: LogOrConfig = None,
     minutes: Annotated[float, typer.Option(help="Time limit, without compiling kernels.")] = _MINUTES,
@@ -77,52 +73,8 @@ def tune_command(
         ),
     ] = None,
     set_: Assignments = None,
-    test: TestLog = None,
-    sort_files: Sorting = None,
-    dataset: Dataset = None,
-    schema: Schema = None,
-    columns: ColumnsAs = None,
-    label: Label = None,
-    exclude: Exclude = None,
-    weight: Weight = None,
-    test_fraction: TestFraction = None,
-    criteo_numbers: Numbers = None,
-    avazu_hour: Hour = None,
-    on_bad_row: BadRow = None,
-    max_bad: MaxBad = None,
-    rows: Rows = None,
-    model: Network = None,
-    dim: Annotated[
-        int | None, typer.Option(rich_help_panel="Model", help="Embedding dimension.", show_default="the network's")
-    ] = None,
-    optimizer: Optimizer = None,
-    lr: LearningRate = None,
-    network_lr: NetworkLearningRate = None,
-    schedule: Schedule = None,
-    warmup: Warmup = None,
-    target_rate: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Size",
-            help="Share of the features to keep, such as .05, in all trials.",
-            show_default="as `train`",
-        ),
-    ] = None,
-    target_bytes: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Size",
-            help="Bytes of the embeddings to keep, such as 200MB, in all trials.",
-            show_default="as `train`",
-        ),
-    ] = None,
-    fallback: Fallback = None,
-    admit_after: AdmitAfter = None,
-    batch_size: BatchSize = None,
-    epochs: Epochs = None,
-    shuffle_buffer: ShuffleBuffer = None,
-    after_first_epoch: LaterEmbeddings = None,
-    seed: Seed = None,
+    *,
+    settings: Mapping[str, Any],
     threads: Threads = THREADS,
     json: Json = False,
     quiet: Quiet = False,
@@ -133,7 +85,6 @@ def tune_command(
     A setting that is given, by an option, --set or a YAML file, is not searched. The search begins with the
     defaults: the first trial has the settings that `train` would have.
     """
-    options = {name: value for name, value in locals().items() if value is not None}
     with starting():
         from sparsegroup.cli.run_settings import share_given
         from sparsegroup.cli.tune_run import TuningLimits, resume_study, show_space, tune_run
@@ -143,11 +94,12 @@ def tune_command(
     use_threads(threads)
     limits = TuningLimits(minutes, trials, threads)
     if resume is not None:
-        there = ("resume", "minutes", "trials", "threads", "json", "quiet", "verbose")
-        if others := [name.strip("_").replace("_", "-") for name in options if name not in there]:
+        own = {"log": log, "tune_rows": tune_rows, "held_out": held_out, "out": out, "set": set_}
+        given = [*(name for name, value in own.items() if value is not None), *settings]
+        if others := [name.replace("_", "-") for name in given]:
             raise UsageError(f"--resume takes everything from the study, and no {', '.join(others)}")
         resume_study(resume, limits)
     elif trials == 0:
-        show_space(log, options, set_ or [], threads)
+        show_space(log, settings, set_ or [], threads)
     else:
-        tune_run(log, options, set_ or [], out, tune_rows, share_given("--held-out", held_out or "0.2"), limits)
+        tune_run(log, settings, set_ or [], out, tune_rows, share_given("--held-out", held_out or "0.2"), limits)

@@ -50,9 +50,11 @@ class TuningLimits:
     threads: int
 
 
-def show_space(log: Sequence[str] | None, options: Mapping[str, Any], assignments: Sequence[str], threads: int) -> None:
+def show_space(
+    log: Sequence[str] | None, settings: Mapping[str, Any], assignments: Sequence[str], threads: int
+) -> None:
     """Show what is searched on a log; nothing is trained or written."""
-    config, given = _asked(log, options, assignments)
+    config, given = _asked(log, settings, assignments)
     data = open_config_log(config, threads)
     config.check_log(data)
     space = SearchSpace.excluding(given, config.resolved_for(data), data)
@@ -61,7 +63,7 @@ def show_space(log: Sequence[str] | None, options: Mapping[str, Any], assignment
 
 def tune_run(
     log: Sequence[str] | None,
-    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
     assignments: Sequence[str],
     out: Path | None,
     tune_rows: int | None,
@@ -69,7 +71,7 @@ def tune_run(
     limits: TuningLimits,
 ) -> None:
     """Begin a study; the arguments are those of the command."""
-    config, given = _asked(log, options, assignments)
+    config, given = _asked(log, settings, assignments)
     if out is not None and STUDY.is_in(out):
         raise UsageError(
             f"{out} holds a study; give another --out, or {in_shell('tune', '--resume', out)} to continue it"
@@ -101,10 +103,10 @@ def resume_study(path: Path, limits: TuningLimits) -> None:
 
 
 def _asked(
-    log: Sequence[str] | None, options: Mapping[str, Any], assignments: Sequence[str]
+    log: Sequence[str] | None, settings: Mapping[str, Any], assignments: Sequence[str]
 ) -> tuple[Config, dict[str, Any]]:
     """The settings that are given, as a config, and by their dotted keys."""
-    values, file = setting_values(log, options, assignments), settings_file(log)
+    values, file = setting_values(log, settings, assignments), settings_file(log)
     config = read_config(file, values, "the command line")
     in_file = {} if file is None else read_yaml(file)
     decided = set(in_file.pop("decided", None) or ())
