@@ -114,7 +114,7 @@ WRONG = {
     ),
     "an excluded column of Criteo's": (
         [LOG, "out", "--exclude", "C1", "--dataset", "criteo"],
-        "--exclude is for logs whose columns are told from a header; the format 'criteo' is fixed",
+        "--exclude is for logs whose columns come from a header; the format 'criteo' is fixed",
     ),
     "a fraction and a test log": (
         [LOG, "out", "--test", LOG, "--test-fraction", "0.2"],

@@ -114,7 +114,7 @@ def test_columns_that_do_not_go_together_are_named(tmp_path: Path) -> None:
         chosen(path, columns={"t": "timestamp s", "t.hour": "category"})
     with pytest.raises(ClickLogError, match="columns 't' and 'u' cannot both be the log's own time"):
         chosen(path, columns={"t": "time s", "u": "time"})
-    with pytest.raises(LogOptionError, match="`columns` is for logs whose columns are told from a header"):
+    with pytest.raises(LogOptionError, match="`columns` is for logs whose columns come from a header"):
         chosen(path, dataset="criteo", columns={"t": "category"})
     assert chosen(path, dataset="criteo", columns="categorical").name == "criteo"
 

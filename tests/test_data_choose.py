@@ -110,7 +110,7 @@ WRONG += [
     for name, option in (("`label`", LABEL), ("`exclude`", EXCLUDE), ("`test_fraction`", FRACTION))
 ]
 WRONG += [
-    (log, {**options, **option}, f"{name} is for logs whose columns are told from a header; the format {which!r}")
+    (log, {**options, **option}, f"{name} is for logs whose columns come from a header; the format {which!r}")
     for log, options, which in (
         ("log.csv", {"dataset": "criteo"}, "criteo"),
         ("log.csv", {"dataset": "ipinyou"}, "ipinyou"),

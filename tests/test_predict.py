@@ -151,7 +151,7 @@ def test_columnar_logs_and_such_without_time_or_in_another_order_are_scored(plac
         (["run", "log.csv", "--out", "scores.txt"], "--out must end with .csv, .csv.gz, .parquet, got 'scores.txt'"),
         (["run", "log.csv", "--max-bad", "few"], "data.max_bad"),
         (["run", "log.csv", "--schema", "none.yaml"], "no schema none.yaml; say with --schema"),
-        (["run", "log.csv", "--avazu-hour", "raw"], "--label is for logs whose columns are told from a header"),
+        (["run", "log.csv", "--avazu-hour", "raw"], "--label is for logs whose columns come from a header"),
         (["run", "prepared", "--label", "clicked"], "--label is for raw logs"),
         (["run", "log.csv", "--schema", "s.yaml", "--label", "x"], "--label and --schema cannot both be given"),
     ],

@@ -28,14 +28,14 @@ from sparsegroup.settings.names import (
 _LOG, _MODEL, _OPTIMIZER, _SIZE, _TRAINING = "Log", "Model", "Optimizer", "Size", "Training"
 
 
-def log_option(help: str, default: str | bool = False) -> Any:
-    """An option that says how to read a raw log.
+def option(panel: str, help: str, default: str | bool = False, *names: str, **others: Any) -> Any:
+    """A command's option in a panel of its help; `default` in words, False where there is none."""
+    return typer.Option(*names, rich_help_panel=panel, help=help, show_default=default, **others)
 
-    Args:
-        help: What it says.
-        default: In words; False where there is none.
-    """
-    return typer.Option(rich_help_panel=_LOG, help=help, show_default=default)
+
+def log_option(help: str, default: str | bool = False) -> Any:
+    """An option that says how to read a raw log."""
+    return option(_LOG, help, default)
 
 
 RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
@@ -51,10 +51,7 @@ LogOrConfig = Annotated[
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any setting, such as optimizer.l2=1e-5 (repeatable).",
-        show_default=False,
+        "--set", metavar="KEY=VALUE", help="Any setting, such as optimizer.l2=1e-5 (repeatable).", show_default=False
     ),
 ]
 
@@ -72,10 +69,7 @@ Dataset = Annotated[DatasetName | None, log_option("Format of a raw log.", "dete
 Label = Annotated[
     str | None, log_option("Label column of a raw log with a header.", "label, click, clicked or the like")
 ]
-Exclude = Annotated[
-    list[str] | None,
-    log_option("Column to ignore in a raw log with a header (repeatable)."),
-]
+Exclude = Annotated[list[str] | None, log_option("Column to ignore in a raw log with a header (repeatable).")]
 Weight = Annotated[str | None, log_option(WEIGHT, "weight, sample_weight or the like")]
 
 
@@ -108,247 +102,189 @@ OPTIONS: Mapping[str, Any] = {
     "rows": Annotated[int | None, log_option("Size of the synthetic log.", "200000")],
     "model": Annotated[
         ModelChoice | None,
-        typer.Option(
-            rich_help_panel=_MODEL,
-            help="Network over the embeddings; auto is dcnv2 for more than 100,000 training rows, otherwise dcn.",
-            show_default="auto",
+        option(
+            _MODEL,
+            "Network over the embeddings; auto is dcnv2 for more than 100,000 training rows, otherwise dcn.",
+            "auto",
         ),
     ],
     "dim": Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=_MODEL,
-            help="Embedding dimension.",
-            show_default="lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp 16, opnn 10, dcn, dcnv2 8",
+        option(
+            _MODEL,
+            "Embedding dimension.",
+            "lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp 16, opnn 10, dcn, dcnv2 8",
         ),
     ],
     "optimizer": Annotated[
         OptimizerName | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER,
+        option(
+            _OPTIMIZER,
+            "Base optimizer; with all λ = 0 it is exactly that.",
+            "adagrad; with --l21 or --l1, adam",
             parser=_optimizer,
             metavar="[" + "|".join(get_args(OptimizerName)) + "]",
-            help="Base optimizer; with all λ = 0 it is exactly that.",
-            show_default="adagrad; with --l21 or --l1, adam",
         ),
     ],
     "lr": Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER,
-            help="Learning rate.",
-            show_default="0.1 for the default adagrad; otherwise as in torch.optim",
-        ),
+        float | None, option(_OPTIMIZER, "Learning rate.", "0.1 for the default adagrad; otherwise as in torch.optim")
     ],
     "network_lr": Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER,
-            help="Learning rate of everything but the embeddings.",
-            show_default="--lr; 0.03 for the default adagrad without --lr",
+        option(
+            _OPTIMIZER,
+            "Learning rate of everything but the embeddings.",
+            "--lr; 0.03 for the default adagrad without --lr",
         ),
     ],
     "schedule": Annotated[
-        ScheduleName | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER, help="How the learning rates decay over all epochs.", show_default="constant"
-        ),
+        ScheduleName | None, option(_OPTIMIZER, "How the learning rates decay over all epochs.", "constant")
     ],
     "warmup": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER,
-            help="Share of all samples over which the learning rates first rise, such as .05.",
-            show_default="0",
-        ),
+        option(_OPTIMIZER, "Share of all samples over which the learning rates first rise, such as .05.", "0"),
     ],
-    "l1": Annotated[
-        float | None, typer.Option(rich_help_panel=_OPTIMIZER, help="λ1 of the embeddings.", show_default="0")
-    ],
+    "l1": Annotated[float | None, option(_OPTIMIZER, "λ1 of the embeddings.", "0")],
     "l21": Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER,
-            help="A constant λ21 for the embeddings instead of a size: raise it to keep fewer features.",
-            show_default=False,
+        option(
+            _OPTIMIZER, "A constant λ21 for the embeddings instead of a size: raise it to keep fewer features.", False
         ),
     ],
-    "l2": Annotated[
-        float | None, typer.Option(rich_help_panel=_OPTIMIZER, help="λ2 of the embeddings.", show_default="0")
-    ],
-    "norm": Annotated[
-        NormName | None,
-        typer.Option(rich_help_panel=_OPTIMIZER, help="Norm in the group threshold.", show_default="s"),
-    ],
+    "l2": Annotated[float | None, option(_OPTIMIZER, "λ2 of the embeddings.", "0")],
+    "norm": Annotated[NormName | None, option(_OPTIMIZER, "Norm in the group threshold.", "s")],
     "penalty": Annotated[
-        PenaltyName | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER, help="Shape of the group threshold.", show_default="lasso; hard with a size"
-        ),
+        PenaltyName | None, option(_OPTIMIZER, "Shape of the group threshold.", "lasso; hard with a size")
     ],
     "state_dtype": Annotated[
         StateDtype | None,
-        typer.Option(
-            rich_help_panel=_OPTIMIZER,
-            help="How the embeddings' rows keep the optimizer's state: bfloat16 takes half the memory.",
-            show_default="float32",
+        option(
+            _OPTIMIZER,
+            "How the embeddings' rows keep the optimizer's state: bfloat16 takes half the memory.",
+            "float32",
         ),
     ],
     "target_rate": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_SIZE,
-            help="Share of the features to keep, such as .03: λ21 is adjusted during training.",
-            show_default="0.1, but at least 256 features",
+        option(
+            _SIZE,
+            "Share of the features to keep, such as .03: λ21 is adjusted during training.",
+            "0.1, but at least 256 features",
         ),
     ],
     "target_bytes": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_SIZE,
-            help="Size of the embeddings to keep, such as 200MB: vectors, and 8 bytes for each key.",
-            show_default=False,
-        ),
+        option(_SIZE, "Size of the embeddings to keep, such as 200MB: vectors, and 8 bytes for each key.", False),
     ],
     "fallback": Annotated[
         bool | None,
-        typer.Option(
+        option(
+            _SIZE,
+            "Learn a vector per field for features without a live row.",
+            "with a size",
             "--fallback/--no-fallback",
-            rich_help_panel=_SIZE,
-            help="Learn a vector per field for features without a live row.",
-            show_default="with a size",
         ),
     ],
     "admit_after": Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=_SIZE,
-            help="Number of batches in which a feature must appear before it gets a row of its own.",
-            show_default="1",
-        ),
+        option(_SIZE, "Number of batches in which a feature must appear before it gets a row of its own.", "1"),
     ],
     "admit_sketch": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_SIZE,
-            help="Memory in which to count these batches, such as 64MB: some features then get their row early.",
-            show_default="counted exactly",
+        option(
+            _SIZE,
+            "Memory in which to count these batches, such as 64MB: some features then get their row early.",
+            "counted exactly",
         ),
     ],
     "evict_unseen": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_SIZE,
-            help="Drop the rows of dead features that have not appeared for so many steps, or for so long by the log's "
+        option(
+            _SIZE,
+            "Drop the rows of dead features that have not appeared for so many steps, or for so long by the log's "
             "own clock, such as 7d; 0 for never.",
-            show_default="0",
+            "0",
         ),
     ],
     "max_table_bytes": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_SIZE,
-            help="Hard limit on the table's memory, such as 2GB: dead features are dropped first, then the rarest.",
-            show_default="no limit",
+        option(
+            _SIZE,
+            "Hard limit on the table's memory, such as 2GB: dead features are dropped first, then the rarest.",
+            "no limit",
         ),
     ],
     "batch_size": Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_TRAINING,
-            help="Samples per step.",
-            show_default="rows/1000, as a power of two from 128 to 8192",
-        ),
+        int | None, option(_TRAINING, "Samples per step.", "rows/1000, as a power of two from 128 to 8192")
     ],
-    "epochs": Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_TRAINING, help="Maximum number of passes over the training rows.", show_default="1"
-        ),
-    ],
+    "epochs": Annotated[int | None, option(_TRAINING, "Maximum number of passes over the training rows.", "1")],
     "validation": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_TRAINING,
-            help="Share of the training rows to hold out from the end, such as .05; the epoch with the lowest log "
+        option(
+            _TRAINING,
+            "Share of the training rows to hold out from the end, such as .05; the epoch with the lowest log "
             "loss on them is kept.",
-            show_default="0",
+            "0",
         ),
     ],
     "patience": Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=_TRAINING,
-            help="Stop after this many epochs in a row without improvement on the held-out rows; 0 for never.",
-            show_default="0",
+        option(
+            _TRAINING,
+            "Stop after this many epochs in a row without improvement on the held-out rows; 0 for never.",
+            "0",
         ),
     ],
     "shuffle_buffer": Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=_TRAINING,
-            help="Shuffle the training rows in blocks of this many; 0 keeps the order of the log.",
-            show_default="all rows, if there are up to 300,000; otherwise 10,000",
+        option(
+            _TRAINING,
+            "Shuffle the training rows in blocks of this many; 0 keeps the order of the log.",
+            "all rows, if there are up to 300,000; otherwise 10,000",
         ),
     ],
     "after_first_epoch": Annotated[
         AfterFirstEpoch | None,
-        typer.Option(
+        option(
+            _TRAINING,
+            "What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them.",
+            "train",
             "--after-first-epoch",
-            rich_help_panel=_TRAINING,
-            help="What to do with the embeddings in later epochs: go on training them, "
-            "reset them in each, or freeze them.",
-            show_default="train",
         ),
     ],
     "seed": Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=_TRAINING,
-            help="Seed of the initialization, the dropout, the row order and the synthetic log.",
-            show_default="0",
-        ),
+        option(_TRAINING, "Seed of the initialization, the dropout, the row order and the synthetic log.", "0"),
     ],
     "baseline": Annotated[
         bool | None,
-        typer.Option(
-            "--baseline/--no-baseline",
-            rich_help_panel=_TRAINING,
-            help="Train a logistic regression on the same rows for comparison.",
-            show_default="yes",
+        option(
+            _TRAINING, "Train a logistic regression on the same rows for comparison.", "yes", "--baseline/--no-baseline"
         ),
     ],
     "checkpoint_minutes": Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel="Checkpoints", help="Minutes between checkpoints; 0 for none by time.", show_default="10"
-        ),
+        float | None, option("Checkpoints", "Minutes between checkpoints; 0 for none by time.", "10")
     ],
     "checkpoint_steps": Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel="Checkpoints", help="Batches between checkpoints; 0 for none by count.", show_default="0"
-        ),
+        int | None, option("Checkpoints", "Batches between checkpoints; 0 for none by count.", "0")
     ],
-    "keep_checkpoints": Annotated[
-        int | None, typer.Option(rich_help_panel="Checkpoints", help="Number of checkpoints to keep.", show_default="2")
-    ],
+    "keep_checkpoints": Annotated[int | None, option("Checkpoints", "Number of checkpoints to keep.", "2")],
     "tensorboard": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel="Tracking",
+        option(
+            "Tracking",
+            "Write the run's history for TensorBoard: into a folder in DIR, or (auto) into the run's own.",
+            False,
             metavar="DIR|auto",
-            help="Write the run's history for TensorBoard: into a folder in DIR, or (auto) into the run's own.",
-            show_default=False,
         ),
     ],
     "mlflow": Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel="Tracking",
+        option(
+            "Tracking",
+            "Log the run to MLflow: to a tracking URI, or to an experiment at $MLFLOW_TRACKING_URI.",
+            False,
             metavar="URI|EXPERIMENT",
-            help="Log the run to MLflow: to a tracking URI, or to an experiment at $MLFLOW_TRACKING_URI.",
-            show_default=False,
         ),
     ],
 }

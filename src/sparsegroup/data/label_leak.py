@@ -1,4 +1,4 @@
-"""Columns that know the label: one that predicts it nearly perfectly by itself is rarely known before the label is."""
+"""Columns that know the label: one that alone predicts it nearly perfectly is rarely known before the label is."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ Labels = npt.NDArray[np.bool_]
 
 
 def with_leaks(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: str) -> tuple[ColumnFinding, ...]:
-    """The findings for the columns of texts of `frame`, with a warning at each that predicts the label by itself."""
+    """The findings for the columns of texts of `frame`, with a warning at each that alone predicts the label."""
     rows = frame.gather_every(max(1, len(frame) // _ROWS))
     spelled = rows[label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
     rows, labels = rows.filter(spelled.is_not_null()), (spelled.drop_nulls() == "1").to_numpy()

@@ -216,7 +216,7 @@ def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFo
     elif known := named or _recognised(log, of_a_header, needs_label):
         for option in binding:
             raise LogOptionError(
-                f"`{option}` is for logs whose columns are told from a header; the format {known.name!r} is fixed. "
+                f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "
                 "A schema file can describe it in another way",
                 option,
             )

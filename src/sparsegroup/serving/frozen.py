@@ -114,7 +114,7 @@ class FrozenTable(nn.Module):
         fallback: `[2**bits + 1, dim]`, by the top bits as a signed number plus half of 2**bits, and the last once
             more; or None.
         num_live: Keys in it.
-        state_names: Parts of a row beside its weights: none.
+        state_names: Parts of a row except its weights: none.
     """
 
     state_names: tuple[str, ...] = ()

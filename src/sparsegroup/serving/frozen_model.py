@@ -61,7 +61,7 @@ def tables_of(model: nn.Module, given: Mapping[str, AnyTable] | None = None) -> 
     if not tables:
         raise ExportError(
             f"{type(model).__name__} holds no HashEmbedding: there are no live rows to export. torch.export.export and "
-            "torch.onnx.export take it as it is; name tables that are no submodules in `tables`"
+            "torch.onnx.export take it unchanged; name tables that are no submodules in `tables`"
         )
     return tables
 

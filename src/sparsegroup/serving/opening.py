@@ -36,7 +36,7 @@ class RowSource(Protocol):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The parts of a row beside its weights."""
+        """The parts of a row except its weights."""
 
     def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
         """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""

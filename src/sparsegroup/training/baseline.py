@@ -388,7 +388,7 @@ class BaselineLessons:
         return None if self.baseline is None else self.baseline.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state. None, of a training that had no baseline, leaves it out: it would have learnt less."""
+        """Continue from a state; None, of a training without a baseline, drops the baseline."""
         if state is None:
             self.baseline = None
         elif self.baseline is not None:

@@ -55,7 +55,7 @@ class TargetSteps(TypedDict):
 
 
 class EpochArguments(TypedDict):
-    """What `Trainer.fit` is given beside the stream."""
+    """The arguments of `Trainer.fit` except the stream."""
 
     epochs: int
     validation: Epochs | None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Is notified while a model is trained. By itself it does nothing: override what is needed.
+    """Is notified while a model is trained. The methods of this class do nothing: override those you need.
 
     A `Trainer` calls the first five, and each may call its `stop`. The others are of a run in a folder (`Session`,
     `sparsegroup train`), around them.

@@ -1,4 +1,4 @@
-"""Callbacks of a `Trainer`: what others are told while it trains."""
+"""Callbacks of a `Trainer`: figures of a training, as trackers want them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
