@@ -51,7 +51,7 @@ def test_a_format_of_another_package_is_told_from_a_logs_first_line(tmp_path: Pa
     assert log.bad_rows == {"'price' cannot be read": 1}
     with pytest.raises(ClickLogError, match=r"clicks.txt:61: 'price' cannot be read: 'price=cheap'"):
         list(open_log(path).batches(0, 61, 61))
-    with pytest.raises(LogOptionError, match=r"^`label` is for logs whose columns are told .*the format 'pipe'"):
+    with pytest.raises(LogOptionError, match=r"^`label` is for logs whose columns come .*the format 'pipe'"):
         open_log(path, label="x")
     assert open_log(path, dataset="pipe", on_bad_row="skip", max_bad=0.1).identity == log.identity  # type: ignore[arg-type]
 
