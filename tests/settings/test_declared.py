@@ -1,0 +1,82 @@
+"""What users see of the settings stays as it is: `--help` of each command, and what a log decides.
+
+`SNAPSHOTS=write python -m pytest -n 0 tests/settings/test_declared.py` writes the texts in `snapshots/` anew.
+"""
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from sparsegroup.cli import app
+from sparsegroup.cli.app import THREADS
+from sparsegroup.training import Config, read_config
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def assert_as_before(name: str, text: str) -> None:
+    file = SNAPSHOTS / name
+    if os.environ.get("SNAPSHOTS") == "write":
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str) -> None:
+    plain = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+    done = CliRunner().invoke(app, [command, "--help"], env=plain, prog_name="sparsegroup")
+    text = done.output.replace(f"[default: {THREADS}]", "[default: 2]")  # as many as there are cores
+    lines = (" ".join(re.sub("[─│╭╮╰╯]", " ", line).split()) for line in text.splitlines())
+    assert_as_before(f"{command}.txt", "".join(f"{line}\n" for line in lines if line))
+
+
+LOGS = {
+    "short": SimpleNamespace(train_rows=900, fields=("a", "b"), numbers=("x",), features=300, timed=False),
+    "long": SimpleNamespace(train_rows=400_000, fields=("a", "b"), numbers=("x",), features=None, timed=True),
+}
+GIVEN: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a rate": {"target_rate": "20%"},
+    "a size": {"target_bytes": "1MB", "lr": 0.05},
+    "no size": {"l21": 0.0},
+    "an optimizer": {"optimizer": "ftrl", "lr": 0.1, "penalty": {"name": "mcp", "gamma": 2.5}},
+    "a network": {"model": "auto", "network_options": {"cross_layers": 2}, "number_buckets": 0, "evict_unseen": "7d"},
+    "an order": {"batch_size": 64, "epochs": 3, "validation": 0.1, "patience": 1, "shuffle_buffer": 0, "seed": 3},
+}
+
+
+def flat(config: Config) -> dict[str, Any]:
+    return {f"{section}.{name}": value for section, of in config.as_dict().items() for name, value in of.items()}
+
+
+def test_what_a_log_decides(tmp_path: Path) -> None:
+    """All settings of the first case, then those in which the other cases differ from it."""
+    first: dict[str, Any] = {}
+    shown = dict[str, Any]()
+    for log_name, log in LOGS.items():
+        for name, given in GIVEN.items():
+            config = Config.of(**given)
+            (file := tmp_path / "settings.yaml").write_text(config.as_yaml())
+            resolved = config.resolved_for(log)
+            for same in (read_config(file, {}), Config.of().replace(**given), config.replace()):
+                assert same.resolved_for(log) == resolved
+            file.write_text(resolved.as_yaml())
+            assert read_config(file, {}).resolved_for(LOGS["short"]) == resolved
+            again = resolved.resolved_again_for(LOGS["short"])
+            settings = flat(resolved)
+            shown[f"{name}, {log_name} log"] = {
+                "settings": {key: value for key, value in settings.items() if not first or value != first[key]},
+                "given": resolved.given(),
+                "decided": ", ".join(resolved.decided),
+                "again": {key: value for key, value in flat(again).items() if value != settings[key]},
+            }
+            first = first or settings
+    assert_as_before("resolved.yaml", yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120))
