@@ -87,7 +87,7 @@ def overview(tmp_path: Path) -> str:
 
 def test_each_report_has_a_line_with_its_counts(overview: str) -> None:
     assert (
-        "| [first](first/report.md) | rows: 100; network: DCN | sparsity-vs-auc, frontier | 2026-01-02 | 1.2 h |"
+        "| [first](first/report.json) | rows: 100; network: DCN | sparsity-vs-auc, frontier | 2026-01-02 | 1.2 h |"
         in (overview)
     )
     assert "| first | 3 | 0.5 – 0.01 | 2 | 0 | 1 | 3 | -0.0005 | +0.0100 |" in overview
@@ -96,12 +96,6 @@ def test_each_report_has_a_line_with_its_counts(overview: str) -> None:
 
 def test_significance_is_counted_as_the_paper_does_over_reports_with_several_seeds(overview: str) -> None:
     assert "at 2 of 4 points (50%; the paper: 60%), and below a feature rate of 0.05 at 1 of 3 (33%;" in overview
-
-
-def test_its_tables_are_there_as_csv_too(overview: str, tmp_path: Path) -> None:
-    for name in ("against-pruning", "strengths", "leaders", "recipe"):
-        assert f"({name}.csv)" in overview
-        assert (tmp_path / f"{name}.csv").read_text().startswith("report,")
 
 
 def test_the_strength_at_a_rate_lies_between_the_points(overview: str) -> None:

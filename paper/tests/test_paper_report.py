@@ -1,19 +1,17 @@
-import csv
 import html
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from html_page import Page
-from sparsegroup_paper import report
 from sparsegroup_paper.figures import to_png, to_svg
 from sparsegroup_paper.markdown import escape, section_markdown
-from sparsegroup_paper.report import ORDER, read_section, render_report, write_report, write_section
+from sparsegroup_paper.report import ORDER, read_report, render_report, write_pages, write_report, write_section
 from sparsegroup_paper.section import Cell, Column, Facts, Figure, Section, SectionTable, Series
 
 NAN = math.nan
@@ -122,20 +120,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_csv_has_all_digits_and_empty_cells(folder: Path) -> None:
-    for table in sample_section().tables:
-        with (folder / "sparsity-vs-auc" / f"{table.name}.csv").open(encoding="utf-8", newline="") as file:
-            names, *rows = csv.reader(file)
-        assert names == [column.name for column in table.columns]
-        assert len(rows) == 12
-        for texts, row in zip(rows, table.rows, strict=True):
-            for text, cell in zip(texts, row, strict=True):
-                assert (text or None) == cell if cell is None or isinstance(cell, str) else type(cell)(text) == cell
-
-
-def test_markdown_has_numbers_for_people(folder: Path) -> None:
-    text = (folder / "regret" / "regret.md").read_text(encoding="utf-8")
-    assert text.startswith("# Regret &amp; bounds\n\n- No regrets.\n\n**Cells** ([CSV](cells.csv))\n\n")
+def test_markdown_has_numbers_for_people() -> None:
+    text = section_markdown(plain_section())
+    assert text.startswith("## Regret &amp; bounds\n\n- No regrets.\n\n**Cells**\n\n")
     assert text.endswith(
         "| what\\|where | of\\_which | count |\n"
         "| --- | ---: | ---: |\n"
@@ -146,15 +133,13 @@ def test_markdown_has_numbers_for_people(folder: Path) -> None:
 
 
 def test_markdown_shows_pictures_and_notes(folder: Path) -> None:
-    page = (folder / "sparsity-vs-auc" / "sparsity-vs-auc.md").read_text(encoding="utf-8")
-    whole = (folder / "report.md").read_text(encoding="utf-8")
-    assert "\n*Error bars are one standard deviation over 5 seeds.*\n" in page
-    assert "| Adam | – | 0.7" in page
-    for text, base in ((page, folder / "sparsity-vs-auc"), (whole, folder)):
-        links = re.findall(r"(!?)\[(.+?)\]\((.+?)\)", text)
-        assert [path for picture, _, path in links if picture and "two.png" in path]
-        assert all((base / path).is_file() for _, _, path in links)
-    assert "![Test AUC along λ21: test AUC over λ21. Error bars are one standard deviation over 5 seeds.](two" in page
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "\n*Error bars are one standard deviation over 5 seeds.*\n" in text
+    assert "| Adam | – | 0.7" in text
+    pictures = re.findall(r"!\[.+?\]\((.+?)\)", text)
+    assert pictures == [f"figures/sparsity-vs-auc-{name}.png" for name in ("two", "twelve", "frontier")]
+    assert all((folder / path).is_file() for path in pictures)
+    assert "![Test AUC along λ21: test AUC over λ21. Error bars are one standard deviation over 5 seeds.](fig" in text
 
 
 def test_the_report_has_facts_and_sections_in_order(folder: Path) -> None:
@@ -169,25 +154,45 @@ def test_the_report_has_facts_and_sections_in_order(folder: Path) -> None:
         "```sh\nsparsegroup-paper run --data logs/criteo_small --seeds 5 | tee log\n```",
     ):
         assert f"{line}\n" in text
-    assert text.index("## AUC at equal sparsity") < text.index("](regret/") < text.index("](a-new-one/")
+    assert text.index("## AUC at equal sparsity") < text.index("## Regret") < text.rindex("## Regret")
     ids = re.findall(r'<section class="experiment" id="(.+?)"', (folder / "report.html").read_text(encoding="utf-8"))
     assert ids == ["sparsity-vs-auc", "regret", "a-new-one"]
     assert ORDER.index("sparsity-vs-auc") < ORDER.index("regret")
 
 
-def test_a_section_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> None:
-    assert read_section(folder / "sparsity-vs-auc") == sample_section()
-    cells = read_section(folder / "regret").tables[0]
-    assert cells.rows == (("a|b <i>", 5.97e-7, 1_234_567), ("c", None, None), ("d", None, -3))
-    assert [type(cell) for row in sample_section().tables[0].rows for cell in row] == [
-        type(cell) for row in read_section(folder / "sparsity-vs-auc").tables[0].rows for cell in row
-    ]
+def test_a_report_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    section = sample_section()
+    rounded = json.loads(json.dumps(asdict(section)), parse_float=lambda text: float(f"{float(text):.7g}"))
+    read = {one.name: one for one in read_report(folder).sections}
+    assert json.loads(json.dumps(asdict(read["sparsity-vs-auc"]))) == rounded
+    assert read["regret"].tables[0].rows == (("a|b <i>", 5.97e-7, 1_234_567), ("c", None, None), ("d", None, -3))
+    for row, again in zip(section.tables[0].rows, read["sparsity-vs-auc"].tables[0].rows, strict=True):
+        assert [type(cell) for cell in row] == [type(cell) for cell in again]
     gaps = Series("gaps", (1, 2.0), (NAN, math.inf), (0.1, NAN))
     write_section(replace(plain_section(), figures=(Figure("f", "F", "x", "y", (gaps,)),)), tmp_path)
-    json.loads((tmp_path / "regret" / "section.json").read_text(), parse_constant=pytest.fail)
-    (read,) = read_section(tmp_path / "regret").figures[0].series
-    assert read.x == (1.0, 2.0)
-    np.testing.assert_array_equal(read.y + read.y_error, (NAN, NAN, 0.1, NAN))
+    json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    (series,) = read_report(tmp_path).sections[0].figures[0].series
+    assert series.x == (1.0, 2.0)
+    np.testing.assert_array_equal(series.y + series.y_error, (NAN, NAN, 0.1, NAN))
+
+
+def test_a_section_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
+    write_section(plain_section(), tmp_path)
+    write_section(plain_section("a-new-one"), tmp_path)
+    write_section(replace(plain_section(), findings=("Some regrets.",)), tmp_path)
+    assert [(one.name, one.findings) for one in read_report(tmp_path).sections] == [
+        ("regret", ("Some regrets.",)),
+        ("a-new-one", ("No regrets.",)),
+    ]
+
+
+def test_pages_are_made_again_from_the_numbers_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_bytes((folder / "report.json").read_bytes())
+    write_pages(tmp_path)
+    assert files(tmp_path) == files(folder)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no report of `sparsegroup-paper run` is here: .*none"):
+        write_pages(tmp_path / "none")
 
 
 def test_the_page_is_well_formed_and_loads_nothing(folder: Path) -> None:
@@ -233,31 +238,20 @@ def test_names_are_escaped() -> None:
     assert escape("*a*  `b`\n[c](d) \\") == "\\*a\\* \\`b\\` \\[c\\](d) \\\\"
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_equal_sections_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
     for section in (sample_section(), plain_section(), plain_section("a-new-one")):
         write_section(section, tmp_path)
     write_report(tmp_path, FACTS)
-    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    assert files == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
-    assert [path for path in files if (folder / path).read_bytes() != (tmp_path / path).read_bytes()] == []
+    assert files(tmp_path) == files(folder)
 
 
-def test_a_section_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_section(plain_section(), tmp_path)
-
-    def fail(path: Path, content: bytes) -> None:
-        if path.suffix == ".csv":
-            raise OSError("disk full")
-        path.write_bytes(content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(report, "_write", fail)
-        with pytest.raises(OSError, match="disk full"):
-            write_section(plain_section(), tmp_path)
-    assert not (tmp_path / "regret" / "section.json").exists()
+def test_a_report_without_sections_says_so(tmp_path: Path) -> None:
     write_report(tmp_path, FACTS)
     assert "No experiment is complete." in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line: `sparsegroup-paper run` and `sparsegroup-paper overview`."""
+"""The command line: `sparsegroup-paper run`, `report` and `overview`."""
 
 import platform
 import shlex
@@ -25,7 +25,7 @@ from sparsegroup_paper.lab import Lab, Recipe
 from sparsegroup_paper.overview import INDEX, write_overview
 from sparsegroup_paper.published import published
 from sparsegroup_paper.regret import regret
-from sparsegroup_paper.report import sections_in, write_report, write_section
+from sparsegroup_paper.report import read_report, write_pages, write_report, write_section
 from sparsegroup_paper.section import Facts
 
 ALL = "all"
@@ -101,7 +101,7 @@ def run_command(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="the cores")] = None,
 ) -> None:
-    """Repeat the paper's tables and figures on a data set; the report is CSV, Markdown, pictures and one HTML page.
+    """Repeat the paper's tables and figures on a data set; the report is JSON, Markdown and one HTML page.
 
     Each run is written to disk when it ends, and is not made again: a command that was interrupted resumes there.
     """
@@ -198,10 +198,20 @@ def _facts(dataset: Dataset, log: Log, runs: int, recipe: Recipe) -> tuple[tuple
 
 
 def _report(folder: Path, name: str, data: tuple[tuple[str, str], ...], hours: float | None, options: str) -> None:
-    command = f"sparsegroup-paper run {' '.join(sections_in(folder))} {options}"
+    command = f"sparsegroup-paper run {' '.join(section.name for section in read_report(folder).sections)} {options}"
     packages = ("sparsegroup", "torch", "numpy", "numba", "scikit-learn", "scipy")
     versions = (("python", platform.python_version()), *((package, version(package)) for package in packages))
     write_report(folder, Facts(name, data, command, datetime.now(UTC).date().isoformat(), hours, versions))
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Each with a report.json of `run`.")],
+) -> None:
+    """Make the pages of reports again: report.html, and report.md with its figures."""
+    for folder in folders:
+        write_pages(folder)
+        console.print(f"{folder / REPORTS[0]}, {folder / REPORTS[1]}", highlight=False, soft_wrap=True)
 
 
 @app.command("overview")

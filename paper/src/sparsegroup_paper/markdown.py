@@ -1,4 +1,4 @@
-"""An experiment's result as Markdown: a page of its own, or part of the report."""
+"""A report and its sections as Markdown."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,19 +9,13 @@ from sparsegroup_paper.figures import describe
 from sparsegroup_paper.section import Facts, Figure, Section, SectionTable
 
 
-def section_markdown(section: Section, level: int = 1, folder: str = "") -> str:
-    """Heading, findings, figures, tables and method.
-
-    Args:
-        section: To write down.
-        level: Level of the heading, 1 for the page's title.
-        folder: Where the pictures and CSV files lie, from where the text lies; "" beside it, or such as "norm/".
-    """
+def section_markdown(section: Section, level: int = 2) -> str:
+    """Heading of that level, findings, figures, tables and method."""
     blocks = [f"{'#' * level} {escape(section.title)}", *_bullets(map(escape, section.findings))]
     for figure in section.figures:
-        blocks += _figure(figure, folder)
+        blocks += _figure(section, figure)
     for table in section.tables:
-        blocks += _table(table, folder)
+        blocks += _table(table)
     if section.method:
         blocks += ["**How it was measured.** " + escape(section.method[0]), *map(escape, section.method[1:])]
     return "\n\n".join(blocks) + "\n"
@@ -34,7 +28,7 @@ def made(facts: Facts) -> list[tuple[str, str]]:
 
 
 def report_markdown(facts: Facts, sections: Sequence[Section]) -> str:
-    """The whole report, beside the folders of its sections."""
+    """The whole report, for the folder that holds `figures`."""
     first = (f"**{escape(section.title)}**: {escape(section.findings[0])}" for section in sections if section.findings)
     rows = [*facts.data, *made(facts), *facts.versions]
     cells = [["data set", escape(facts.dataset)]]
@@ -45,8 +39,12 @@ def report_markdown(facts: Facts, sections: Sequence[Section]) -> str:
         f"```sh\n{facts.command}\n```",
         *_bullets(first),
     ]
-    parts = (section_markdown(section, 2, f"{section.name}/") for section in sections)
-    return "\n".join(["\n\n".join(head) + "\n", *parts])
+    return "\n".join(["\n\n".join(head) + "\n", *map(section_markdown, sections)])
+
+
+def figure_path(section: Section, figure: Figure) -> str:
+    """Where a figure's picture is, from the folder of the report."""
+    return f"figures/{section.name}-{figure.name}.png"
 
 
 def escape(text: str) -> str:
@@ -66,14 +64,14 @@ def _bullets(items: Iterator[str]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _figure(figure: Figure, folder: str) -> Iterator[str]:
-    yield f"![{escape(describe(figure))}]({folder}{figure.name}.png)"
+def _figure(section: Section, figure: Figure) -> Iterator[str]:
+    yield f"![{escape(describe(figure))}]({figure_path(section, figure)})"
     if figure.note:
         yield f"*{escape(figure.note)}*"
 
 
-def _table(table: SectionTable, folder: str) -> Iterator[str]:
-    yield f"**{escape(table.title)}** ([CSV]({folder}{table.name}.csv))"
+def _table(table: SectionTable) -> Iterator[str]:
+    yield f"**{escape(table.title)}**"
     names = [escape(column.name) for column in table.columns]
     yield _grid(names, [list(map(escape, row)) for row in table_texts(table)], numeric_columns(table))
     if table.note:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ from sparsegroup_paper.against_best import AGAINST_BEST, RECIPES
 from sparsegroup_paper.markdown import section_markdown
 from sparsegroup_paper.published import published
 from sparsegroup_paper.recipe import RECIPE
-from sparsegroup_paper.report import FACTS, as_csv, read_facts, read_section, sections_in
-from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
+from sparsegroup_paper.report import REPORT, Report, read_report
+from sparsegroup_paper.section import Cell, Column, Section, SectionTable
 from sparsegroup_paper.statistics import Count, share_significant
 
 INDEX = "index.md"
@@ -28,7 +27,7 @@ Row = Mapping[str, Cell]
 
 
 def write_overview(folder: Path) -> list[str]:
-    """Write `index.md` and the CSV of its tables, on the reports in the folders beside it.
+    """Write `index.md`, on the reports in the folders beside it.
 
     Args:
         folder: Its subfolders are reports.
@@ -36,38 +35,30 @@ def write_overview(folder: Path) -> list[str]:
     Returns:
         Names of the reports, in order; nothing is written if there are none.
     """
-    names = sorted(path.parent.name for path in folder.glob(f"*/{FACTS}"))
-    if not names:
-        return []
-    facts = {name: read_facts(folder / name) for name in names}
-    sections = {name: {one: read_section(folder / name / one) for one in sections_in(folder / name)} for name in names}
-    summary = _summary(sections)
-    for table in summary.tables:
-        write_atomically(folder / f"{table.name}.csv", partial(_write, as_csv(table)))
-    parts = [_HEAD, _reports(facts, sections), section_markdown(summary, 2)]
-    write_atomically(folder / INDEX, partial(_write, "\n".join(parts)))
-    return names
-
-
-def _write(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
+    names = sorted(path.parent.name for path in folder.glob(f"*/{REPORT}"))
+    reports = {name: report for name in names if (report := read_report(folder / name)).facts is not None}
+    if reports:
+        summary = _summary({name: {one.name: one for one in report.sections} for name, report in reports.items()})
+        text = "\n".join([_HEAD, _reports(reports), section_markdown(summary)])
+        write_atomically(folder / INDEX, lambda path: path.write_text(text, encoding="utf-8"))
+    return list(reports)
 
 
 _HEAD = """# The paper's experiments, repeated
 
-Section 4 of Yue et al. (ECML-PKDD 2021) on data at hand, and on a synthetic log of Criteo's shape; every number in
-these reports is written by the command above it. Each report has the tables as CSV, too, and is one HTML page beside
-its Markdown.
+Section 4 of Yue et al. (ECML-PKDD 2021) on data at hand, and on a synthetic log of Criteo's shape. Each report is a
+file of all its numbers, with the command that wrote it; `sparsegroup-paper report FOLDER` makes it a page.
 """
 
 
-def _reports(facts: Mapping[str, Facts], sections: Mapping[str, Mapping[str, Section]]) -> str:
+def _reports(reports: Mapping[str, Report]) -> str:
     lines = ["| report | data | experiments | made | computing |", "| --- | --- | --- | --- | ---: |"]
-    for name, one in facts.items():
-        about = "; ".join(f"{what}: {value}" for what, value in one.data if what in ("rows", "network", "seeds"))
-        hours = "–" if one.hours is None else f"{one.hours:.1f} h"
-        experiments = ", ".join(sections[name])
-        lines.append(f"| [{name}]({name}/report.md) | {about or '–'} | {experiments} | {one.date} | {hours} |")
+    for name, report in reports.items():
+        assert report.facts is not None
+        about = "; ".join(f"{what}: {text}" for what, text in report.facts.data if what in ("rows", "network", "seeds"))
+        hours = "–" if report.facts.hours is None else f"{report.facts.hours:.1f} h"
+        experiments = ", ".join(section.name for section in report.sections)
+        lines.append(f"| [{name}]({name}/{REPORT}) | {about or '–'} | {experiments} | {report.facts.date} | {hours} |")
     return "\n".join(lines) + "\n"
 
 

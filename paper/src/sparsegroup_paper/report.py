@@ -1,11 +1,13 @@
-"""The report of the paper's experiments: a folder per section, and all of them as one page."""
+"""The report of the paper's experiments: `report.json`, and the pages made of it."""
 
-import csv
-import io
+import errno
 import json
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -13,8 +15,8 @@ from sparsegroup.artifact import write_atomically
 from sparsegroup.reporting import page_environment
 from sparsegroup_paper.cells import numeric_columns, table_texts
 from sparsegroup_paper.figures import describe, to_png, to_svg
-from sparsegroup_paper.markdown import made, report_markdown, section_markdown
-from sparsegroup_paper.section import Facts, Section, SectionTable
+from sparsegroup_paper.markdown import figure_path, made, report_markdown, section_markdown
+from sparsegroup_paper.section import Facts, Section
 
 ORDER = (
     "learning-rate",
@@ -30,67 +32,103 @@ ORDER = (
 )
 """The order of sections in the report; others follow by name."""
 
-SECTION = "section.json"
-FACTS = "facts.json"
-_SECTION = TypeAdapter(Section)
-_FACTS = TypeAdapter(Facts)
+REPORT = "report.json"
+"""The file of a report that the others are made of."""
+DIGITS = 7
+"""Significant digits of a fraction in `report.json`."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `report.json` holds.
+
+    Attributes:
+        facts: What to say of the data and the machine; None before `write_report`.
+        sections: The experiments, in the order of `ORDER`.
+    """
+
+    facts: Facts | None
+    sections: tuple[Section, ...]
+
+
+_REPORT = TypeAdapter(Report)
 
 
 def write_section(section: Section, folder: Path) -> None:
-    """Write the section into `folder/<its name>`; `section.json`, written last, makes it whole.
-
-    - `<name>.md`: the section as a page of its own.
-    - `<table>.csv`: each table, numbers with all their digits, an empty cell for None.
-    - `<figure>.png`: each figure.
-    - `section.json`: all of it, for `read_section`.
+    """Put the section into `folder/report.json`, in place of an earlier one of its name.
 
     Raises:
         ValueError: A table has a row too long or too short, or a format is not one of numbers; nothing is written.
     """
-    files = {f"{section.name}.md": section_markdown(section).encode()}
-    files |= {f"{table.name}.csv": as_csv(table).encode() for table in section.tables}
-    files |= {f"{figure.name}.png": to_png(figure) for figure in section.figures}
-    place = folder / section.name
-    place.mkdir(parents=True, exist_ok=True)
-    (place / SECTION).unlink(missing_ok=True)
-    for name, content in files.items():
-        _write(place / name, content)
-    _write(place / SECTION, _SECTION.dump_json(section, indent=1) + b"\n")
-
-
-def read_section(path: Path) -> Section:
-    """The section that `write_section` has written into the folder `path`.
-
-    What was not a finite number is None in a table and NaN in a figure, as JSON has neither NaN nor infinity.
-    """
-    content = json.loads((path / SECTION).read_text(encoding="utf-8"))
-    for series in (series for figure in content["figures"] for series in figure["series"]):
-        for name in ("x", "y", "y_error"):
-            series[name] = [math.nan if value is None else value for value in series[name]]
-    return _SECTION.validate_python(content)
+    section_markdown(section)
+    report = read_report(folder)
+    others = [one for one in report.sections if one.name != section.name]
+    _dump(replace(report, sections=tuple(sorted([*others, section], key=_place))), folder)
 
 
 def write_report(folder: Path, facts: Facts) -> None:
-    """Write `report.md`, `report.html` and `facts.json`, of all whole sections in `folder`.
+    """Write the facts into `report.json`, and the pages `report.md` (with pictures in `figures`) and `report.html`.
 
     Args:
         folder: Where `write_section` has written.
         facts: What to say of the data and the machine.
     """
-    sections = [read_section(folder / name) for name in sections_in(folder)]
-    _write(folder / "report.md", report_markdown(facts, sections).encode())
-    _write(folder / "report.html", render_report(facts, sections).encode())
-    _write(folder / FACTS, _FACTS.dump_json(facts, indent=1) + b"\n")
+    _dump(replace(read_report(folder), facts=facts), folder)
+    write_pages(folder)
 
 
-def read_facts(folder: Path) -> Facts:
-    """What `write_report` has written of the data and the machine."""
-    return _FACTS.validate_json((folder / FACTS).read_bytes())
+def write_pages(folder: Path) -> None:
+    """Write `report.md`, `figures` and `report.html` from `report.json`.
+
+    Raises:
+        FileNotFoundError: There is no report with its facts in `folder`.
+    """
+    report = read_report(folder)
+    if report.facts is None:
+        raise FileNotFoundError(errno.ENOENT, "no report of `sparsegroup-paper run` is here", str(folder / REPORT))
+    for name, picture in report_files(report).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _write(folder / name, picture)
+    _write(folder / "report.html", render_report(report.facts, report.sections).encode())
 
 
-def sections_in(folder: Path) -> list[str]:
-    """Names of the whole sections in `folder`, in the report's order."""
-    return sorted((path.parent.name for path in folder.glob(f"*/{SECTION}")), key=_place)
+def report_files(report: Report) -> dict[str, bytes]:
+    """`report.md` and the PNG of each figure that it shows, by their names in the report's folder."""
+    assert report.facts is not None
+    pictures = {
+        f"{figure_path(section, figure)}": to_png(figure) for section in report.sections for figure in section.figures
+    }
+    return pictures | {"report.md": report_markdown(report.facts, report.sections).encode()}
+
+
+def read_report(folder: Path) -> Report:
+    """The report in `folder`, without sections if there is none.
+
+    What was not a finite number is None in a table and NaN in a figure, as JSON has neither NaN nor infinity.
+    """
+    if not (folder / REPORT).exists():
+        return Report(None, ())
+    content = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    for figure in (figure for section in content["sections"] for figure in section["figures"]):
+        for series in figure["series"]:
+            for name in ("x", "y", "y_error"):
+                series[name] = [math.nan if value is None else value for value in series[name]]
+    return _REPORT.validate_python(content)
+
+
+def _dump(report: Report, folder: Path) -> None:
+    content = _rounded(_REPORT.dump_python(report, mode="json"))
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = json.dumps(content, ensure_ascii=False, indent=1, separators=(",", ":"), allow_nan=False)
+    _write(folder / REPORT, re.sub(r"\n {3,}", "", lines).encode() + b"\n")
+
+
+def _rounded(content: Any) -> Any:
+    if isinstance(content, float):
+        return float(f"{content:.{DIGITS}g}") if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {name: _rounded(value) for name, value in content.items()}
+    return [_rounded(value) for value in content] if isinstance(content, list) else content
 
 
 def render_report(facts: Facts, sections: Sequence[Section]) -> str:
@@ -109,17 +147,8 @@ def _about(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _place(name: str) -> tuple[int, str]:
-    return ORDER.index(name) if name in ORDER else len(ORDER), name
-
-
-def as_csv(table: SectionTable) -> str:
-    """A table as CSV: the names of its columns, numbers with all their digits, an empty cell for None."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows(table.rows)
-    return buffer.getvalue()
+def _place(section: Section) -> tuple[int, str]:
+    return ORDER.index(section.name) if section.name in ORDER else len(ORDER), section.name
 
 
 def _write(path: Path, content: bytes) -> None:

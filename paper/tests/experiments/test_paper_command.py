@@ -11,6 +11,7 @@ from paper_command import Run
 from sparsegroup.data import PreparedLog, prepare
 from sparsegroup.training import read_config
 from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.report import read_report
 
 
 @pytest.fixture
@@ -32,33 +33,39 @@ def test_the_command_makes_a_report_and_makes_no_run_twice(settings: Path, run: 
     files = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     assert len(files) == 2 * 2 * len(LEARNING_RATES)
 
-    header, *lines = (out / "learning-rate" / "learning-rates.csv").read_text().splitlines()
-    assert header == "optimizer,learning rate,validation AUC,± sd,mark"
-    assert len(lines) == 2 * len(LEARNING_RATES)
+    (section,) = read_report(out).sections
+    (table,) = section.tables
+    assert [column.name for column in table.columns] == ["optimizer", "learning rate", "validation AUC", "± sd", "mark"]
+    assert len(table.rows) == 2 * len(LEARNING_RATES)
     pages = [(out / name).read_text() for name in ("report.html", "report.md")]
-    pages.append((out / "learning-rate" / "learning-rate.md").read_text())
     log, config = PreparedLog(out / "log"), read_config(settings, {})
     size = config.training.batch_size
-    for line in lines:
-        name, lr, auc, deviation, _ = line.split(",", 4)
-        one = config.replace(optimizer=name.lower(), lr=float(lr), l21=0.0)
+    for name, lr, auc, deviation, _ in table.rows:
+        one = config.replace(optimizer=str(name).lower(), lr=float(lr or 0), l21=0.0)
         assert one.training.batch_size == size == 100
-        assert float(auc) == pytest.approx(trained(log, one, train_rows=1_620)[0].test.auc, rel=1e-12)
-        assert deviation == ""
+        assert auc == pytest.approx(trained(log, one, train_rows=1_620)[0].test.auc, rel=1e-6)
+        assert deviation is None
         for page in pages:
-            assert f"{float(auc):.4f}" in page
+            assert f"{auc:.4f}" in page
     assert "sparsegroup-paper run learning-rate --dataset" in pages[1]
     assert "1,800 for training, 200 for testing" in pages[0]
-    assert (out / "learning-rate" / "auc.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "figures" / "learning-rate-auc.png").read_bytes().startswith(b"\x89PNG")
 
     (out / "report.html").unlink()
     again = run(*command, "--report", "shown")
     assert (again.returncode, again.stderr) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == files
     assert not (out / "report.html").exists()
-    csv = Path("learning-rate", "learning-rates.csv")
-    assert (settings.parent / "shown" / csv).read_text() == (out / csv).read_text()
-    assert pages[2] in (settings.parent / "shown" / "learning-rate" / "learning-rate.md").read_text()
+    shown = settings.parent / "shown"
+    assert read_report(shown).sections == (section,)
+    assert (shown / "report.md").exists()
+
+    (shown / "report.html").unlink()
+    assert run("report", shown).returncode == 0
+    assert (shown / "report.html").exists()
+    nothing = run("report", out / "runs")
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert "no report of `sparsegroup-paper run` is here" in nothing.stderr
 
 
 @pytest.mark.parametrize(
