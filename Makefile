@@ -6,7 +6,10 @@ CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_
 new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(1); }
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: demo test test-slow test-wheel test-torch test-clients check docs paper-small paper-criteo clean
+.PHONY: help demo test test-slow test-wheel test-torch test-clients check docs paper-small paper-criteo clean
+
+help:  ## This list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic click log
 	$(RUN)/sparsegroup demo
@@ -60,7 +63,7 @@ $(CLIENTS)/.installed: pyproject.toml tests/clients/constraints.txt
 	$(IN_CLIENTS) --no-deps torchrec # it asks for fbgemm-gpu, whose build for the CPU has a name of its own
 	touch $@
 
-check: $(VENV)/.installed-dev
+check: $(VENV)/.installed-dev  ## Lint, format and types
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
@@ -97,7 +100,7 @@ paper-criteo: $(VENV)/.installed  ## Tables 2 to 4 and 8, one seed, on a synthet
 	  --out $(CRITEO) --report $(RESULTS)/synthetic-criteo --dataset criteo --data $(CRITEO)/log
 	$(PAPER) overview $(RESULTS)
 
-clean:
+clean:  ## Remove environments, caches and what was built
 	rm -rf $(VENV) .venv-* dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(RUN)/python:
