@@ -10,7 +10,8 @@ import yaml
 
 from cli_cases import many_features
 from command import Run
-from sparsegroup.cli import tune_run
+from sparsegroup.cli import tune
+from sparsegroup.kernels.cpu import jit
 from sparsegroup.kernels.cpu.jit import compiling, seconds_compiling
 
 QUICK = ("--model", "lr", "--optimizer", "adagrad", "--batch-size", 64)
@@ -29,8 +30,8 @@ def test_the_time_limit_does_not_count_the_compiling_of_kernels(
         now[0] += 3600
         return now[0]
 
-    monkeypatch.setattr(tune_run, "monotonic", an_hour_later)
-    monkeypatch.setattr(tune_run, "seconds_compiling", lambda: now[0])  # as if all hours went into it
+    monkeypatch.setattr(tune, "monotonic", an_hour_later)
+    monkeypatch.setattr(jit, "seconds_compiling", lambda: now[0])  # as if all hours went into it
     log = many_features(tmp_path / "log.csv")
     done = run("tune", log, *QUICK, "--set", "training.baseline=false", "--trials", 2, "--minutes", 1e-9, "--json")
     assert done.returncode == 0, done.stderr
@@ -162,9 +163,7 @@ def test_an_unknown_option_is_a_usage_error(tmp_path: Path, run: Run) -> None:
 def test_without_optuna_the_error_says_what_to_install(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [
-        name for name in sys.modules if name.startswith(("optuna", "sparsegroup.tuning", "sparsegroup.cli.tune_"))
-    ]:
+    for name in [name for name in sys.modules if name.startswith(("optuna", "sparsegroup.tuning"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     done = run("tune", "--rows", 1_000)

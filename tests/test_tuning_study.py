@@ -13,9 +13,8 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, PassResult
 from sparsegroup.training.log_pass import train_as
-from sparsegroup.tuning import RungScore, Study, TrialRecord, TuningError
+from sparsegroup.tuning import Study, TuningError
 from sparsegroup.tuning import study as study_module
-from sparsegroup.tuning.study import Rungs, best_of
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
 GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "epochs": 1, "compile": "never"}
@@ -43,8 +42,9 @@ class Seconds:
         return self.now
 
 
-def begin(folder, log=LOG, given=KEYS, **settings):
-    return Study.begin(folder, Config.of(**{**GIVEN, **settings}), log, given=given)
+def begin(folder, log=LOG, tune_rows=None, held_out=0.2, **settings):
+    config = Config.of(**{**GIVEN, **settings})
+    return Study.begin(folder, config, log, given=KEYS, tune_rows=tune_rows, held_out=held_out)
 
 
 def is_first(config):
@@ -126,11 +126,11 @@ def test_a_third_goes_on_to_the_next_rung(tmp_path, told):
     assert study.best.last.log_loss == lowest  # the best of all is never stopped
 
 
-def test_rungs_of_few_rows_are_left_out():
+def test_rungs_of_few_rows_are_left_out(tmp_path):
     log = synthetic_log(SyntheticConfig(rows=30_000), seed=0)
-    assert Rungs.of(LOG, None, 0.2).steps == (9,)
-    assert Rungs.of(log, None, 0.2).steps == (3, 9)
-    assert Rungs.of(log, 10_000, 0.2).part == 10_000
+    assert begin(tmp_path / "few").steps == (9,)
+    assert begin(tmp_path / "more", log).steps == (3, 9)
+    assert begin(tmp_path / "part", log, tune_rows=10_000).part == 10_000
 
 
 def test_a_good_learning_rate_is_found(tmp_path):
@@ -305,20 +305,18 @@ def test_a_damaged_manifest_is_said(tmp_path):
     ("rows", "held_out", "message"),
     [(901, 0.2, "has 900 to train on"), (90, 0.2, "too few"), (200, 0.99, "too few"), (200, 1.0, "share between")],
 )
-def test_rows_that_are_too_few_or_too_many_are_said(rows, held_out, message):
+def test_rows_that_are_too_few_or_too_many_are_said(tmp_path, rows, held_out, message):
     with pytest.raises(TuningError, match=message):
-        Rungs.of(LOG, rows, held_out)
+        begin(tmp_path / "study", tune_rows=rows, held_out=held_out)
+    assert not (tmp_path / "study").exists()
 
 
-def test_the_earliest_of_equals_is_the_best():
-    rung = RungScore(9, 0.5, 0.6, 1.0, 0.1, 1.0)
-    trials = [
-        TrialRecord(0, "stopped early", {}, (replace(rung, log_loss=0.1),)),
-        TrialRecord(1, "complete", {}, (rung,)),
-        TrialRecord(2, "complete", {}, (rung,)),
-    ]
-    assert best_of(trials) == trials[1]
-    assert best_of(trials[:1]) is None
+def test_the_earliest_of_equals_is_the_best(tmp_path, told):
+    told["log_loss"] = lambda config, rows: 0.6 if is_first(config) else 0.5
+    study = begin(tmp_path / "study")
+    assert study.best is None
+    study.run(trials=4, seconds=60)
+    assert study.best.number == 1
 
 
 def test_optuna_logs_what_it_did_before(tmp_path, told, capfd):

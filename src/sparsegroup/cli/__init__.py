@@ -15,7 +15,7 @@ from sparsegroup.cli import (
     prepare_command,
     synthesize_command,
     train_command,
-    tune_command,
+    tune,
 )
 from sparsegroup.cli.app import app, main
 
@@ -32,5 +32,5 @@ __all__ = [
     "prepare_command",
     "synthesize_command",
     "train_command",
-    "tune_command",
+    "tune",
 ]

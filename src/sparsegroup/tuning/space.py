@@ -29,19 +29,12 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parameter:
-    """A setting that is searched.
+    """A setting that is searched."""
 
-    Attributes:
-        key: Its dotted key.
-        only: When it is active; None: always. One key may have several parameters, for cases that exclude each other.
-        needs_numbers: Whether it is only for logs with numeric columns.
-        default: Its value in the settings that the search starts with, as it is drawn; None if it is not active there.
-    """
-
-    key: str
-    only: Condition | None = None
-    needs_numbers: bool = False
-    default: Any = None
+    key: str  # one key may have several parameters, for cases that exclude each other
+    only: Condition | None = None  # when it is active; None: always
+    needs_numbers: bool = False  # whether it is only for logs with numeric columns
+    default: Any = None  # its value in the settings that the search starts with; None if it is not active there
 
     @property
     def name(self) -> str:
@@ -55,15 +48,10 @@ class _Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(_Parameter):
-    """One of some values.
+    """One of some values."""
 
-    Attributes:
-        values: The values; None is the setting's default.
-        times_default: Further ones, as multiples of the default: whole numbers, ≥ 1.
-    """
-
-    values: tuple[Any, ...] = ()
-    times_default: tuple[float, ...] = ()
+    values: tuple[Any, ...] = ()  # None is the setting's default
+    times_default: tuple[float, ...] = ()  # further values, as multiples of the default: whole numbers, ≥ 1
 
     def initial_at(self, default: Any) -> Self:
         """This parameter for a search that starts with `default`, which becomes one of the values."""
@@ -83,20 +71,13 @@ class Choice(_Parameter):
 
 @dataclass(frozen=True, kw_only=True)
 class Span(_Parameter):
-    """A number between two.
-
-    Attributes:
-        low, high: Both may be drawn.
-        log: Whether its logarithm is uniform, instead of the number.
-        whole: Whether it is a whole number.
-        times: Key of a setting, before it in a space, that it is a multiple of.
-    """
+    """A number from `low` to `high`, or a multiple of another setting."""
 
     low: float
     high: float
-    log: bool = True
+    log: bool = True  # whether its logarithm is uniform, instead of the number
     whole: bool = False
-    times: str | None = None
+    times: str | None = None  # key of a setting, before it in a space, that it is a multiple of
 
     def initial_at(self, default: Any) -> Self:
         """See `Choice.initial_at`."""
@@ -161,11 +142,11 @@ class SearchSpace:
 
     @classmethod
     def excluding(cls, given: Collection[str], base: Config, log: Log) -> "SearchSpace":
-        """What can be searched on a log except given settings.
+        """What can be searched on a log.
 
         Args:
             given: Dotted keys of the settings that are not searched.
-            base: The settings of a run with only the given ones set, resolved for the log.
+            base: The settings of a run with these given, resolved for the log.
             log: The log.
 
         Raises:
@@ -208,16 +189,12 @@ class SearchSpace:
 
     @property
     def initial(self) -> dict[str, Any]:
-        """What a trial draws whose settings are those of `base`: parameter's name → value."""
+        """The parameters of a trial with the settings of `base`: parameter's name → value."""
         settings = _flat(self.base)
         return {one.name: _storable(one.default) for one in self.parameters if one.is_active(settings)}
 
     def config(self, settings: Mapping[str, Any]) -> Config:
-        """`base` with the settings of a trial.
-
-        Raises:
-            SettingsError: They contradict those of `base`.
-        """
+        """`base` with the settings of a trial; SettingsError if they contradict it."""
         return self.base.replace(**settings) if settings else self.base
 
     def shown(self, settings: Mapping[str, Any]) -> dict[str, str]:

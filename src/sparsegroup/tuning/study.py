@@ -1,27 +1,26 @@
-"""A study in its folder: Optuna draws settings and stores what they score, on more and more rows of a log."""
+"""A study in its folder: Optuna draws settings and stores their scores, on more and more rows of a log."""
 
 import csv
 import io
 import json
 import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import optuna
+import yaml
 from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
-from pydantic import Field, Strict
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
@@ -51,7 +50,7 @@ MAX_ATTEMPTS = 3
 """How often a trial is started that kills its process, by taking all memory, say."""
 
 _STUDY = "tune"
-_SETTINGS, _ATTEMPTS, _DIVERGED, _RUNG = "settings", "attempts", "diverged", "rung "  # a trial's attributes in Optuna
+_SETTINGS, _ATTEMPTS, _RUNGS = "settings", "attempts", "rungs"  # a trial's attributes in Optuna
 
 Reporting = Callable[[str, int], AbstractContextManager[Callable[[int, float], None]]]
 """Given a name and a number of samples, a context that yields the `on_batch` of `train_as`."""
@@ -66,6 +65,7 @@ _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "cut off",
     TrialState.WAITING: "cut off",
 }
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _logger = logging.getLogger(__name__)
 
 
@@ -73,8 +73,8 @@ class TuningError(UserError):
     """A folder that holds no study, or a study that does not fit the log, the rows or this version."""
 
 
-class _CutOffError(BaseException):
-    """The time is up, or an error, its cause, ends the call: Optuna does not catch it, and the trial is unfinished."""
+class _TimeIsUpError(Exception):
+    pass
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class TrialRecord:
     @classmethod
     def of(cls, trial: FrozenTrial) -> "TrialRecord":
         """What Optuna has stored of a trial."""
-        kept = trial.user_attrs
-        rungs = (RungScore(**kept[key]) for step in STEPS if (key := f"{_RUNG}{step}") in kept)
-        state = "diverged" if kept.get(_DIVERGED) else _STATES[trial.state]
-        return cls(trial.number, state, kept.get(_SETTINGS, {}), tuple(rungs))
+        has_diverged = trial.last_step is not None and isnan(trial.intermediate_values[trial.last_step])
+        rungs = tuple(RungScore(**score) for score in trial.user_attrs.get(_RUNGS, ()))
+        state = "diverged" if has_diverged else _STATES[trial.state]
+        return cls(trial.number, state, trial.user_attrs.get(_SETTINGS, {}), rungs)
 
     @property
     def last(self) -> RungScore | None:
@@ -137,127 +137,24 @@ class TrialRecord:
         return {"number": self.number, "state": self.state, **last, "seconds": seconds, "settings": dict(self.settings)}
 
 
-def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial of the lowest log loss among the complete ones, the earliest of equals."""
-    whole = [(trial.last.log_loss, trial.number, trial) for trial in trials if trial.state == "complete" and trial.last]
-    return min(whole)[2] if whole else None
-
-
-def trials_csv(trials: Sequence[TrialRecord], space: SearchSpace) -> str:
-    """A line for each trial: how it ended, its last scores, and its settings."""
-    scored = ("rows", "log_loss", "auc", "normalized_entropy", "feature_rate")
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(("trial", "state", *scored, "seconds", *space.keys))
-    for trial in trials:
-        last = {} if trial.last is None else finite(asdict(trial.last))
-        figures = (*(last.get(name) for name in scored), f"{trial.seconds:.3f}")
-        lines.writerow((trial.number, trial.state, *figures, *space.shown(trial.settings).values()))
-    return text.getvalue()
-
-
-@dataclass(frozen=True)
-class Rungs:
-    """Where the trials of a study are trained and measured: on the rows before a held-out part, and on more each time.
-
-    A model is trained from scratch at each rung, on the last rows before the held-out ones, with the epochs, schedule
-    and target of its settings: whatever the rung, the model that is measured has the target size.
-
-    Attributes:
-        log: The log. Its test rows are not touched.
-        part: Training rows of it, the last ones, that are used.
-        held_out: The last of these rows, on which models are measured.
-        steps: The rungs of the study: the last of `STEPS`, and those before that have enough rows.
-
-    Raises:
-        TuningError: Too few rows, or more than there are.
-    """
-
-    log: Log
-    part: int
-    held_out: int
-    steps: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.part > self.log.train_rows:
-            raise TuningError(
-                f"`tune_rows` is {self.part:,}, but {self.log.name} has {self.log.train_rows:,} to train on",
-                "tune_rows",
-            )
-        if self.part < MIN_ROWS or not 1 <= self.held_out <= self.part - STEPS[-1]:
-            raise TuningError(
-                f"{self.part:,} training rows of {self.log.name}, {self.held_out:,} of them held out, are too few to "
-                f"tune on: at least {MIN_ROWS} are needed",
-            )
-
-    @classmethod
-    def of(cls, log: Log, tune_rows: int | None, held_out: float) -> "Rungs":
-        """The rungs on the last `tune_rows` training rows of a log, of which a share is held out.
-
-        Raises:
-            TuningError: Too few rows, more than there are, or a share out of range.
-        """
-        if not 0 < held_out < 1:
-            raise TuningError(f"`held_out` must be a share between 0 and 1, such as 0.2, got {held_out:g}", "held_out")
-        rows = min(log.train_rows, MAX_DEFAULT_ROWS) if tune_rows is None else tune_rows
-        whole = cls(log, rows, max(1, round(held_out * rows)), STEPS)
-        steps = tuple(step for step in STEPS if whole.rows(step) >= MIN_RUNG_ROWS or step == STEPS[-1])
-        return replace(whole, steps=steps)
-
-    def rows(self, step: int) -> int:
-        """Rows that are trained on at a rung."""
-        return (self.part - self.held_out) * step // STEPS[-1]
-
-    def score(self, config: Config, step: int, name: str, reporting: Reporting) -> RungScore:
-        """Train as a config says at a rung, and measure.
-
-        Raises:
-            SettingsError: The config does not suit the log.
-            FloatingPointError: Training has diverged.
-        """
-        start, rows = perf_counter(), self.rows(step)
-        log = LogPart(self.log, self.log.train_rows - self.held_out - rows, rows, self.held_out)
-        model, optimizer = config.build(log)
-        with reporting(name, config.training.plan(rows).samples) as on_batch:
-            result = train_as(config, model, optimizer, log, on_batch=on_batch)
-        test, seconds = result.test, round(perf_counter() - start, 3)
-        return RungScore(rows, test.log_loss, test.auc, test.normalized_entropy, result.feature_rate, seconds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudyManifest(Manifest):
-    """What a study searches, and on what: written when it starts, and never changed.
+    """What a study searches, and on what: written when it starts, and never changed."""
 
-    Attributes:
-        log: Name of the log, for messages.
-        rows, train_rows, source: The log's rows, its training rows, and its `Log.identity`.
-        config: The settings that the search starts with, all of them.
-        given: Dotted key → value of those that were given; the others were decided for the log.
-        space: What is searched, as `SearchSpace.as_plain` has it.
-        part, held_out, steps: See `Rungs`.
-        seed: The seed of what is drawn.
-    """
-
-    log: str
+    log: str  # its name, for messages
     rows: Count
     train_rows: Count
-    source: Mapping[str, Any] | None
-    config: Mapping[str, Any]
-    given: Mapping[str, Any] = field(default_factory=dict)
-    space: list[Plain]
-    part: Count
-    held_out: Count
-    steps: tuple[Count, ...]
-    seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
+    source: Mapping[str, Any] | None  # `Log.identity`
+    config: Mapping[str, Any]  # the settings that the search starts with, as a settings file has them
+    given: tuple[str, ...]  # keys of the given ones; the others were decided for the log
+    space: list[Plain]  # `SearchSpace.as_plain`
+    part: Count  # training rows that are used, the last ones
+    held_out: Count  # the last of these, on which models are measured
 
     def check(self) -> None:
         """See `Manifest.check`."""
-        if not self.steps or list(self.steps) != sorted({*self.steps} - {0}):
-            raise ValueError(f"steps: rising numbers are expected, got {list(self.steps)}")
-        for name in self.given:
-            section, _, key = name.partition(".")
-            if key not in self.config.get(section, ()):
-                raise ValueError(f"given.{name}: is not in config")
+        if not 0 < self.held_out <= self.part - STEPS[-1] or self.part > self.train_rows:
+            raise ValueError(f"part: {self.part:,} of {self.train_rows:,} rows, {self.held_out:,} held out")
 
     def base(self, folder: Path) -> Config:
         """The settings that the search starts with; SettingsError if this version does not know them."""
@@ -278,8 +175,12 @@ class Study:
 
     Attributes:
         folder: The study's.
+        log: The log, whose test rows are not touched.
         space: What is searched. The first trial has the settings that it starts with.
-        rungs: What trials are trained and measured on.
+        part: Number of training rows that are used, the last ones.
+        held_out: Number of rows on which models are measured, the last of these.
+        steps: The rungs, by their rows. At each a model is trained from scratch, with the epochs, schedule and target
+            of its settings, so that the measured model has the target size.
 
     Examples:
         >>> import tempfile
@@ -288,91 +189,14 @@ class Study:
         >>> from sparsegroup.tuning import Study
         >>> log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     study = Study.begin(folder, Config.of(model="lr"), log, given={"model.name": "lr"})
+        ...     study = Study.begin(folder, Config.of(model="lr"), log, given={"model.name"})
         ...     study.run(trials=2, seconds=60)
         ...     [trial.number for trial in study.trials()], study.config(study.best).model.name
         ...     study.close()
         ([0, 1], 'lr')
     """
 
-    def __init__(self, folder: Path, space: SearchSpace, rungs: Rungs, seed: int, lock: FolderLock) -> None:
-        self.folder, self.space, self.rungs, self._seed, self._lock = folder, space, rungs, seed, lock
-        self._journal = path = folder / JOURNAL
-        try:
-            _drop_torn_line(path)
-            for left in folder.glob(f"{JOURNAL}.lock*"):  # of a process that was killed: the folder is locked by us
-                left.unlink()
-            with _quiet_optuna(), _explain_damage(path):
-                self._storage = JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
-                self._study = optuna.create_study(
-                    study_name=_STUDY,
-                    storage=self._storage,
-                    pruner=SuccessiveHalvingPruner(min_resource=rungs.steps[0], reduction_factor=FACTOR),
-                    load_if_exists=True,
-                )
-                if not self._study.get_trials(deepcopy=False):
-                    self._study.enqueue_trial(space.initial)
-        except BaseException:
-            lock.close()
-            raise
-
-    @classmethod
-    def begin(
-        cls,
-        folder: str | Path,
-        config: Config,
-        log: Log,
-        *,
-        given: Mapping[str, Any],
-        tune_rows: int | None = None,
-        held_out: float = 0.2,
-    ) -> "Study":
-        """Start a study in a new folder.
-
-        Args:
-            folder: For the study; empty, or a new one.
-            config: The given settings. Others are decided for the log, by the rules of `sparsegroup.training.defaults`.
-            log: The log; its test rows are not touched.
-            given: Dotted key → value of the settings that are given: they are not searched.
-            tune_rows: Training rows to use, the last ones; None: all, or the last million.
-            held_out: Share of these, the last ones, that trials are measured on, in (0, 1).
-
-        Raises:
-            SettingsError: The settings do not suit the log, or leave nothing to search.
-            TuningError: The folder is not empty, another process uses it, or there are too few rows.
-        """
-        folder = Path(folder)
-        config.check_log(log)
-        space = SearchSpace.excluding(given, config.resolved_for(log), log)
-        space.base.build_for(log.schema)  # settings that cannot be built leave no folder
-        rungs = Rungs.of(log, tune_rows, held_out)
-        manifest = StudyManifest(
-            log=log.name,
-            rows=len(log),
-            train_rows=log.train_rows,
-            source=log.identity,
-            config=space.base.as_dict(),
-            given=given,
-            space=space.as_plain(),
-            part=rungs.part,
-            held_out=rungs.held_out,
-            steps=rungs.steps,
-            seed=space.base.training.seed,
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder)
-        if any(folder.iterdir()):
-            raise TuningError(f"{folder} is not empty; give another folder")
-        STUDY.write(folder, manifest)
-        return cls(folder, space, rungs, manifest.seed, lock)
-
-    @classmethod
-    def resume(cls, folder: str | Path, log: Log) -> "Study":
-        """Continue the study in `folder`, on the log that it started on.
-
-        Raises:
-            TuningError: There is no study, another process uses it, or the log or the space has changed.
-        """
+    def __init__(self, folder: str | Path, log: Log) -> None:
         folder = Path(folder)
         manifest = STUDY.read(folder)
         if (len(log), log.train_rows, _plain(log.identity)) != (manifest.rows, manifest.train_rows, manifest.source):
@@ -386,8 +210,72 @@ class Study:
                 f"{folder}: the study searches another space than this version ({manifest.written_by} began it); begin "
                 "another study"
             )
-        rungs = Rungs(log, manifest.part, manifest.held_out, manifest.steps)
-        return cls(folder, space, rungs, manifest.seed, _locked(folder))
+        self.folder, self.log, self.space, self._journal = folder, log, space, folder / JOURNAL
+        self.part, self.held_out = manifest.part, manifest.held_out
+        self.steps = tuple(step for step in STEPS if self.rows(step) >= MIN_RUNG_ROWS or step == STEPS[-1])
+        self._lock = _locked(folder)
+        try:
+            self._storage, self._study = _open_journal(self._journal, self.steps[0], space.initial)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def begin(
+        cls,
+        folder: str | Path,
+        config: Config,
+        log: Log,
+        *,
+        given: Collection[str],
+        tune_rows: int | None = None,
+        held_out: float = 0.2,
+    ) -> "Study":
+        """Start a study in a new folder.
+
+        Args:
+            folder: For the study; empty, or a new one.
+            config: The given settings. Others are decided for the log, by the rules of `sparsegroup.training.defaults`.
+            log: The log; its test rows are not touched.
+            given: Dotted keys of the given settings: they are not searched.
+            tune_rows: Number of training rows to use, the last ones; None: all, or the last million.
+            held_out: Share of these, the last ones, that trials are measured on, in (0, 1).
+
+        Raises:
+            SettingsError: The settings do not suit the log, or leave nothing to search.
+            TuningError: The folder is not empty, another process uses it, or there are too few rows.
+        """
+        folder = Path(folder)
+        config.check_log(log)
+        space = SearchSpace.excluding(given, config.resolved_for(log), log)
+        space.base.build_for(log.schema)  # settings that cannot be built leave no folder
+        part, measured = _rows_to_tune_on(log, tune_rows, held_out)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            if any(folder.iterdir()):
+                raise TuningError(f"{folder} is not empty; give another folder")
+            manifest = StudyManifest(
+                log=log.name,
+                rows=len(log),
+                train_rows=log.train_rows,
+                source=log.identity,
+                config=yaml.safe_load(space.base.as_yaml()),
+                given=tuple(given),
+                space=space.as_plain(),
+                part=part,
+                held_out=measured,
+            )
+            STUDY.write(folder, manifest)
+        return cls(folder, log)
+
+    @classmethod
+    def resume(cls, folder: str | Path, log: Log) -> "Study":
+        """Continue the study in `folder`, on the log that it started on.
+
+        Raises:
+            TuningError: There is no study, another process uses it, or the log or the space has changed.
+        """
+        return cls(folder, log)
 
     def close(self) -> None:
         """Let another process, or another `Study`, continue it."""
@@ -406,13 +294,18 @@ class Study:
     @property
     def best(self) -> TrialRecord | None:
         """The trial of the lowest log loss on the rows held out; None before one is complete."""
-        return best_of(self.trials())
+        complete = (trial for trial in self.trials() if trial.state == "complete")
+        return min(complete, key=lambda trial: trial.rungs[-1].log_loss, default=None)
 
     def config(self, trial: TrialRecord | None) -> Config:
         """The settings of a trial, complete; ValueError if it is None."""
         if trial is None:
             raise ValueError("no trial has come to its end")
         return self.space.config(trial.settings)
+
+    def rows(self, step: int) -> int:
+        """Number of rows that are trained on at a rung: the last ones before those held out."""
+        return (self.part - self.held_out) * step // STEPS[-1]
 
     def run(
         self,
@@ -426,7 +319,7 @@ class Study:
         """Try settings until there are `trials` trials, or the time is up: within a batch of it.
 
         Args:
-            trials: How many the study has in the end, including those of earlier calls.
+            trials: Number of trials of the study in the end, including those of earlier calls.
             seconds: Time for this call.
             on_trial: Called with each trial that has ended, or was cut off.
             reporting: Shows the progress of a rung.
@@ -437,109 +330,118 @@ class Study:
         """
         end = clock() + seconds
 
-        @contextmanager
-        def reporting_in_time(name: str, samples: int) -> Iterator[Callable[[int, float], None]]:
-            def on_batch_in_time(rows: int, loss: float) -> None:
-                on_batch(rows, loss)
-                if clock() >= end:
-                    raise _CutOffError
+        def score(config: Config, rows: int, name: str) -> RungScore:
+            """Train on the last `rows` rows before those held out, and measure."""
+            start = perf_counter()
+            log = LogPart(self.log, self.log.train_rows - self.held_out - rows, rows, self.held_out)
+            model, optimizer = config.build(log)
+            with reporting(name, config.training.plan(rows).samples) as show:
 
-            with reporting(name, samples) as on_batch:
-                yield on_batch_in_time
+                def on_batch(rows: int, loss: float) -> None:
+                    show(rows, loss)
+                    if clock() >= end:
+                        raise _TimeIsUpError
 
-        def on_end(study: optuna.Study, frozen: FrozenTrial) -> None:
-            self._write()
-            on_trial(TrialRecord.of(frozen))
-            if clock() >= end:
-                study.stop()
+                result = train_as(config, model, optimizer, log, on_batch=on_batch)
+            test, took = result.test, round(perf_counter() - start, 3)
+            return RungScore(rows, test.log_loss, test.auc, test.normalized_entropy, result.feature_rate, took)
 
-        remaining = trials - sum(trial.state.is_finished() for trial in self._study.get_trials(deepcopy=False))
-        if remaining <= 0:
-            return
         study_id = self._storage.get_study_id_from_name(_STUDY)
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):  # which was cut off
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)  # Optuna runs it next, as it was drawn
-        with _quiet_optuna():
+        for cut_off in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, cut_off.number)
+            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)  # the next to be asked for, as drawn
+        while len(self._study.get_trials(deepcopy=False, states=_ENDED)) < trials:
+            trial = self._study.ask()
             try:
-                self._study.optimize(
-                    partial(self._try, reporting=reporting_in_time), remaining, callbacks=[on_end], catch=()
-                )
-            except _CutOffError as cut_off:
+                self._try(trial, score)
+            except _TimeIsUpError:
+                pass
+            finally:
                 self._write()
-                if cut_off.__cause__ is not None:
-                    raise cut_off.__cause__ from None
-                on_trial(self.trials()[-1])
+            on_trial(self.trials()[trial.number])
+            if clock() >= end:
+                break
 
-    def _try(self, trial: Trial, *, reporting: Reporting) -> float:
-        """Train at one rung after the other, until successive halving stops the trial; the log loss at the last one."""
+    def _try(self, trial: Trial, score: Callable[[Config, int, str], RungScore]) -> None:
+        """Draw the settings of a trial, train it, and report its end to Optuna; an error leaves it unfinished."""
         # What a trial draws follows from the seed, its number and the trials before it, also after an interruption.
-        seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
-        self._study.sampler = TPESampler(seed=seed)
-        attempts = trial.user_attrs.get(_ATTEMPTS, 0)
-        drawn = self.space.draw(trial)
+        seed = np.random.SeedSequence([self.space.base.training.seed, trial.number]).generate_state(1)[0]
+        self._study.sampler = TPESampler(seed=int(seed))
+        attempts, drawn = trial.user_attrs.get(_ATTEMPTS, 0), self.space.draw(trial)
         settings = drawn if trial.number else {}
         trial.set_user_attr(_SETTINGS, settings)
-        if attempts >= MAX_ATTEMPTS:
-            _logger.warning(f"trial {trial.number} has ended its process {attempts} times and is left out: {settings}")
-            return nan  # Optuna records a failure
         trial.set_user_attr(_ATTEMPTS, attempts + 1)
+        log_loss, state = None, TrialState.FAIL
         try:
-            return self._climb(trial, self.space.config(settings), reporting)
-        except FloatingPointError as error:
-            _logger.debug(f"trial {trial.number}: {error}")
-            trial.set_user_attr(_DIVERGED, True)
-            raise optuna.TrialPruned from error
-        except optuna.TrialPruned:
-            raise
-        except (_CutOffError, KeyboardInterrupt) as error:
-            trial.set_user_attr(_ATTEMPTS, attempts)
-            raise _CutOffError from (error if isinstance(error, KeyboardInterrupt) else None)
-        except Exception as error:
+            if attempts < MAX_ATTEMPTS:
+                log_loss = self._climb(trial, self.space.config(settings), score)
+                state = TrialState.PRUNED if log_loss is None else TrialState.COMPLETE
+            else:
+                _logger.warning(
+                    f"trial {trial.number} has ended its process {attempts} times and is left out: {settings}"
+                )
+        except (Exception, KeyboardInterrupt) as error:
             if not isinstance(error, SettingsError) or not trial.number:
-                raise _CutOffError from error
+                trial.set_user_attr(_ATTEMPTS, attempts)  # the process has not ended
+                raise
             _logger.warning(f"trial {trial.number} cannot be trained: {error}")
-            return nan
+        self._study.tell(trial, log_loss, state)
 
-    def _climb(self, trial: Trial, config: Config, reporting: Reporting) -> float:
-        """See `_try`; a rung that the trial has reached before it was cut off is not trained again.
-
-        Raises:
-            FloatingPointError: Training has diverged.
-        """
-        reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        for step in self.rungs.steps:
-            key, name = f"{_RUNG}{step}", f"trial {trial.number}, {self.rungs.rows(step):,} rows"
-            if key not in trial.user_attrs:
+    def _climb(self, trial: Trial, config: Config, score: Callable[[Config, int, str], RungScore]) -> float | None:
+        """The log loss at the last rung; None if successive halving stops the trial before, or it diverges."""
+        scores = list(trial.user_attrs.get(_RUNGS, ()))  # before the trial was cut off
+        for number, step in enumerate(self.steps):
+            rows = self.rows(step)
+            if number == len(scores):
                 try:
-                    score = self.rungs.score(config, step, name, reporting)
-                except FloatingPointError:
+                    scores.append(asdict(score(config, rows, f"trial {trial.number}, {rows:,} rows")))
+                except FloatingPointError as error:
+                    _logger.debug(f"trial {trial.number}: {error}")
                     trial.report(nan, step)
-                    raise
-                trial.set_user_attr(key, asdict(score))
-            log_loss = RungScore(**trial.user_attrs[key]).log_loss
-            if step not in reported:
-                trial.report(log_loss, step)
-            if isnan(log_loss):
-                raise FloatingPointError("the log loss is not a number")
-            if step != STEPS[-1] and trial.should_prune():
-                raise optuna.TrialPruned
-        return log_loss
+                    return None
+                trial.report(scores[number]["log_loss"], step)
+                trial.set_user_attr(_RUNGS, scores)
+            if isnan(log_loss := scores[number]["log_loss"]) or (step != STEPS[-1] and trial.should_prune()):
+                return None
+        return float(log_loss)
 
     def _write(self) -> None:
-        trials = self.trials()
-        texts = {TRIALS: trials_csv(trials, self.space)}
-        if (best := best_of(trials)) is not None:
-            texts[BEST] = self.config(best).as_yaml()
-        for name, text in texts.items():
-            write_atomically(self.folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
+        trials, best, text = self.trials(), self.best, io.StringIO()
+        columns = ("trial", "state", *(field.name for field in fields(RungScore)), *self.space.keys)
+        table = csv.DictWriter(text, columns, lineterminator="\n")
+        table.writeheader()
+        for trial in trials:
+            last = {} if trial.last is None else finite(asdict(trial.last))
+            figures = {**last, "seconds": f"{trial.seconds:.3f}", **self.space.shown(trial.settings)}
+            table.writerow({"trial": trial.number, "state": trial.state, **figures})
+        texts = (
+            {TRIALS: text.getvalue()} if best is None else {TRIALS: text.getvalue(), BEST: self.config(best).as_yaml()}
+        )
+        for name, content in texts.items():
+            write_atomically(self.folder / name, partial(Path.write_text, data=content, encoding="utf-8"))
+
+
+def _rows_to_tune_on(log: Log, tune_rows: int | None, share: float) -> tuple[int, int]:
+    """Training rows that a study uses, and how many of them are held out; TuningError if that is impossible."""
+    if not 0 < share < 1:
+        raise TuningError(f"`held_out` must be a share between 0 and 1, such as 0.2, got {share:g}", "held_out")
+    part = min(log.train_rows, MAX_DEFAULT_ROWS) if tune_rows is None else tune_rows
+    held_out = max(1, round(share * part))
+    if part > log.train_rows:
+        raise TuningError(f"`tune_rows` is {part:,}, but {log.name} has {log.train_rows:,} to train on", "tune_rows")
+    if part < MIN_ROWS or part - held_out < STEPS[-1]:
+        raise TuningError(
+            f"{part:,} training rows of {log.name}, {held_out:,} of them held out, are too few to tune on: at least "
+            f"{MIN_ROWS} are needed"
+        )
+    return part, held_out
 
 
 def _locked(folder: Path) -> FolderLock:
     try:
         return FolderLock(folder)
     except BlockingIOError as error:
-        raise TuningError(f"{folder}: another process goes on with this study") from error
+        raise TuningError(f"{folder}: another process uses this study") from error
 
 
 def _plain(content: Any) -> Any:
@@ -547,24 +449,23 @@ def _plain(content: Any) -> Any:
     return json.loads(json.dumps(content))
 
 
-def _drop_torn_line(path: Path) -> None:
-    """Cut off what a process that was killed had not written to the end of its line: Optuna would append to it."""
+def _open_journal(path: Path, first_step: int, initial: dict[str, Any]) -> tuple[JournalStorage, optuna.Study]:
+    """Optuna's study in a journal of a locked folder; a new one first tries the parameters `initial`."""
     content = path.read_bytes() if path.is_file() else b""
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """Optuna logs nothing below errors, and no warnings of what is experimental."""
+    if not content.endswith(b"\n"):  # a process was killed while it wrote: Optuna would append to the torn line
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    for leftover in path.parent.glob(f"{path.name}.lock*"):
+        leftover.unlink()
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
+        with _explain_damage(path):
+            storage = JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+            pruner = SuccessiveHalvingPruner(min_resource=first_step, reduction_factor=FACTOR)
+            study = optuna.create_study(study_name=_STUDY, storage=storage, pruner=pruner, load_if_exists=True)
+            if not study.get_trials(deepcopy=False):
+                study.enqueue_trial(initial)
+            return storage, study
     finally:
         optuna.logging.set_verbosity(level)
 

@@ -1,0 +1,261 @@
+"""`sparsegroup tune`."""
+
+import logging
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsegroup.cli.app import THREADS, Threads, UsageError, app, in_shell, starting, use_threads
+from sparsegroup.cli.options import OF_THE_LOG, Assignments, LogOrConfig, takes_settings
+from sparsegroup.cli.output import Json, Quiet, Verbose, show
+
+if TYPE_CHECKING:
+    from sparsegroup.training import Config
+    from sparsegroup.tuning import SearchSpace, Study, TrialRecord
+
+_logger = logging.getLogger(__name__)
+
+
+@app.command("tune")
+@takes_settings(
+    *OF_THE_LOG,
+    *("model", "dim", "optimizer", "lr", "network_lr", "schedule", "warmup", "target_rate", "target_bytes", "fallback"),
+    *("admit_after", "batch_size", "epochs", "shuffle_buffer", "after_first_epoch", "seed"),
+    dim={"show_default": "the network's"},
+    target_rate={"show_default": "as `train`", "help": "Share of the features to keep, such as .05, in all trials."},
+    target_bytes={
+        "show_default": "as `train`",
+        "help": "Bytes of the embeddings to keep, such as 200MB, in all trials.",
+    },
+)
+def tune_command(
+    log: LogOrConfig = None,
+    minutes: Annotated[float, typer.Option(help="Time limit, without compiling kernels.")] = 30.0,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Total number of trials in the study; 0 only shows what is searched.")
+    ] = 50,
+    tune_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Training rows to tune on, from the end, including those to measure on.",
+            show_default="all, up to 1000000",
+        ),
+    ] = None,
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of these, from the end, to measure trials on; test rows are not touched.", show_default="0.2"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the study; default studies/<name of the log>/<time>.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="STUDY",
+            help="Resume a study: first the interrupted trial, then new ones.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Assignments = None,
+    *,
+    settings: Mapping[str, Any],
+    threads: Threads = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search for settings on part of the training rows, by successive halving; ends with a YAML file for `train`.
+
+    A setting that is given, by an option, --set or a YAML file, is not searched. The search begins with the
+    defaults: the first trial has the settings that `train` would have.
+    """
+    with starting():
+        from sparsegroup.cli.run_settings import open_config_log, setting_values, settings_file, share_given
+        from sparsegroup.training.config import read_config
+        from sparsegroup.training.run_files import find_run
+        from sparsegroup.tuning.space import SearchSpace
+        from sparsegroup.tuning.study import STUDY, Study
+
+    if not minutes > 0:
+        raise UsageError(f"--minutes must be above 0, got {minutes:g}; --trials 0 shows what is searched")
+    use_threads(threads)
+    if resume is not None:
+        own = {"log": log, "tune_rows": tune_rows, "held_out": held_out, "out": out, "set": set_}
+        given = [*(name for name, value in own.items() if value is not None), *settings]
+        if others := [name.replace("_", "-") for name in given]:
+            raise UsageError(f"--resume takes everything from the study, and no {', '.join(others)}")
+        folder = find_run(resume)
+        study = Study.resume(folder, open_config_log(STUDY.read(folder).base(folder), threads))
+    else:
+        share = share_given("--held-out", held_out or "0.2")
+        config = read_config(settings_file(log), setting_values(log, settings, set_ or []), "the command line")
+        if out is not None and trials:
+            _check_free(out)
+        data = open_config_log(config, threads)
+        given = [f"{section}.{name}" for section, values in config.given().items() for name in values]
+        if not trials:
+            config.check_log(data)
+            space = SearchSpace.excluding(given, config.resolved_for(data), data)
+            show({"log": data.name, "config": space.base.as_dict(), "space": space.as_plain()}, _space_table(space))
+            return
+        with _study_folder(out, config) as folder:
+            study = Study.begin(folder, config, data, given=given, tune_rows=tune_rows, held_out=share)
+    with closing(study):
+        _run(study, minutes, trials)
+
+
+def _check_free(out: Path) -> None:
+    from sparsegroup.tuning.study import STUDY
+
+    if STUDY.is_in(out):
+        resume = in_shell("tune", "--resume", out)
+        raise UsageError(f"{out} holds a study; give another --out, or {resume} to continue it")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not empty; give another --out")
+
+
+@contextmanager
+def _study_folder(out: Path | None, config: "Config") -> Iterator[Path]:
+    """The folder of a new study: `out`, or one named by the time, to which `latest` then points."""
+    from sparsegroup.cli.run_settings import log_name
+    from sparsegroup.training.run_files import new_run_folder, point_latest
+
+    if out is not None:
+        yield out
+        return
+    with new_run_folder(Path("studies") / log_name(config)) as folder:
+        yield folder
+    point_latest(folder)
+
+
+def _run(study: "Study", minutes: float, trials: int) -> None:
+    """Carry the study on until it has its trials or the time is up, and show the best one."""
+    from sparsegroup.kernels.cpu.jit import seconds_compiling
+    from sparsegroup.tuning.study import BEST, TRIALS
+
+    folder, rows = study.folder, study.part - study.held_out
+    _logger.info(
+        f"{study.log.name}: up to {trials} trials of {len(study.space.keys)} settings in {minutes:g} min, on "
+        f"{rows:,} training rows, measured on the {study.held_out:,} after these; writing to {folder}"
+    )
+
+    def on_trial(record: "TrialRecord") -> None:
+        is_best = record.number > 0 and record == study.best
+        _logger.info(_trial_line(record) + ("; the best so far" if is_best else ""))
+
+    study.run(
+        trials,
+        60 * minutes,
+        on_trial=on_trial,
+        reporting=_rung_bar,
+        clock=lambda: monotonic() - seconds_compiling(),  # each optimizer's kernels are compiled once per machine
+    )
+    records, best = study.trials(), study.best
+    again = f"{in_shell('tune', '--resume', folder)} continues the study"
+    if best is None:
+        raise UsageError(
+            f"no trial has finished in {minutes:g} min: {again}; or begin another study with fewer --tune-rows"
+        )
+    if records[-1].state == "cut off":
+        _logger.info(f"the time is up; {again}")
+    elif len(records) >= trials:
+        _logger.info(f"the study has {len(records)} trials; {again} with more --trials")
+    command, states = shlex.join(["sparsegroup", "train", str(folder / BEST)]), [one.state for one in records]
+    result = {
+        "folder": str(folder),
+        "log": study.log.name,
+        "rows": rows,
+        "held_out": study.held_out,
+        "trials": len(records),
+        "states": {state: states.count(state) for state in sorted(set(states))},
+        "best": best.as_plain(),
+        "default": records[0].as_plain(),
+        "config": str(folder / BEST),
+        "command": command,
+    }
+    table = _outcome_table(study.space, records[0], best)
+    show(result, table, f"{command}\n\nwritten to {folder}: {BEST}, {TRIALS}")
+
+
+@contextmanager
+def _rung_bar(name: str, samples: int) -> Iterator[Callable[[int, float], None]]:
+    from sparsegroup.cli.progress import progress
+
+    done = 0
+    with progress(name, "samples", samples) as update:
+
+        def on_batch(rows: int, loss: float) -> None:
+            nonlocal done
+            done += rows
+            update(done, samples, "")
+
+        yield on_batch
+
+
+def _space_table(space: "SearchSpace") -> Table:
+    """What is searched: values, when they have an effect, and where the search begins."""
+    from sparsegroup.tuning.space import shown_value
+
+    table = Table(caption="a setting that is given is not searched; the first trial has the values on the right")
+    for column in ("setting", "values", "where", "begins with"):
+        table.add_column(column, overflow="fold", no_wrap=column == "setting")
+    for one in space.parameters:
+        where = "" if one.only is None else str(one.only)
+        table.add_row(one.key, one.words(), where, shown_value(one.default) if one.name in space.initial else "")
+    return table
+
+
+def _trial_line(record: "TrialRecord") -> str:
+    """How a trial went."""
+    from sparsegroup.reporting.formatting import duration, metric, percent
+
+    name = f"trial {record.number}{'' if record.number else ', `train` as it is'}"
+    if record.last is None:
+        return f"{name}: {record.state}, {duration(record.seconds)}"
+    last = record.last
+    rows = f" after {last.rows:,} rows" if record.state != "complete" else ""
+    return (
+        f"{name}: {record.state}{rows}, log loss {metric(last.log_loss)}, AUC {metric(last.auc)}, "
+        f"{percent(last.feature_rate)} of the features, {duration(record.seconds)}"
+    )
+
+
+def _outcome_table(space: "SearchSpace", first: "TrialRecord", best: "TrialRecord") -> Table:
+    """The best trial and, if that is another, the first: their scores, and the settings in which they differ."""
+    from sparsegroup.reporting.formatting import count, duration, metric, percent
+
+    table = Table(
+        caption="on the rows held out, by which the best was chosen: its figures are better than new rows will show"
+    )
+    table.add_column("")
+    pair: Sequence[TrialRecord] = (best,) if best.number == first.number else (best, first)
+    for name in ("best: `train` as it is",) if len(pair) == 1 else (f"best: trial {best.number}", "`train` as it is"):
+        table.add_column(name, justify="right")
+    scores = [one.last if one.state == "complete" else None for one in pair]
+    if first.state != "complete":
+        table.add_row("", "", first.state)
+    for name, attribute, shown in (
+        ("log loss", "log_loss", metric),
+        ("norm. entropy", "normalized_entropy", metric),
+        ("AUC", "auc", metric),
+        ("features", "feature_rate", percent),
+        ("rows", "rows", count),
+    ):
+        table.add_row(name, *("" if score is None else shown(getattr(score, attribute)) for score in scores))
+    table.add_row("time", *(duration(one.seconds) for one in pair), end_section=True)
+    settings = [space.shown(one.settings) for one in pair]
+    for key in space.keys:
+        if settings[0][key] != settings[-1][key]:
+            table.add_row(key, *(values[key] for values in settings))
+    return table
