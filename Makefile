@@ -95,7 +95,7 @@ paper-small: $(VENV)/.installed  ## All experiments on the small logs in DATA=fo
 CRITEO = $(RUNS)/synthetic-criteo
 
 paper-criteo: $(VENV)/.installed  ## Tables 2 to 4 and 8, one seed, on a synthetic log of 10M training rows; two hours
-	test -f $(CRITEO)/log/log.json || $(RUN)/sparsegroup synthesize criteo $(CRITEO)/log --rows 11666667
+	test -f $(CRITEO)/log/log.json || $(RUN)/sparsegroup-paper synthesize criteo $(CRITEO)/log --rows 11666667
 	$(PAPER) run sparsity-vs-auc fine-tune best-auc embedding-dim --runs 1 --recipe paper \
 	  --out $(CRITEO) --report $(RESULTS)/synthetic-criteo --dataset criteo --data $(CRITEO)/log
 	$(PAPER) overview $(RESULTS)

@@ -7,7 +7,7 @@ to the same rate by their norm. Both have the same learning rate, √(batch / 51
 The share of the peak counts the network's products alone (2 operations a weight forward, 4 backward), in units of what
 torch's product of two large matrices reaches on all cores.
 
-    sparsegroup synthesize criteo LOG --rows 5000000
+    sparsegroup-paper synthesize criteo LOG --rows 5000000
     python benchmarks/batch_sizes.py LOG
 """
 
@@ -28,11 +28,11 @@ from plain_loop import Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import LogView
-from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.plan import EpochPlan
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 ROOT = Path(__file__).parents[1]
 DIM, RATE = 8, 0.1

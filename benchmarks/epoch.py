@@ -10,7 +10,7 @@ fields, the numbers x as ⌊x²⌋ (they are logarithms); the same samples as a 
 itself, in the order of the trainer; and what is read, evaluated, predicted into a Parquet file, and scored by what an
 export serves. "busy" is the share of all cores' time in which they work.
 
-    sparsegroup synthesize criteo LOG
+    sparsegroup-paper synthesize criteo LOG
     python benchmarks/epoch.py LOG
 """
 
@@ -34,7 +34,6 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats.criteo import criteo
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log, LogView
-from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import FrozenModel
@@ -42,6 +41,7 @@ from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Config, HistoryPoint, train
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
 from sparsegroup.training.scoring import predictions, write_predictions
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 BATCH, LARGE, DIM = 512, 8192, 8
 CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)

@@ -53,7 +53,7 @@ def trials(scratch: Path, names: Sequence[str], rounds: int) -> dict[str, float]
     compileall.compile_dir(Path(sparsegroup.__file__).parent, quiet=1)
     log = scratch / "clicks.csv"
     if "train" in names:
-        made = ["-m", "sparsegroup", "synthesize", "clicks", str(log), "--rows", str(LOG_ROWS), "--quiet"]
+        made = ["-m", "sparsegroup", "synthesize", str(log), "--rows", str(LOG_ROWS), "--quiet"]
         subprocess.run([sys.executable, *made], check=True)
     taken: dict[str, list[dict[str, float]]] = {}
     for turn in range(rounds):

@@ -35,9 +35,9 @@ import torch
 
 import timing
 from sparsegroup.data import PreparedLog
-from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, train
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 ROWS, QUICK_ROWS, BATCH, RATE, UNSEEN, SKETCH = 12_000_000, 300_000, 2_048, 0.03, 500, "64MB"
 POINTS = (0.25, 0.5, 0.75)

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from sklearn.metrics import log_loss, roc_auc_score
+
 import timing
 from panel.baselines import BaselineCache, installed
 from panel.contest import OURS, contest
@@ -24,7 +27,8 @@ from panel.logs import PanelLog, kinds_in_words, shared_logs
 from panel.ours import own_run
 from panel.panel_page import page_of
 from panel.panel_plot import plot_contest
-from sparsegroup.data.synthetic import LABEL_COLUMN, write_clicks
+from sparsegroup.data.schema import TEST_FRACTION
+from sparsegroup.data.synthetic import LABEL_COLUMN, TypedClicks, write_clicks
 
 ROOT = Path(__file__).parents[1]
 ROWS, QUICK_ROWS = 300_000, 20_000
@@ -33,11 +37,14 @@ ROWS, QUICK_ROWS = 300_000, 20_000
 def typed_logs(folder: Path, rows: int) -> dict[PanelLog, dict[str, float]]:
     """The made-up log as CSV and as Parquet, each with what is possible on its test set."""
     first, second = folder / "clicks.csv", folder / "clicks.parquet"
-    truth = write_clicks(first, rows).test
-    write_clicks(second, rows)
+    for path in (first, second):
+        write_clicks(path, rows)
+    blocks = list(TypedClicks(rows).blocks())
+    labels = np.concatenate([block[LABEL_COLUMN].to_numpy() for block, _ in blocks])[-round(rows * TEST_FRACTION) :]
+    truth = np.concatenate([probabilities for _, probabilities in blocks])[-len(labels) :]
     log = PanelLog("clicks", first, label=LABEL_COLUMN)
     twin = PanelLog("clicks, Parquet", second, label=LABEL_COLUMN, twin=log)
-    possible = {"auc": truth.auc, "log_loss": truth.log_loss}
+    possible = {"auc": float(roc_auc_score(labels, truth)), "log_loss": float(log_loss(labels, truth))}
     return {log: possible, twin: possible}
 
 

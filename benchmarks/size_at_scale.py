@@ -19,11 +19,11 @@ import torch
 
 import timing
 from sparsegroup.data import PreparedLog
-from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, score, train
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.runs import Pruned
 
 ROWS, QUICK_ROWS, BATCH = 10_000_000, 300_000, 2_048

@@ -14,7 +14,7 @@ from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 READ = """
 import sys
 from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
-from sparsegroup.data.public_shapes import DATASETS, synthetic_batches
+from sparsegroup_paper.public_shapes import DATASETS, synthetic_batches
 log = open_log({path!r})
 print(sum(len(batch) for batch in log.batches(0, 6, 2)))
 next(synthetic_batches(DATASETS["avazu"], 10, 0))

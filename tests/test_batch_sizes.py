@@ -10,8 +10,8 @@ from matplotlib.image import imread
 
 import batch_sizes
 from batch_page import batches_of, page_of, plot_sizes
-from sparsegroup.data.public_shapes import DATASETS, synthesize
 from sparsegroup.reporting.plots import COLOURS
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 
 def test_both_train_on_the_same_samples_and_the_page_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,17 +170,6 @@ def test_a_prepared_log_is_trained_on(tmp_path: Path, run: Run) -> None:
     ).read_bytes()
 
 
-def test_synthesize_makes_a_log_to_train_on(tmp_path: Path, run: Run) -> None:
-    done = run("synthesize", "avazu", "made-up", "--rows", 20_000, "--seed", 1)
-    assert done.returncode == 0, done.stderr
-    assert "20,000: 18,000 for training, 2,000 for testing" in done.stdout
-    assert run("train", "made-up", "--model", "mlp").returncode == 0
-    again = run("synthesize", "avazu", "made-up")
-    assert (again.returncode, "made-up: is not empty" in again.stderr) == (2, True)
-    none = run("synthesize", "avazu", "none", "--rows", 0)
-    assert (none.returncode, "rows must be from 1 to" in none.stderr) == (2, True)
-
-
 def test_the_number_of_threads_changes_nothing(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
     for number in (1, 3):

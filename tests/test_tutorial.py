@@ -47,7 +47,7 @@ def carried_out(page: Path, run: Run) -> list[str]:
 
 def test_the_tutorial_prints_the_rows_that_it_has_written(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tutorial.md").read_text()
-    (rows,) = re.findall(r"synthesize clicks clicks.csv --rows (\d+)", page)
+    (rows,) = re.findall(r"synthesize clicks.csv --rows (\d+)", page)
     (printed,) = re.findall(r"```text\n(request_id.*?)```", page, flags=re.DOTALL)
     block, _ = next(TypedClicks(int(rows)).blocks())
     first = block.slice(0, 3)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ranks.step_parts import StepParts, hook_of
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
-from sparsegroup.data.public_shapes import DATASETS, synthetic_batches
 from sparsegroup.integrations import data_parallel
 from sparsegroup.models import DCN
+from sparsegroup_paper.public_shapes import DATASETS, synthetic_batches
 
 SHAPE = DATASETS["criteo"]
 FIELDS, NUMBERS = len(SHAPE.fields), len(SHAPE.numbers)

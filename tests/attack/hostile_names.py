@@ -259,13 +259,8 @@ ATTEMPTS = (
         lambda o, p: ("tune", "--resume", p, "--trials", "1"),
         _said("sparsegroup train"),
     ),
-    Attempt(
-        "synthesize a prepared log", _nothing, "", lambda o, p: ("synthesize", "avazu", p, "--rows", "200"), _is_log
-    ),
-    Attempt("synthesize a text", _nothing, ".csv", lambda o, p: ("synthesize", "clicks", p, "--rows", "200"), _is_log),
-    Attempt(
-        "synthesize Parquet", _nothing, ".parquet", lambda o, p: ("synthesize", "clicks", p, "--rows", "200"), _is_log
-    ),
+    Attempt("synthesize a text", _nothing, ".csv", lambda o, p: ("synthesize", p, "--rows", "200"), _is_log),
+    Attempt("synthesize Parquet", _nothing, ".parquet", lambda o, p: ("synthesize", p, "--rows", "200"), _is_log),
     Attempt("write a schema", _nothing, ".yaml", lambda o, p: ("columns", o.log, "--schema", p), _is_file),
     Attempt("prepare into", _nothing, "", lambda o, p: ("prepare", o.log, p), _is_log),
     Attempt("prepare with names into", _nothing, "", lambda o, p: ("prepare", o.log, p, "--vocabulary"), _is_log),
@@ -304,7 +299,7 @@ ATTEMPTS = (
 
 SHORT = (
     *("columns of a file", "prepare a folder", "train on a prepared log", "evaluate on a file", "inspect a run"),
-    *("synthesize a prepared log", "synthesize Parquet", "write a schema", "prepare with names into"),
+    *("synthesize a text", "synthesize Parquet", "write a schema", "prepare with names into"),
     *("predict into Parquet", "write a page"),
 )
 """Attempts that go through most of what reads and writes."""

@@ -77,9 +77,9 @@ def test_every_command_takes_every_name(
 
 
 def test_the_home_folder_is_not_meant(run: Run, tmp_path: Path) -> None:
-    assert run("synthesize", "avazu", "~root", "--rows", "200").returncode == 0
-    assert (tmp_path / "~root" / "log.json").is_file()
-    assert len(open_log("~root")) == 200
+    assert run("synthesize", "~root.csv", "--rows", "200").returncode == 0
+    assert (tmp_path / "~root.csv").is_file()
+    assert len(open_log("~root.csv")) == 200
 
 
 def test_a_path_that_exists_is_no_uri_and_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

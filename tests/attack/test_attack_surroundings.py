@@ -44,9 +44,8 @@ WRITERS = {
     "an export": lambda o: ("export", o.run, "out", "--no-onnx"),
     "a program": lambda o: ("export", o.run, "out", "--no-onnx", "--program"),
     "a difference": lambda o: ("export", o.run, "out", "--since", o.export),
-    "clicks": lambda o: ("synthesize", "clicks", "out.csv", "--rows", "300"),
-    "clicks as Parquet": lambda o: ("synthesize", "clicks", "out.parquet", "--rows", "300"),
-    "a synthetic log": lambda o: ("synthesize", "avazu", "out", "--rows", "300"),
+    "clicks": lambda o: ("synthesize", "out.csv", "--rows", "300"),
+    "clicks as Parquet": lambda o: ("synthesize", "out.parquet", "--rows", "300"),
     "a path": lambda o: ("path", o.log, "--out", "out", "--rates", ".5", "--batch-size", "64", "--model", "lr"),
 }
 LIMITS = (0, 100, 1_000, 4_000, 16_000)
@@ -118,7 +117,7 @@ SAYING = {
     "inspect": lambda o: ("inspect", o.run),
     "inspect as JSON": lambda o: ("inspect", o.run, "--json"),
     "what tune searches": lambda o: ("tune", o.log, "--trials", "0"),
-    "synthesize": lambda o: ("synthesize", "avazu", "out", "--rows", "200"),
+    "synthesize": lambda o: ("synthesize", "out.csv", "--rows", "200"),
     "version": lambda o: ("--version",),
     "help": lambda o: ("--help",),
     **{f"help of {name}": lambda o, name=name: (name, "--help") for name in ("train", "export", "demo", "path")},
@@ -162,7 +161,7 @@ def test_an_output_that_takes_nothing(
     ],
 )
 def test_streams_of_a_process(closed: str, tmp_path: Path) -> None:
-    script = f'"$1" -m sparsegroup synthesize clicks out.csv --rows 50 {closed}'
+    script = f'"$1" -m sparsegroup synthesize out.csv --rows 50 {closed}'
     done = subprocess.run(["sh", "-c", script, "sh", sys.executable], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == (1 if closed.startswith(">/dev/full") else 0), done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The command line: `sparsegroup-paper run`, `report` and `overview`."""
+"""The command line: `sparsegroup-paper run`, `report`, `overview` and `synthesize`."""
 
 import platform
 import shlex
@@ -23,6 +23,7 @@ from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
 from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
 from sparsegroup_paper.lab import Lab, Recipe
 from sparsegroup_paper.overview import INDEX, write_overview
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.published import published
 from sparsegroup_paper.regret import regret
 from sparsegroup_paper.report import read_report, write_pages, write_report, write_section
@@ -187,7 +188,7 @@ def _facts(dataset: Dataset, log: Log, runs: int, recipe: Recipe) -> tuple[tuple
     used = f"{len(log):,}" + (f" of {whole:,}, around the place where the test set begins" if len(log) < whole else "")
     features = log.features
     return (
-        *((("log", "made up, see `sparsegroup synthesize`"),) if dataset.name.startswith(SYNTHETIC) else ()),
+        *((("log", "made up, see `sparsegroup-paper synthesize`"),) if dataset.name.startswith(SYNTHETIC) else ()),
         ("rows", f"{used}: {log.train_rows:,} for training, {len(log) - log.train_rows:,} for testing"),
         ("fields", f"{len(log.fields)} categorical, {len(log.numbers)} numeric"),
         *((("features in the training rows", f"{features:,}"),) if features is not None else ()),
@@ -223,3 +224,31 @@ def overview_command(
     if not names:
         raise UserError(f"{folder}: no reports in its subfolders")
     console.print(f"{folder / INDEX}: {', '.join(names)}", highlight=False, soft_wrap=True)
+
+
+@app.command("synthesize")
+def synthesize_command(
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help=f"Public log whose shape to imitate: {', '.join(DATASETS)}.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the log, as `sparsegroup prepare` writes it.")],
+    rows: Annotated[
+        int | None, typer.Option(help="Number of rows.", show_default="as many as the real log has")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Make up a log with the fields, the skew and the late features of a public one, and known effects."""
+    if dataset not in DATASETS:
+        raise UserError(f"no data set {dataset!r}; there are {', '.join(DATASETS)}")
+    shape = DATASETS[dataset]
+    wanted = shape.full_rows if rows is None else rows
+    with _reporting(dataset, wanted) as on_progress:
+        try:
+            log = synthesize(shape, wanted, out, seed, on_progress)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    console.print(
+        f"{out}: {len(log):,} rows, {log.train_rows:,} of them for training, with {log.features:,} features",
+        highlight=False,
+        soft_wrap=True,
+    )

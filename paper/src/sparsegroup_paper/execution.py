@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.data import Log, LogView, MemoryLog, PreparedLog
-from sparsegroup.data.public_shapes import effects
 from sparsegroup.training import evaluate
 from sparsegroup_paper.cut_off import WithoutRare
 from sparsegroup_paper.deeplight import deeplight
@@ -18,6 +17,7 @@ from sparsegroup_paper.frequency import Counts, count_keys, survivors
 from sparsegroup_paper.gradual import gradual
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
+from sparsegroup_paper.public_shapes import effects
 from sparsegroup_paper.resampling import resampled_aucs
 from sparsegroup_paper.runs import LAST_TENTH, CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run, Survivors
 

@@ -13,7 +13,7 @@ from sparsegroup.cli import (
     path_command,
     predict_command,
     prepare_command,
-    synthesize_command,
+    synthesize,
     train_command,
     tune,
 )
@@ -30,7 +30,7 @@ __all__ = [
     "path_command",
     "predict_command",
     "prepare_command",
-    "synthesize_command",
+    "synthesize",
     "train_command",
     "tune",
 ]

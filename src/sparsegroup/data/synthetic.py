@@ -1,25 +1,16 @@
 """Made-up click logs: one in memory, and a raw one of typed columns as a file.
 
-The raw log is such as a stranger has: names, floats, counts, a timestamp, tags, and a truth that drifts. Its columns,
-each as its owner would write it:
-
-- `request_id` never repeats; `event_time` ascends, in whole seconds, over `DAYS` days.
-- `user_id`, `segment`, `country`, `device`, `age`, `is_member`: a user, Zipf-distributed, and what is known of it.
-- `ad_id`, `category`, `tags`, `price`: an ad. More than half exist from the start and others appear later; each is
-  shown less as it gets older.
-- `visits`, `ctr_7d`: a count of the user's, and the ad's recent rate of clicks, which is missing in its first days.
-- `clicked`: the label.
-
-P(clicked) = sigmoid(base + drift of the time + effects of user, ad, category, tags, device, country and membership +
-curves of price, ctr_7d, age, visits, hour and weekday + an effect of each pair of segment and category). A missing
-value has no effect, so that it is a function of the row.
+The raw log is such as strangers bring: ids that never repeat, an ascending time over `DAYS` days, Zipf-distributed
+users, ads that appear and are shown less as they age, tags, prices, rates, and missing values. P(clicked) is a function
+of the row: effects of most values, curves of the numbers, of hour and weekday, and an effect of each pair of segment
+and category; a missing value has no effect. The rate of clicks drifts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import pi
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,29 +18,38 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.artifact.folder import write_atomically
-from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log import MemoryLog
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.schema import TEST_FRACTION
 
 LABEL_COLUMN = "clicked"
 POSITIVE_RATE = 0.2
-DAY = 86_400
-"""Seconds."""
+DAY, DAYS = 86_400, 28
+"""Seconds of a day; days of the raw log."""
 
-DAYS = 28
 START = 1_740_960_000
 """Unix time of the first row, in seconds: a Monday, 2025-03-03."""
 
 BLOCK = 1 << 14
 """Rows that are drawn by one random generator, whose seed contains the block's number."""
 
-_USERS, _ADS, _CATEGORIES, _SEGMENTS, _COUNTRIES, _DEVICES, _TAGS = 30_000, 3_000, 24, 12, 40, 120, 150
-_MAX_TAGS = 4
+_USERS, _ADS, _CATEGORIES, _SEGMENTS, _COUNTRIES, _DEVICES, _TAGS, _MAX_TAGS = 30_000, 3_000, 24, 12, 40, 120, 150, 4
+# fmt: off
+_COUNTRY_CODES = [
+    "DE", "FR", "US", "GB", "ES", "IT", "PL", "NL", "BR", "IN", "JP", "CA", "MX", "AT", "CH", "SE", "NO", "DK", "FI",
+    "BE", "PT", "IE", "CZ", "GR", "HU", "RO", "TR", "ZA", "AU", "NZ", "KR", "AR", "CL", "CO", "PE", "EG", "MA", "KE",
+    "NG", "TH",
+]
+# fmt: on
 _CALIBRATION_BLOCKS = 8
-_PROBABILITY_STEPS = 1 << 16
+
+# A one-to-one mix of 56 bits: add, multiply, xor-shift, multiply, xor-shift. Odd factors have an inverse mod 2^56, and
+# a xor-shift by half the width undoes itself.
+VALUE_MASK = np.uint64((1 << VALUE_BITS) - 1)
+HALF_SHIFT = np.uint64(28)
+FACTORS = (0xA0761D6478BD642F, 0x9FB21C651E98DF25)
+FIELD_OFFSET = 0x9E3779B97F4A7C15
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,14 +74,6 @@ class SyntheticConfig:
     informative: float = 0.1
     effect: float = 1.5
     bias: float = -1.5
-
-
-def bounded_zipf(uniform: npt.NDArray[np.float64], cardinality: int, exponent: float) -> npt.NDArray[np.int64]:
-    """Ranks in [0, cardinality) by inverting the distribution function of r^-exponent on [1, cardinality]."""
-    power = 1 - exponent
-    ranks = np.floor(((float(cardinality) ** power - 1) * uniform + 1) ** (1 / power)) - 1
-    clipped: npt.NDArray[np.int64] = np.clip(ranks, 0, cardinality - 1).astype(np.int64)
-    return clipped
 
 
 def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) -> MemoryLog:
@@ -119,103 +111,17 @@ def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) ->
     )
 
 
-def salt_of(seed: int) -> np.uint64:
-    """64 bits that follow from a seed.
-
-    Raises:
-        ValueError: `seed` < 0.
-    """
-    if seed < 0:
-        raise ValueError(f"seed must be >= 0, got {seed}")
-    salt: np.uint64 = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)[0]
-    return salt
-
-
-# A one-to-one mix of 56 bits: add, multiply, xor-shift, multiply, xor-shift. Odd factors have an inverse mod 2^56, and
-# a xor-shift by half the width undoes itself.
-VALUE_MASK = np.uint64((1 << VALUE_BITS) - 1)
-HALF_SHIFT = np.uint64(28)
-FACTORS = (0xA0761D6478BD642F, 0x9FB21C651E98DF25)
-FIELD_OFFSET = 0x9E3779B97F4A7C15
-
-
-def keys_of_values(values: Ints, field: int) -> Ints:
-    """Keys of value numbers `[n]`: the field's number in the top 8 bits, a one-to-one mix of the value's below."""
-    mixed = values.view(np.uint64) + np.uint64((field + 1) * FIELD_OFFSET & (1 << VALUE_BITS) - 1)
-    for factor in FACTORS:
-        mixed *= np.uint64(factor)
-        mixed &= VALUE_MASK
-        mixed ^= mixed >> HALF_SHIFT
-    mixed |= np.uint64(field) << np.uint64(VALUE_BITS)
-    return mixed.view(np.int64)
-
-
-def calibrated_base(rows: int, positive_rate: float, score: Callable[[int], npt.NDArray[Any]]) -> float:
-    """The constant of the logit with which a few blocks, spread over `rows` rows, have the positive rate on average.
-
-    `score` gives the logits of a block without it, by the block's number.
-    """
-    blocks = -(-rows // BLOCK)
-    sample = sorted({int((part + 0.5) / _CALIBRATION_BLOCKS * blocks) for part in range(_CALIBRATION_BLOCKS)})
-    scores = np.concatenate([score(number) for number in sample]).astype(np.float64)
-    low, high = -30.0 - scores.max(), 30.0 - scores.min()
-    for _ in range(40):
-        middle = (low + high) / 2
-        too_many = np.mean(1 / (1 + np.exp(-middle - scores))) > positive_rate
-        low, high = (low, middle) if too_many else (middle, high)
-    return float(low + high) / 2
-
-
-class _Draws(NamedTuple):
-    """What is drawn for a block: numbers of users and ads, and further values; NaN is missing."""
-
-    time: Ints
-    user: Ints
-    ad: Ints
-    price: Floats
-    age: Floats
-    visits: Ints
-    ctr: Floats
-    member: Floats
-    country: Ints
-    uniform: Floats
-
-
 class TypedClicks:
-    """The raw log of so many rows: the same rows and seed give the same log.
-
-    Args:
-        rows: >= 1. The days are squeezed into them.
-        seed: >= 0.
-
-    Attributes:
-        schema: Types of the columns; texts that repeat are dictionaries.
+    """The raw log of `rows` rows, into which the days are squeezed; the same rows and seed give the same log.
 
     Raises:
-        ValueError: `rows` or `seed` out of range.
+        ValueError: `rows` < 1 or `seed` < 0.
 
     Example:
         >>> rows, probabilities = next(TypedClicks(1_000, seed=0).blocks())
         >>> rows.schema.names[:5], probabilities.shape
         (['request_id', 'event_time', 'user_id', 'segment', 'country'], (1000,))
     """
-
-    schema = pa.schema(
-        [
-            ("request_id", pa.string()),
-            ("event_time", pa.timestamp("us")),
-            *((name, pa.dictionary(pa.int32(), pa.string())) for name in ("user_id", "segment", "country", "device")),
-            ("age", pa.int64()),
-            ("is_member", pa.bool_()),
-            ("ad_id", pa.int64()),
-            ("category", pa.dictionary(pa.int32(), pa.string())),
-            ("tags", pa.list_(pa.string())),
-            ("price", pa.float64()),
-            ("visits", pa.int64()),
-            ("ctr_7d", pa.float64()),
-            (LABEL_COLUMN, pa.uint8()),
-        ]
-    )
 
     def __init__(self, rows: int, seed: int = 0) -> None:
         if rows < 1:
@@ -245,17 +151,18 @@ class TypedClicks:
         self._device_effect = draw.normal(0, 0.2, _DEVICES)
         self._tag_effect = draw.normal(0, 0.2, _TAGS)
         self._pair_effect = draw.normal(0, 0.38, (_SEGMENTS, _CATEGORIES))
-        self._base = calibrated_base(rows, POSITIVE_RATE, lambda number: self._score(self._draw(number)))
+        self._base = calibrated_base(rows, POSITIVE_RATE, lambda number: self._logits(self._draw(number)))
 
     def blocks(self) -> Iterator[tuple[pa.RecordBatch, Floats]]:
         """All rows in order and their P(clicked), `[n]` float64; `BLOCK` rows at a time, the last ones fewer."""
         for first in range(0, self._rows, BLOCK):
-            draws = self._draw(first // BLOCK)
-            probabilities = 1 / (1 + np.exp(-self._base - self._score(draws)))
+            drawn = self._draw(first // BLOCK)
+            probabilities = 1 / (1 + np.exp(-self._base - self._logits(drawn)))
             count = min(BLOCK, self._rows - first)
-            yield self._columns(draws, first, probabilities).slice(0, count), probabilities[:count]
+            yield self._columns(drawn, first, probabilities).slice(0, count), probabilities[:count]
 
-    def _draw(self, number: int) -> _Draws:
+    def _draw(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """What is drawn for a block: numbers of users and ads, and further values; NaN or -1 is missing."""
         generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence((self._seed, number))))
         time = START + (number * BLOCK + np.arange(BLOCK)) * (DAYS * DAY) // self._rows
         now = (time[0] - START) / (DAYS * DAY)
@@ -270,140 +177,58 @@ class TypedClicks:
         visits = generator.poisson(self._visits[user])
         member = np.where(generator.random(BLOCK) < 0.05, np.nan, self._member[user])
         country = np.where(generator.random(BLOCK) < 0.02, -1, self._country[user])
-        return _Draws(time, user, ad, price, self._age[user], visits, ctr, member, country, generator.random(BLOCK))
+        drawn = {"time": time, "user": user, "ad": ad, "price": price, "age": self._age[user], "visits": visits}
+        return drawn | {"ctr": ctr, "member": member, "country": country, "uniform": generator.random(BLOCK)}
 
-    def _score(self, draws: _Draws) -> Floats:
+    def _logits(self, drawn: dict[str, npt.NDArray[Any]]) -> Floats:
         """The logit of each row without the base."""
-        user, ad = draws.user, draws.ad
+        user, ad, country, time = drawn["user"], drawn["ad"], drawn["country"], drawn["time"]
         category = self._category[ad]
         total = self._user_effect[user] + self._ad_effect[ad] + self._device_effect[self._device[user]]
-        total += np.where(draws.country >= 0, self._country_effect[draws.country], 0)
+        total += np.where(country >= 0, self._country_effect[country], 0)
         total += self._category_effect[category] + self._pair_effect[self._segment[user], category]
         has_tag = np.arange(_MAX_TAGS) < self._tag_count[ad, None]
         total += (self._tag_effect[self._ad_tags[ad]] * has_tag).sum(axis=1)
-        total += _known(0.35 * np.clip((np.log(np.maximum(draws.price, 0.01)) - 3) / 0.85, -3, 3) ** 2)
-        total += _known(0.65 * np.tanh((draws.ctr - 0.2) / 0.08))
-        total += _known(0.45 * np.cos((draws.age - 16) / 12)) + _known(0.4 * draws.member)
-        total -= 0.25 * np.log1p(draws.visits)
-        hour = draws.time % DAY / 3600
+        for effect in (
+            0.35 * np.clip((np.log(np.maximum(drawn["price"], 0.01)) - 3) / 0.85, -3, 3) ** 2,
+            0.65 * np.tanh((drawn["ctr"] - 0.2) / 0.08),
+            np.nan_to_num(0.45 * np.cos((drawn["age"] - 16) / 12)) + np.nan_to_num(0.4 * drawn["member"]),
+        ):
+            total += np.nan_to_num(effect)  # a missing value has none
+        total -= 0.25 * np.log1p(drawn["visits"])
+        hour = time % DAY / 3600
         total += 0.3 * np.sin((hour - 14) * (pi / 12)) + 0.15 * np.cos(hour * (pi / 6))
-        total += 0.2 * (draws.time // DAY % 7 >= 2) * (draws.time // DAY % 7 <= 3)  # 1970-01-01 was a Thursday
-        now = (draws.time - START) / (DAYS * DAY)
+        total += 0.2 * (time // DAY % 7 >= 2) * (time // DAY % 7 <= 3)  # 1970-01-01 was a Thursday
+        now = (time - START) / (DAYS * DAY)
         summed: Floats = total + 0.1 * np.sin(now * (1.5 * pi))
         return summed
 
-    def _columns(self, draws: _Draws, first: int, probabilities: Floats) -> pa.RecordBatch:
-        user, ad = draws.user, draws.ad
+    def _columns(self, drawn: dict[str, npt.NDArray[Any]], first: int, probabilities: Floats) -> pa.RecordBatch:
+        user, ad = drawn["user"], drawn["ad"]
         ids = keys_of_values(first + np.arange(BLOCK), 0).view(np.uint64) ^ self._salt
-        columns: dict[str, Any] = {
-            "request_id": pl.Series(ids.astype(">u8").view("V8").tolist(), dtype=pl.Binary)
-            .bin.encode("hex")
-            .to_arrow(),
-            "event_time": pa.array(draws.time * 1_000_000, pa.timestamp("us")),
-            "user_id": _texts(user, self._user_names),
-            "segment": _texts(self._segment[user], _names("segment ", np.arange(_SEGMENTS), 1)),
-            "country": _texts(draws.country, pa.array(_COUNTRY_CODES)),
-            "device": _texts(self._device[user], _names("phone-", np.arange(_DEVICES), 3)),
-            "age": pa.array(draws.age, from_pandas=True).cast(pa.int64()),
-            "is_member": pa.array(draws.member, from_pandas=True).cast(pa.bool_()),
-            "ad_id": pa.array(self._ad_ids[ad]),
-            "category": _texts(self._category[ad], _names("category-", np.arange(_CATEGORIES), 2)),
-            "tags": self._tag_lists(ad),
-            "price": pa.array(draws.price, from_pandas=True),
-            "visits": pa.array(draws.visits),
-            "ctr_7d": pa.array(draws.ctr, from_pandas=True),
-            LABEL_COLUMN: pa.array((draws.uniform < probabilities).astype(np.uint8)),
-        }
-        return pa.record_batch([columns[name] for name in self.schema.names], schema=self.schema)
-
-    def _tag_lists(self, ad: Ints) -> pa.Array:
+        hexadecimal = pl.Series(ids.astype(">u8").view("V8").tolist(), dtype=pl.Binary).bin.encode("hex")
         counts = self._tag_count[ad]
         tags = self._ad_tags[ad][np.arange(_MAX_TAGS) < counts[:, None]]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(offsets, _texts(tags, _names("t", np.arange(_TAGS), 1)).dictionary_decode())
-
-
-# fmt: off
-_COUNTRY_CODES = [  # no Arrow array, which would import pandas with this module
-    "DE", "FR", "US", "GB", "ES", "IT", "PL", "NL", "BR", "IN", "JP", "CA", "MX", "AT", "CH", "SE", "NO", "DK", "FI",
-    "BE", "PT", "IE", "CZ", "GR", "HU", "RO", "TR", "ZA", "AU", "NZ", "KR", "AR", "CL", "CO", "PE", "EG", "MA", "KE",
-    "NG", "TH",
-]
-# fmt: on
-
-
-def _names(prefix: str, numbers: Ints, digits: int) -> pa.Array:
-    return pa.array([f"{prefix}{number:0{digits}}" for number in numbers.tolist()])
-
-
-def _texts(numbers: Ints, names: pa.Array) -> pa.DictionaryArray:
-    """Names by number; that of -1 is missing."""
-    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32), mask=numbers < 0), names)
-
-
-def _known(effects: Floats) -> Floats:
-    """Effects of values, 0 where they are missing."""
-    return np.nan_to_num(effects, nan=0.0)
-
-
-class BestPossible:
-    """AUC and log loss of the true probabilities: what no model can beat except by luck, on rows that arrive in parts.
-
-    Memory does not grow with the rows: probabilities are counted in 65,536 equal steps, so that the AUC is off by less
-    than .0001; the log loss is exact.
-
-    Example:
-        >>> best = BestPossible()
-        >>> best.add(np.array([0, 1, 0, 1]), np.array([0.1, 0.3, 0.4, 0.8]))
-        >>> best.rows, best.auc, round(best.log_loss, 4)
-        (4, 0.75, 0.5108)
-    """
-
-    def __init__(self) -> None:
-        self._counts = np.zeros((2, _PROBABILITY_STEPS), np.int64)  # by label
-        self._loss = 0.0
-
-    def add(self, labels: npt.NDArray[Any], probabilities: npt.NDArray[np.float64]) -> None:
-        """Count rows: labels `[n]`, 0 or 1, and P(label = 1) `[n]`, within (0, 1)."""
-        steps = (probabilities * _PROBABILITY_STEPS).astype(np.int64)
-        for label in (0, 1):
-            self._counts[label] += np.bincount(steps[labels == label], minlength=_PROBABILITY_STEPS)
-        self._loss -= float(np.log(np.where(labels == 1, probabilities, 1 - probabilities)).sum())
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return int(self._counts.sum())
-
-    @property
-    def positive_rate(self) -> float:
-        """Share of the rows with label 1; NaN of no rows."""
-        return int(self._counts[1].sum()) / self.rows if self.rows else float("nan")
-
-    @property
-    def log_loss(self) -> float:
-        """Mean negative log-likelihood in nats; NaN of no rows."""
-        return self._loss / self.rows if self.rows else float("nan")
-
-    @property
-    def auc(self) -> float:
-        """Area under the ROC curve; NaN where only one class is present."""
-        negatives, positives = self._counts
-        pairs = int(negatives.sum()) * int(positives.sum())
-        below = np.cumsum(negatives) - negatives
-        return float(positives @ (below + negatives / 2)) / pairs if pairs else float("nan")
-
-
-class ClickTruth(NamedTuple):
-    """What the true probabilities reach.
-
-    Attributes:
-        everything: On all rows.
-        test: On the last tenth, which is the default test set.
-    """
-
-    everything: BestPossible
-    test: BestPossible
+        tag_names = _texts(tags, _names("t", np.arange(_TAGS), 1)).dictionary_decode()
+        columns: dict[str, pa.Array] = {
+            "request_id": hexadecimal.to_arrow().cast(pa.string()),
+            "event_time": pa.array(drawn["time"] * 1_000_000, pa.timestamp("us")),
+            "user_id": _texts(user, self._user_names),
+            "segment": _texts(self._segment[user], _names("segment ", np.arange(_SEGMENTS), 1)),
+            "country": _texts(drawn["country"], pa.array(_COUNTRY_CODES)),
+            "device": _texts(self._device[user], _names("phone-", np.arange(_DEVICES), 3)),
+            "age": pa.array(drawn["age"], from_pandas=True).cast(pa.int64()),
+            "is_member": pa.array(drawn["member"], from_pandas=True).cast(pa.bool_()),
+            "ad_id": pa.array(self._ad_ids[ad]),
+            "category": _texts(self._category[ad], _names("category-", np.arange(_CATEGORIES), 2)),
+            "tags": pa.ListArray.from_arrays(offsets, tag_names),
+            "price": pa.array(drawn["price"], from_pandas=True),
+            "visits": pa.array(drawn["visits"]),
+            "ctr_7d": pa.array(drawn["ctr"], from_pandas=True),
+            LABEL_COLUMN: pa.array((drawn["uniform"] < probabilities).astype(np.uint8)),
+        }
+        return pa.record_batch(columns)
 
 
 def write_clicks(
@@ -413,8 +238,8 @@ def write_clicks(
     on_progress: Callable[[int], None] | None = None,
     *,
     overwrite: bool = False,
-) -> ClickTruth:
-    """Write the raw log block by block, and measure what the best possible predictions reach on it.
+) -> None:
+    """Write the raw log block by block; the same rows and seed give the same file.
 
     In CSV, times are ISO 8601 without a zone, booleans true and false, tags "t1|t20", and missing values are empty. In
     Parquet, times are timestamps of microseconds, booleans booleans, tags lists of strings, other texts dictionaries.
@@ -422,7 +247,7 @@ def write_clicks(
     Args:
         path: A `.csv` or `.parquet` file.
         rows: >= 1.
-        seed: Seed of everything random; the same rows and seed give the same file.
+        seed: Seed of everything random.
         on_progress: Called with the rows written so far.
         overwrite: Replace the file if it exists, once the new one is complete.
 
@@ -438,28 +263,25 @@ def write_clicks(
         raise ClickLogError(f"{path}: is a folder; give another file")
     if path.exists() and not overwrite:
         raise ClickLogError(f"{path}: exists; give another file, or `overwrite`", "overwrite")
-    log, truth = TypedClicks(rows, seed), ClickTruth(BestPossible(), BestPossible())
-    train_rows = rows - round(rows * TEST_FRACTION)
+    log = TypedClicks(rows, seed)
 
     def batches() -> Iterator[pa.RecordBatch]:
         done = 0
-        for batch, probabilities in log.blocks():
-            labels, held_out = numpy_of(batch.column(LABEL_COLUMN)), max(train_rows - done, 0)
-            truth.everything.add(labels, probabilities)
-            truth.test.add(labels[held_out:], probabilities[held_out:])
+        for batch, _ in log.blocks():
             yield batch
-            done += len(labels)
+            done += batch.num_rows
             if on_progress:
                 on_progress(done)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _write_csv if path.suffix == ".csv" else _write_parquet
     write_atomically(path, lambda temporary: write(temporary, batches()))
-    return truth
 
 
 def _write_parquet(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
-    with parquet_writer(path, TypedClicks.schema) as writer:
+    first = next(batches)
+    with parquet_writer(path, first.schema) as writer:
+        writer.write_batch(first)
         for batch in batches:
             writer.write_batch(batch)
 
@@ -469,3 +291,58 @@ def _write_csv(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
         for number, batch in enumerate(batches):
             frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(pl.col("tags").list.join("|").replace("", None))
             frame.write_csv(file, include_header=number == 0, datetime_format="%Y-%m-%dT%H:%M:%S")
+
+
+# What both logs, and logs of other shapes, are drawn with
+
+
+def bounded_zipf(uniform: Floats, cardinality: int, exponent: float) -> Ints:
+    """Ranks in [0, cardinality) by inverting the distribution function of r^-exponent on [1, cardinality]."""
+    power = 1 - exponent
+    ranks = np.floor(((float(cardinality) ** power - 1) * uniform + 1) ** (1 / power)) - 1
+    clipped: Ints = np.clip(ranks, 0, cardinality - 1).astype(np.int64)
+    return clipped
+
+
+def salt_of(seed: int) -> np.uint64:
+    """64 bits that follow from a seed; ValueError if it is negative."""
+    if seed < 0:
+        raise ValueError(f"seed must be >= 0, got {seed}")
+    salt: np.uint64 = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)[0]
+    return salt
+
+
+def keys_of_values(values: Ints, field: int) -> Ints:
+    """Keys of value numbers `[n]`: the field's number in the top 8 bits, a one-to-one mix of the value's below."""
+    mixed = values.view(np.uint64) + np.uint64((field + 1) * FIELD_OFFSET & (1 << VALUE_BITS) - 1)
+    for factor in FACTORS:
+        mixed *= np.uint64(factor)
+        mixed &= VALUE_MASK
+        mixed ^= mixed >> HALF_SHIFT
+    mixed |= np.uint64(field) << np.uint64(VALUE_BITS)
+    return mixed.view(np.int64)
+
+
+def calibrated_base(rows: int, positive_rate: float, score: Callable[[int], npt.NDArray[Any]]) -> float:
+    """The constant of the logit with which a few blocks, spread over `rows` rows, have the positive rate on average.
+
+    `score` gives the logits of a block without it, by the block's number.
+    """
+    blocks = -(-rows // BLOCK)
+    sample = sorted({int((part + 0.5) / _CALIBRATION_BLOCKS * blocks) for part in range(_CALIBRATION_BLOCKS)})
+    scores = np.concatenate([score(number) for number in sample]).astype(np.float64)
+    low, high = -30.0 - scores.max(), 30.0 - scores.min()
+    for _ in range(40):
+        middle = (low + high) / 2
+        too_many = np.mean(1 / (1 + np.exp(-middle - scores))) > positive_rate
+        low, high = (low, middle) if too_many else (middle, high)
+    return float(low + high) / 2
+
+
+def _names(prefix: str, numbers: Ints, digits: int) -> pa.Array:
+    return pa.array([f"{prefix}{number:0{digits}}" for number in numbers.tolist()])
+
+
+def _texts(numbers: Ints, names: pa.Array) -> pa.DictionaryArray:
+    """Names by number; that of -1 is missing."""
+    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32), mask=numbers < 0), names)

@@ -10,7 +10,6 @@ ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepf
 ModelChoice = Literal["auto", ModelName]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
-ShapeName = Literal["avazu", "criteo", "ipinyou", "clicks"]
 CriteoNumbers = Literal["log", "buckets"]
 AvazuHour = Literal["hour", "weekday-hour", "raw"]
 OnBadRow = Literal["error", "skip"]

@@ -9,8 +9,11 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from paper_command import Run
+from sparsegroup.data import open_log
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.public_shapes import (
+from sparsegroup.data.synthetic import BLOCK
+from sparsegroup_paper.public_shapes import (
     DATASETS,
     FieldShape,
     LogShape,
@@ -18,7 +21,6 @@ from sparsegroup.data.public_shapes import (
     synthesize,
     synthetic_batches,
 )
-from sparsegroup.data.synthetic import BLOCK
 
 NAMES = sorted(DATASETS)
 ROWS = {"criteo": 150_000, "avazu": 150_000, "ipinyou": 600_000}
@@ -218,3 +220,16 @@ def test_a_folder_of_it_is_read_as_any_prepared_log(tmp_path: Path) -> None:
     assert sum(n for n, _ in log.manifest.features.values()) == sum(len(rows[field].unique()) for field in log.fields)
     with pytest.raises(ClickLogError, match="is not empty"):
         synthesize(DATASETS["criteo"], 10, tmp_path / "log")
+
+
+def test_the_command_makes_a_log(tmp_path: Path, run: Run) -> None:
+    done = run("synthesize", "avazu", "made-up", "--rows", 20_000, "--seed", 1)
+    assert done.returncode == 0, done.stderr
+    assert "20,000 rows, 18,000 of them for training" in done.stdout
+    assert len(open_log("made-up")) == 20_000
+    again = run("synthesize", "avazu", "made-up")
+    assert (again.returncode, "made-up: is not empty" in again.stderr) == (2, True)
+    none = run("synthesize", "avazu", "none", "--rows", 0)
+    assert (none.returncode, "rows must be from 1 to" in none.stderr) == (2, True)
+    strange = run("synthesize", "netflix", "none")
+    assert (strange.returncode, "there are criteo, avazu, ipinyou" in strange.stderr) == (2, True)
