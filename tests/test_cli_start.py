@@ -2,6 +2,9 @@
 
 import gc
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,17 @@ def test_who_does_without_keeps_doing_without() -> None:
     with pytest.raises(KeyError), uncollected():
         raise KeyError
     assert gc.isenabled()
+
+
+def test_a_run_that_compiles_no_network_imports_neither_torchs_compiler_nor_scikit_learn(tmp_path: Path) -> None:
+    program = """
+import sys
+from sparsegroup.__main__ import main
+sys.argv = ["sparsegroup", "train", "--rows", "600", "--model", "lr", "--out", "run", "--quiet"]
+try:
+    main()
+finally:
+    print(*({"torch._dynamo", "sklearn", "matplotlib.pyplot", "pandas"} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, (tmp_path / "run" / "report.html").is_file()) == (0, "\n", True), done.stderr

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from sparsegroup.training.metrics import grouped_auc, metrics_by_value
+from sparsegroup.training.metrics import evaluate, grouped_auc, metrics_by_value
 
 
 def drawn(rows: int = 3_000, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -16,6 +16,15 @@ def drawn(rows: int = 3_000, seed: int = 0) -> tuple[np.ndarray, ...]:
     probabilities = random.integers(1, 30, rows) / 31
     labels = (random.random(rows) < probabilities).astype(np.float64)
     return groups, labels, probabilities, random.integers(0, 4, rows).astype(np.float64)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_auc_and_log_loss_are_those_of_scikit_learn(weighted: bool) -> None:
+    _, labels, probabilities, drawn_weights = drawn()
+    weights = drawn_weights.astype(np.float32) if weighted else None
+    found = evaluate(labels, probabilities, weights)
+    assert found.auc == pytest.approx(roc_auc_score(labels, probabilities, sample_weight=weights), abs=1e-14)
+    assert found.log_loss == pytest.approx(log_loss(labels, probabilities, sample_weight=weights), abs=1e-14)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

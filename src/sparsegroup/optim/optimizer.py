@@ -195,7 +195,7 @@ class GroupOptimizer(Optimizer):
         For a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's
         state, `[n, dim]` each, and "step".
         """
-        state_dict = super().state_dict()
+        state_dict: StateDict = plain(super().state_dict)()
         state_dict["param_groups"] = [plain_threshold(group) for group in state_dict["param_groups"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
@@ -218,7 +218,7 @@ class GroupOptimizer(Optimizer):
         # Registered last, it sees what the user's own hooks have made of the state.
         handle = self.register_load_state_dict_pre_hook(adapt)
         try:
-            super().load_state_dict(state_dict)
+            plain(super().load_state_dict)(state_dict)
         finally:
             handle.remove()
 
