@@ -94,7 +94,7 @@ def test_the_documentation_shows_the_measured_serving() -> None:
 
 def test_the_documentation_shows_what_a_target_costs() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "target_rate.json").read_text())
-    text = " ".join((ROOT / "docs" / "regularizer.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "measured-size.md").read_text().split())
     for ms in (
         f"{figures['ms_sample_65536']:.2f} ms for a sample",
         f"{figures['ms_sample_8192']:.2f} ms for the 8,192",
@@ -109,7 +109,7 @@ def test_the_documentation_shows_what_a_target_costs() -> None:
 @pytest.mark.parametrize("log", ["avazu_sample", "criteo_sample"])
 def test_the_documentation_shows_what_int8_leaves_room_for(log: str) -> None:
     points = json.loads((ROOT / "benchmarks" / "results" / f"int8_size-{log}.json").read_text())["points"]
-    lines = (ROOT / "docs" / "regularizer.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "measured-size.md").read_text().splitlines()
     found = [line for line in lines if line.startswith(f"| {log} |") and "times the bytes" in line]
     expected = []
     for first in range(0, len(points), 4):
@@ -124,7 +124,7 @@ def test_the_documentation_shows_what_int8_leaves_room_for(log: str) -> None:
 
 def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "size_at_scale.json").read_text())
-    page = (ROOT / "docs" / "regularizer.md").read_text()
+    page = (ROOT / "docs" / "measured-size.md").read_text()
     everything = f"all features {figures['all_test_auc']:.5f}, with Group Adagrad {figures['all_adagrad_test_auc']:.5f}"
     assert everything.replace("0.", ".") in " ".join(page.split())
     for number in range(3):

@@ -14,7 +14,7 @@ from public_api import BESIDES, ROOMS, first_line, inherited_members, public_roo
 from reference_pages import INDEX, index_page, name_page, on_config
 
 ROOT = Path(__file__).parent.parent
-GUIDES = sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "clients").glob("*.md"))
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
 PUBLIC = public_rooms(ROOT / "src")
 PAGES = {public.path: public for room in PUBLIC for public in room.own.values()}
 
