@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from sparsegroup.reporting.plots import COLOURS, INK, STYLE
+from sparsegroup.reporting.charts import COLOURS, INK, STYLE
 
 Figures = Mapping[str, float | str]
 

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 import batch_sizes
 from batch_page import batches_of, page_of, plot_sizes
-from sparsegroup.reporting.plots import COLOURS
+from sparsegroup.reporting.charts import COLOURS
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 

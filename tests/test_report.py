@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from html_page import Page
+from sparsegroup.reporting.charts import plot_progress
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size
-from sparsegroup.reporting.plots import plot_progress
-from sparsegroup.reporting.run_page import render_report
+from sparsegroup.reporting.page import render_report
 from sparsegroup.reporting.run_record import (
     GainPoint,
     HistoryPoint,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
 from panel.contest import OURS
-from sparsegroup.reporting.plots import COLOURS, INK, STYLE
+from sparsegroup.reporting.charts import COLOURS, INK, STYLE
 
 _MARKERS = {"logistic regression": "s", "LightGBM": "^", "vw": "v", "FTRL-Proximal": "D"}
 _WORST = 0.03

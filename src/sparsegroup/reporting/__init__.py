@@ -11,9 +11,9 @@ from sparsegroup.errors import require
 require("cli", __name__)
 
 if TYPE_CHECKING:
+    from sparsegroup.reporting.charts import COLOURS, INK, STYLE, svg_element
     from sparsegroup.reporting.formatting import NONE, duration, exact, trim_exponent
     from sparsegroup.reporting.page import page_environment
-    from sparsegroup.reporting.plots import COLOURS, INK, STYLE, svg_element
 
 __all__ = [
     "COLOURS",
@@ -27,7 +27,7 @@ __all__ = [
     "trim_exponent",
 ]
 
-_MODULES = ("formatting", "page", "plots")
+_MODULES = ("formatting", "page", "charts")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,29 @@
-"""What all pages share: their templates' environment, key figures, and the table of fields."""
+"""Pages that need nothing else: the report of a run, and what all pages share."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, size
+from sparsegroup.reporting.charts import run_charts
+from sparsegroup.reporting.formatting import (
+    NONE,
+    count,
+    duration,
+    exact,
+    metric,
+    per_second,
+    percent,
+    short,
+    size,
+    target_words,
+)
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
+from sparsegroup.reporting.score_plots import score_figures
+from sparsegroup.settings.names import model_title, optimizer_title
 from sparsegroup.table import FieldCount
 
 
@@ -25,9 +42,7 @@ def page_environment(*packages: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        {f.__name__: f for f in (count, duration, per_second, percent, size, metric)}, width=width
-    )
+    environment.filters.update({f.__name__: f for f in (count, duration, per_second, percent, size, metric, width)})
     return environment
 
 
@@ -38,27 +53,6 @@ class Tile:
     label: str
     value: str
     note: str
-
-
-@dataclass(frozen=True)
-class DrawnChart:
-    """A chart, drawn.
-
-    Attributes:
-        title: Above it.
-        last: A figure from it, beside the title.
-        keys: Label and CSS class of its lines; none where there is one line alone.
-        svg: The drawing, or None if no point has a value.
-        description: The drawing in words.
-        note: What explains its shape, below it; empty for none.
-    """
-
-    title: str
-    last: str
-    keys: Sequence[tuple[str, str]]
-    svg: str | None
-    description: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,15 +70,221 @@ def field_rows(fields: Mapping[str, FieldCount]) -> list[FieldRow]:
     total = FieldCount(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
     ordered = sorted(fields.items(), key=lambda field: (-field[1].seen, field[0]))
     return [
-        FieldRow(name, rows, _share(rows.live, rows.seen), _share(rows.rows - rows.live, rows.seen))
+        FieldRow(name, rows, rows.live / (rows.seen or math.nan), (rows.rows - rows.live) / (rows.seen or math.nan))
         for name, rows in (("all fields", total), *ordered)
     ]
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
 
 
 def width(share: float) -> str:
     """The width of a bar, in CSS; what is not 0 is seen."""
     return f"max(1px, {100 * share:.2f}%)" if share > 0 else "0px"
+
+
+def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], summary: Summary) -> str:
+    """The run as an HTML page: key figures beside the baseline's, what is wrong, charts along the pass and of the test
+    set, live rows per field, the largest features, settings and versions.
+
+    The page loads nothing, holds no script, and is the same for the same arguments.
+
+    Args:
+        config: Section → setting → value, such as `{"model": {"name": "dcn"}, "optimizer": {"name": "adam", "l21":
+            1e-4, "penalty": "lasso"}}`. Those four, where present, make the headline. A setting may stand outside a
+            section.
+        history: Points along the pass, in order; may be empty.
+        summary: What the run came to. Without a test set the figures of the last point stand in its place.
+    """
+    test_auc = None if summary.test is None else summary.test.auc
+    environment = page_environment()
+    environment.filters.update(feature=_feature_name)
+    return environment.get_template("run.html.jinja").render(
+        headline=run_title(config),
+        verdict=_verdict(config, summary),
+        started=_moment(summary.started),
+        summary=summary,
+        tiles=_tiles(history, summary),
+        figures=score_figures(summary.curves, summary.baseline_curves),
+        charts=[chart.drawn() for chart in run_charts(history, test_auc)] if history else [],
+        history=history,
+        fields=field_rows(summary.fields),
+        settings=_settings(config),
+        about=_about(summary),
+    )
+
+
+_MET = 0.02
+"""A feature rate this close to its target, in parts of the target, has met it."""
+
+
+def run_title(config: Mapping[str, Any]) -> str:
+    """Such as "DCNv2 with Group Adagrad, target rate 0.1"; settings that the config lacks are left out."""
+    model, optimizer = _section(config, "model"), _section(config, "optimizer")
+    parts = [model_title(str(model["name"]))] if "name" in model else []
+    if "name" in optimizer:
+        parts.append(optimizer_title(str(optimizer["name"])))
+    size = target_words(optimizer.get("target_rate"), optimizer.get("target_bytes"))
+    if size is None and optimizer.get("l21") is not None:
+        penalty = optimizer.get("penalty")
+        if isinstance(penalty, Mapping):
+            penalty = ", ".join(str(penalty[key]) if key == "name" else f"{key} = {penalty[key]}" for key in penalty)
+        size = f"λ21 = {_setting(optimizer['l21'])}" + (f" ({penalty})" if penalty else "")
+    return ", ".join(filter(None, (" with ".join(parts), size))) or "Training run"
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name) or {}
+    return section if isinstance(section, Mapping) else {"name": section}
+
+
+def _verdict(config: Mapping[str, Any], summary: Summary) -> str:
+    """How good the model is, which size it has, and how many warnings there are: two or three sentences."""
+    sentences = [_quality(summary)]
+    if summary.features_seen:
+        live = f"{count(summary.live_rows)} of {count(summary.features_seen)} features are live"
+        sentences.append(f"{live}, {percent(summary.feature_rate)}{_against_target(config, summary)}.")
+    warned = len(summary.warnings)
+    sentences.append("No warnings." if not warned else f"{warned} warning{'s' if warned > 1 else ''}:")
+    return " ".join(sentences)
+
+
+def _quality(summary: Summary) -> str:
+    test, baseline = summary.test, summary.baseline
+    if test is None:
+        return "No test rows: the figures are of training samples, each predicted before the model learned from it."
+    if math.isnan(test.auc):
+        return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
+    auc, log_loss = [], []
+    if baseline is not None:
+        auc.append(f", {_compared(test.auc - baseline.auc)} the baseline's (logistic regression)")
+        log_loss.append(f"{_compared(baseline.log_loss - test.log_loss)} the baseline's")
+    if test.normalized_entropy > 0:
+        mean = test.log_loss / test.normalized_entropy
+        log_loss.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
+    return (
+        f"On {count(summary.test_rows)} test rows the AUC is {metric(test.auc)}{''.join(auc)}, and the log loss "
+        f"{', '.join(filter(None, (metric(test.log_loss), ' and '.join(log_loss))))}."
+    )
+
+
+def _compared(gain: float) -> str:
+    return f"{metric(abs(gain))} {'better' if gain >= 0 else 'worse'} than"
+
+
+def _against_target(config: Mapping[str, Any], summary: Summary) -> str:
+    optimizer = _section(config, "optimizer")
+    rate, least = optimizer.get("target_rate"), optimizer.get("least_features") or 0
+    words = target_words(rate, optimizer.get("target_bytes"))
+    if words is None:
+        return ""
+    if rate is None:
+        return f"; {words}"
+    if abs(summary.feature_rate - rate) <= _MET * rate:
+        return f": the {words} is met"
+    if summary.feature_rate > rate and summary.live_rows <= least:
+        return f": the {words} would be fewer than the {least} that are kept in any case"
+    return f": the {words} is not met"
+
+
+def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
+    metrics = summary.test or (history[-1] if history else None)
+    if summary.test is not None:
+        of, note = "Test ", f"on {count(summary.test_rows)} test rows"
+    elif history:
+        of, note = "Progressive ", f"of the last window{_window(history, summary)}"
+    else:
+        of, note = "Progressive ", "no test set, no point recorded"
+
+    def quality(label: str, name: str, note: str) -> Tile:
+        if summary.test is not None and summary.baseline is not None:
+            note = f"baseline {metric(getattr(summary.baseline, name))}; {note}"
+        return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
+
+    speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
+    return [
+        quality("AUC", "auc", note),
+        quality("log loss", "log_loss", "nats per sample"),
+        quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
+        quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
+        Tile(
+            "Feature rate",
+            percent(summary.feature_rate),
+            f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen",
+        ),
+        Tile("Table size", size(summary.table_bytes), "with index and optimizer state"),
+        Tile("Samples", short(summary.samples), f"{count(summary.samples)} trained on"),
+        Tile("Throughput", per_second(speed), f"{duration(summary.seconds)} of training"),
+    ]
+
+
+def _window(history: Sequence[HistoryPoint], summary: Summary) -> str:
+    """Its size in words; nothing where it is not known because the run it continues had trained before."""
+    if len(history) == 1 and summary.continued_from is not None:
+        return ""
+    before = history[-2].samples if len(history) > 1 else 0
+    return f", {count(history[-1].samples - before)} samples"
+
+
+def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
+    """Heading → name and value of what else is to be said of the run."""
+    return {
+        "Data and time": [
+            ("log", summary.log),
+            ("samples trained on", count(summary.samples)),
+            ("epochs", _epochs(summary)),
+            ("validation rows", count(summary.validation_rows) if summary.validation_rows else "none"),
+            ("validation log loss", metric(getattr(summary.validation, "log_loss", math.nan))),
+            ("test rows", count(summary.test_rows) if summary.test_rows else "none"),
+            ("started", _moment(summary.started)),
+            ("training took", duration(summary.seconds)),
+            ("continued from", summary.continued_from or NONE),
+            ("rows evicted", count(summary.evicted_rows)),
+            ("no room for a row", f"{count(summary.refused_rows)} times"),
+        ],
+        "Bad rows left out": [(reason, count(rows)) for reason, rows in summary.bad_rows.items()] or [("none", "0")],
+        "Versions": list(summary.versions.items()),
+    }
+
+
+def _epochs(summary: Summary) -> str:
+    best = "" if summary.best_epoch is None else f", the best of them {summary.best_epoch}"
+    return f"{summary.epochs}{best}"
+
+
+def _feature_name(feature: LargestFeature) -> str:
+    """Its text, or its key where that is not known."""
+    return f"key {feature.key}" if feature.value is None else feature.value or "(missing)"
+
+
+def _moment(started: str) -> str:
+    """2026-03-01T09:12:44+01:00 → "2026-03-01 09:12:44 +01:00"."""
+    return re.sub(r"^(.{10})T(.{8})(?:\.\d+)?", r"\1 \2 ", started).strip()
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Section → its settings in words; what stands outside a section is in "run"."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            sections.setdefault(str(name), []).extend(_flat(value))
+        else:
+            sections.setdefault("run", []).append((str(name), _setting(value)))
+    return sections
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _setting(value)
+
+
+def _setting(value: object) -> str:
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return exact(value)
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        return ", ".join(_setting(item) for item in value) or NONE
+    return str(value)

@@ -7,8 +7,8 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from sparsegroup.reporting.charts import COLOURS, INK, STYLE, save_png
 from sparsegroup.reporting.formatting import size
-from sparsegroup.reporting.plots import COLOURS, INK, STYLE, save_png
 
 
 def plot_path(

@@ -6,9 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sparsegroup.reporting.charts import COLOURS, INK, Colour, DrawnChart, svg_element
 from sparsegroup.reporting.formatting import percent
-from sparsegroup.reporting.page import DrawnChart
-from sparsegroup.reporting.plots import COLOURS, INK, Colour, svg_element
 from sparsegroup.reporting.run_record import ScoreCurves
 
 _INCHES = (5.4, 3.4)

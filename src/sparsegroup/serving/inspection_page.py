@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from sparsegroup.reporting.charts import COLOURS, INK, svg_element
 from sparsegroup.reporting.formatting import count, percent, short, size, trim_exponent
 from sparsegroup.reporting.page import Tile, field_rows, page_environment
-from sparsegroup.reporting.plots import COLOURS, INK, svg_element
 from sparsegroup.serving.inspection import (
     Float64s,
     Histogram,

@@ -142,8 +142,8 @@ def finish_run(
     summary: Summary,
 ) -> None:
     """Write what a run leaves behind at its end; `named`: features and their text, to be kept."""
-    from sparsegroup.reporting.plots import plot_progress  # charts: not before a run has come to its end
-    from sparsegroup.reporting.run_page import render_report, run_title
+    from sparsegroup.reporting.charts import plot_progress  # charts: not before a run has come to its end
+    from sparsegroup.reporting.page import render_report, run_title
 
     write_history(folder, history)
     if (vocabulary := log.vocabulary) is not None:
