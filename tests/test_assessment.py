@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training import evaluate
-from sparsegroup.training.assessment import assess, lead_of_baseline
+from sparsegroup.training.assessment import Assessment, assess, lead_of_baseline
 from sparsegroup.training.evaluation import PredictionWindow
 from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
 from sparsegroup.training.run_files import RUN
@@ -29,7 +30,7 @@ POINT = HistoryPoint(
 )  # samples, AUC, log loss, normalized entropy, calibration
 
 
-def window_of(own: np.ndarray, baseline: np.ndarray | None, labels: np.ndarray, weights: np.ndarray | None = None):
+def window_of(own: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> PredictionWindow:
     """A window of logits."""
     window = PredictionWindow(0.0)
     rows = len(labels)
@@ -38,9 +39,19 @@ def window_of(own: np.ndarray, baseline: np.ndarray | None, labels: np.ndarray, 
     window.add(
         Batch(torch.empty(rows, 0), torch.empty(rows, 0), label, torch.arange(rows), weight), torch.from_numpy(own)
     )
-    if baseline is not None:
-        window.add_baseline(torch.from_numpy(baseline))
     return window
+
+
+def assessed(
+    own: np.ndarray,
+    baseline: np.ndarray | None,
+    labels: np.ndarray,
+    history: Sequence[HistoryPoint] = (),
+    log: FrameLog | None = None,
+) -> Assessment:
+    """The assessment of a model's logits and of the baseline's."""
+    beside = None if baseline is None else 1 / (1 + np.exp(-baseline))
+    return assess(window_of(own, labels), history, log, beside)
 
 
 def drawn(rows: int = 20_000, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
@@ -52,48 +63,48 @@ def drawn(rows: int = 20_000, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np
 
 def test_a_model_that_is_right_is_not_warned_of() -> None:
     logits, labels, random = drawn()
-    found = assess(window_of(logits, logits + random.normal(0, 1, len(logits)), labels), [POINT])
+    found = assessed(logits, logits + random.normal(0, 1, len(logits)), labels, [POINT])
     assert found.warnings == ()
     assert found.test is not None
     assert found.baseline is not None
     assert found.test.auc > found.baseline.auc + 0.05
     assert found.curves is not None
     assert found.baseline_curves is not None
-    assert assess(window_of(logits, None, labels), []).baseline is None
+    assert assessed(logits, None, labels, []).baseline is None
     assert assess(None, [POINT]).test is None
 
 
 def test_a_model_that_loses_to_the_baseline_is_told_in_what() -> None:
     logits, labels, random = drawn()
     noisy = logits + random.normal(0, 0.7, len(logits))
-    (warning,) = assess(window_of(noisy, logits, labels), [POINT]).warnings
+    (warning,) = assessed(noisy, logits, labels, [POINT]).warnings
     assert "loses to the baseline, a logistic regression, in AUC, 0." in warning
     assert " and in log loss, 0." in warning
     assert "Try another learning rate" in warning
     # The same order with a worse scale: log loss alone.
-    (stretched,) = assess(window_of(0.6 * logits - 0.5, logits, labels), [POINT]).warnings
+    (stretched,) = assessed(0.6 * logits - 0.5, logits, labels, [POINT]).warnings
     assert "AUC" not in stretched
     assert "regression, in log loss, 0." in stretched
 
 
 def test_a_model_too_good_to_be_true_is_told_which_column_knows_the_label() -> None:
     _, labels, random = drawn(4_000)
-    window = window_of(12 * labels - 6 + random.normal(0, 1, len(labels)), None, labels)
+    logits = 12 * labels - 6 + random.normal(0, 1, len(labels))
     frame = pl.DataFrame({"user": random.integers(50, size=4_000), "paid": labels * 3, "id": np.arange(4_000)})
     kinds = {"user": "category", "paid": "category", "id": "category"}
-    (warning,) = assess(window, [], FrameLog(frame, labels, columns=kinds)).warnings
+    (warning,) = assessed(logits, None, labels, [], FrameLog(frame, labels, columns=kinds)).warnings
     assert "The test AUC is 1.0000, too good to be true" in warning
     assert "training rows 'paid' 1.0000 alone reaches" in warning
     assert "(exclude)" in warning
-    (vague,) = assess(window, [], FrameLog(frame.drop("paid"), labels)).warnings
+    (vague,) = assessed(logits, None, labels, [], FrameLog(frame.drop("paid"), labels)).warnings
     assert "no single column alone" in vague
     logits, labels, _ = drawn(4_000)
-    assert assess(window_of(logits, None, labels), [], FrameLog(frame, labels, columns=kinds)).warnings == ()
+    assert assessed(logits, None, labels, [], FrameLog(frame, labels, columns=kinds)).warnings == ()
 
 
 def test_advice_names_nothing_that_is_on_already() -> None:
     _, labels, random = drawn()
-    found = assess(window_of(random.normal(-1.2, 1.5, len(labels)), None, labels), [POINT]).warnings
+    found = assessed(random.normal(-1.2, 1.5, len(labels)), None, labels, [POINT]).warnings
     assert "worse than their mean" in found[0]
     assert "standardize" not in "".join(found)
 
@@ -103,7 +114,7 @@ def test_noise_alone_seldom_makes_a_model_lose() -> None:
     for seed in range(60):
         logits, labels, random = drawn(2_000, seed)
         own, theirs = (logits + random.normal(0, 0.3, len(logits)) for _ in range(2))
-        lead = lead_of_baseline(window_of(own, theirs, labels))
+        lead = lead_of_baseline(window_of(own, labels), 1 / (1 + np.exp(-theirs)))
         assert lead is not None
         losses += lead.auc_is_sure or lead.log_loss_is_sure
     assert losses <= 8  # twice 2.5 % of 60, and then some
@@ -112,30 +123,30 @@ def test_noise_alone_seldom_makes_a_model_lose() -> None:
 def test_worse_than_the_mean_and_whether_the_log_is_to_blame() -> None:
     logits, labels, _ = drawn()
     wrong = -2 * logits - 4
-    alone = assess(window_of(wrong, logits, labels), [POINT]).warnings
+    alone = assessed(wrong, logits, labels, [POINT]).warnings
     assert any(
         "worse than their mean would: normalized entropy" in one and "lower learning rate" in one for one in alone
     )
-    both = assess(window_of(logits + 3, logits + 3, labels), [POINT]).warnings
+    both = assessed(logits + 3, logits + 3, labels, [POINT]).warnings
     assert any("So does the baseline" in one for one in both)
-    far = assess(window_of(-6 * logits, logits + 3, labels), [POINT]).warnings
+    far = assessed(-6 * logits, logits + 3, labels, [POINT]).warnings
     assert any("worse than their mean" in one and "lower learning rate" in one for one in far)
 
 
 @pytest.mark.parametrize(("shift", "word"), [(0.5, "high"), (-0.5, "low")])
 def test_predictions_that_are_off_by_a_tenth_are_told(shift: float, word: str) -> None:
     logits, labels, _ = drawn()
-    (warning,) = assess(window_of(logits + shift, None, labels), [POINT]).warnings
+    (warning,) = assessed(logits + shift, None, labels, [POINT]).warnings
     assert f"% too {word} on the test rows: calibration" in warning
-    assert assess(window_of(logits + 0.05, None, labels), [POINT]).warnings == ()
+    assert assessed(logits + 0.05, None, labels, [POINT]).warnings == ()
     few = slice(0, 60)  # of which some 11 are positive: off by more than a tenth, but nobody can tell
-    assert assess(window_of((logits + shift / 3)[few], None, labels[few]), [POINT]).warnings == ()
+    assert assessed((logits + shift / 3)[few], None, labels[few], [POINT]).warnings == ()
 
 
 def test_a_run_that_diverges_is_told_that_alone() -> None:
     logits, labels, _ = drawn(1_000)
     bad = replace(POINT, log_loss=4.0, normalized_entropy=8.0)
-    (warning,) = assess(window_of(-9 * logits, logits, labels), [POINT, bad]).warnings
+    (warning,) = assessed(-9 * logits, logits, labels, [POINT, bad]).warnings
     assert warning.startswith("Training diverges: the log loss of the last windows is 4, 8 times")
     assert assess(None, [*[POINT] * 8, bad, bad]).warnings == (warning,)
     assert assess(None, [bad, *[POINT] * 8, replace(bad, normalized_entropy=float("nan"))]).warnings == ()
@@ -145,10 +156,10 @@ def test_a_run_that_diverges_is_told_that_alone() -> None:
 
 @pytest.mark.parametrize("labels", [np.zeros(50), np.ones(50)])
 def test_one_class_has_no_lead_and_no_gains(labels: np.ndarray) -> None:
-    found = assess(window_of(np.zeros(50), np.ones(50), labels), [])
+    found = assessed(np.zeros(50), np.ones(50), labels, [])
     assert found.curves is not None
     assert found.curves.gains == ()
-    assert lead_of_baseline(window_of(np.zeros(50), np.ones(50), labels)) is None
+    assert lead_of_baseline(window_of(np.zeros(50), labels), np.full(50, 0.7)) is None
 
 
 def test_reliability_is_that_of_scikit_learn() -> None:

@@ -12,7 +12,7 @@ from sparsegroup import GroupFTRL
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
 from sparsegroup.training.evaluation import as_batch
 from sparsegroup.training.metrics import evaluate
 
@@ -140,13 +140,14 @@ def log() -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=4)
 
 
-def trainer_on(log: MemoryLog, baseline: LogisticBaseline | None) -> Trainer:
+def trainer_on(log: MemoryLog, *callbacks: BaselineCallback) -> Trainer:
     model, optimizer = Config.of(dim=4, lr=1e-2, l21=1e-3).build(log)
-    return Trainer(model.embedding, model.network, optimizer, window=2_000, baseline=baseline)
+    return Trainer(model.embedding, model.network, optimizer, window=2_000, callbacks=callbacks)
 
 
 def test_a_trainer_records_it_beside_the_model_and_trains_to_the_same(log: MemoryLog) -> None:
-    beside, alone = trainer_on(log, LogisticBaseline()), trainer_on(log, None)
+    trained = BaselineCallback()
+    beside, alone = trainer_on(log, trained), trainer_on(log)
     history = beside.fit(log.batches(0, 9_000, 500))
     bare = alone.fit(log.batches(0, 9_000, 500))
     assert [replace(point, baseline_auc=None, baseline_log_loss=None) for point in history] == bare
@@ -159,17 +160,15 @@ def test_a_trainer_records_it_beside_the_model_and_trains_to_the_same(log: Memor
             point = history[(number - 1) // 4]
             assert (point.baseline_auc, point.baseline_log_loss) == (expected.auc, expected.log_loss)
             window = []
-    found = beside.predictions(log.batches(9_000, 12_000, 4_096))
+    logits: list[torch.Tensor] = []
+    found = beside.predictions(predicting(trained.model, log.batches(9_000, 12_000, 4_096), logits))
     assert found.metrics() == alone.evaluate(log.batches(9_000, 12_000, 4_096))
-    metrics = found.baseline_metrics()
-    assert metrics is not None
-    assert metrics.auc > 0.57
-    assert alone.predictions(log.batches(9_000, 12_000, 4_096)).baseline_metrics() is None
+    assert evaluate(found.labels(), torch.sigmoid(torch.cat(logits).double()).numpy()).auc > 0.57
 
 
 @pytest.mark.parametrize("cut", [1, 5, 8])
 def test_a_trainer_goes_on_with_it_in_the_middle_of_a_window(log: MemoryLog, cut: int) -> None:
-    whole, first, second = (trainer_on(log, LogisticBaseline()) for _ in range(3))
+    whole, first, second = (trainer_on(log, BaselineCallback()) for _ in range(3))
     whole.fit(log.batches(0, 6_000, 500))
     states = []
 
@@ -182,16 +181,17 @@ def test_a_trainer_goes_on_with_it_in_the_middle_of_a_window(log: MemoryLog, cut
     second.load_state_dict(states[0])
     second.fit(log.batches(500 * cut, 6_000, 500))
     assert [point.baseline_auc for point in second.history] == [point.baseline_auc for point in whole.history]
-    ours, theirs = (one.state_dict()["baseline"] for one in (second, whole))
+    ours, theirs = (one.state_dict()["ranks"][0]["callbacks"]["BaselineCallback"] for one in (second, whole))
     assert all(torch.equal(part, theirs[name]) for name, part in ours.items())
 
 
-def test_the_state_of_a_trainer_without_one_leaves_it_out(log: MemoryLog) -> None:
-    state = trainer_on(log, None).state_dict()
-    later = trainer_on(log, LogisticBaseline())
-    later.load_state_dict(state)
-    assert later.state_dict()["baseline"] is None
-    assert later.fit(log.batches(0, 2_000, 500))[0].baseline_auc is None
+def test_one_that_joins_in_the_middle_of_a_window_begins_with_the_next(log: MemoryLog) -> None:
+    alone, later = trainer_on(log), trainer_on(log, BaselineCallback())
+    alone.fit(log.batches(0, 6_000, 500), after_batch=lambda: alone.stop() if alone.samples == 2_500 else None)
+    later.load_state_dict(alone.state_dict())
+    last, following = later.fit(log.batches(2_500, 6_000, 500))[-2:]
+    assert last.baseline_auc is None
+    assert following.baseline_auc is not None
 
 
 def test_a_stream_of_tensors_will_do() -> None:

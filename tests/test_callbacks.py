@@ -20,6 +20,7 @@ from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback,
 from sparsegroup.training.callbacks.figures import flat_settings, scalars
 from sparsegroup.training.callbacks.tracking import check_tracking, tracking_callbacks
 from sparsegroup.training.config import TrackingConfig
+from sparsegroup.training.trainer import TrainedBatch
 
 POINT = HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0)
 
@@ -33,8 +34,10 @@ class Recorder(Callback):
     def on_begin(self, trainer: Trainer) -> None:
         self.calls.append(("begin", trainer.samples))
 
-    def on_batch(self, trainer: Trainer, samples: int, loss: float) -> None:
-        self.calls.append(("batch", samples))
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        assert 0 < trained.loss < 2
+        assert trained.logits.shape == trained.batch.labels.shape
+        self.calls.append(("batch", trained.samples))
 
     def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
         assert trainer.history[-1] is point

@@ -19,6 +19,7 @@ from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import MinCount
 from sparsegroup.training import Callback, Config, RunStoppedError, Session, Trainer
 from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.trainer import TrainedBatch
 
 BATCHES, BATCH = 7, 20
 UNLIKE = {"seconds": 0, "samples_per_s": 0}
@@ -42,7 +43,7 @@ class StopAt(Callback):
         self.batch, self.validation, self.finish = batch, validation, finish
         self.batches, self.metrics = 0, list[Metrics]()
 
-    def on_batch(self, trainer: Trainer, samples: int, loss: float) -> None:
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
         self.batches += 1
         if self.batches == self.batch:
             trainer.stop(finish=self.finish)
@@ -114,7 +115,7 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit
 
 def test_another_thread_stops_it_between_two_batches() -> None:
     class Elsewhere(Callback):
-        def on_batch(self, trainer: Trainer, samples: int, loss: float) -> None:
+        def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
             if trainer.samples == 3 * BATCH:
                 thread = threading.Thread(target=trainer.stop)
                 thread.start()

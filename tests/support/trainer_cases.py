@@ -14,7 +14,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Trainer
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline import BaselineCallback
 
 FIELDS, DIM, ROWS = 3, 4, 40
 OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss")
@@ -108,7 +108,7 @@ def new_trainer(case: TrainerCase) -> Trainer:
     groups = [*param_groups(embedding, l21=1e-3, named=False), {"params": model.parameters()}]
     optimizer = GroupAdam(groups, lr=0.01)
     target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=case.steps, interval=2)
-    return Trainer(embedding, model, optimizer, window=3 * ROWS, target=target, baseline=LogisticBaseline())
+    return Trainer(embedding, model, optimizer, window=3 * ROWS, target=target, callbacks=[BaselineCallback()])
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
@@ -145,12 +145,19 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
     state = first.ranks.broadcast(first.network.state_dict(), "the network")
     first.network.load_state_dict(state)  # as a checkpoint holds it
     second = Trainer(
-        first.table, first.network, first.optimizers, window=3 * ROWS, target=first.target, baseline=LogisticBaseline()
+        first.table,
+        first.network,
+        first.optimizers,
+        window=3 * ROWS,
+        target=first.target,
+        callbacks=[BaselineCallback()],
     )
     second.load_state_dict(first.ranks.broadcast(first.state_dict(), "the state"))
     left = list(own_batches(case, (99,) * 4))[first.progress.steps :]
     assert second.taken == first.taken
-    assert second.state_dict()["compiled_for"] == first.state_dict()["compiled_for"]
+    assert [one["compiled_for"] for one in second.state_dict()["ranks"]] == [
+        one["compiled_for"] for one in first.state_dict()["ranks"]
+    ]
     second.fit(left)
     return outcome(second) | {"auc": second.evaluate(own_batches(case, (99,) * 4)).auc, "own": 0}
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
@@ -15,9 +16,10 @@ from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.acceptance import TestRows
 from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.training.baseline import predicting
 from sparsegroup.training.checks import numbers_named
-from sparsegroup.training.evaluation import PredictionWindow, logits_over
-from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, grouped_auc, metrics_by_value
+from sparsegroup.training.evaluation import PredictionWindow, logits_over, probabilities_of
+from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, evaluate, grouped_auc, metrics_by_value
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""
@@ -90,18 +92,19 @@ def evaluate_on(
         _check_field(name, log)
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
-    window = PredictionWindow(0.0)
+    window, beside = PredictionWindow(0.0), list[Tensor]()
     columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
     with numbers_named(log, test.start):
-        for batch, logits in logits_over(trained.model, test.batches()):
+        batches = test.batches()
+        if trained.baseline is not None:
+            batches = predicting(trained.baseline, batches, beside)
+        for batch, logits in logits_over(trained.model, batches):
             for name, parts in columns.items():
                 parts.append(_keys_of(batch, name, log))
             window.add(batch, logits)
-            if trained.baseline is not None:
-                window.add_baseline(trained.baseline.predict(batch))
     labels, given = window.labels().astype(np.float64), window.weights()
     weights = np.ones(len(labels)) if given is None else given.astype(np.float64)
-    probabilities, baseline = window.probabilities(), window.baseline_probabilities()
+    probabilities, baseline = window.probabilities(), probabilities_of(beside) if beside else None
     found = {
         name: metrics_by_value(*_keys_and_rows(columns[name]), labels, probabilities, weights, LEAST_ROWS)[:top]
         for name in by
@@ -110,7 +113,7 @@ def evaluate_on(
     return EvaluationResult(
         len(labels),
         window.metrics(),
-        window.baseline_metrics(),
+        None if baseline is None else evaluate(labels, baseline, given),
         curves_of(labels, probabilities, weights),
         user,
         None if users is None else grouped_auc(users, labels, probabilities, weights),

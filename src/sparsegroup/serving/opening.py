@@ -160,14 +160,6 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         samples=extra.samples,
         steps=max(int(entry["step"]) if entry else 0 for entry in entries),
         l21=float(optimizer.param_groups[0]["l21"]),
-        baseline=_baseline(extra),
+        baseline=extra.baseline(checkpoint),
         names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )
-
-
-def _baseline(extra: CheckpointMetadata) -> LogisticBaseline | None:
-    if extra.baseline is None:
-        return None
-    baseline = LogisticBaseline()
-    baseline.load_state_dict(extra.baseline)
-    return baseline

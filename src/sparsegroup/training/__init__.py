@@ -18,7 +18,7 @@ from sparsegroup.training.optimizer_config import OptimizerConfig
 from sparsegroup.training.run_files import RunError, RunStoppedError
 from sparsegroup.training.run_folder import TrainingRun, load_model, load_run, save_run, summarize
 from sparsegroup.training.session import Session
-from sparsegroup.training.trainer import Callback, Trainer
+from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
 __all__ = [
     "NETWORKS",
@@ -36,6 +36,7 @@ __all__ = [
     "Session",
     "Summary",
     "TensorBoardCallback",
+    "TrainedBatch",
     "Trainer",
     "TrainingRun",
     "evaluate",

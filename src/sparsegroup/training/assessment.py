@@ -48,12 +48,7 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far the baseline is ahead of the model.
-
-    Attributes:
-        auc, log_loss: By so much; positive where the baseline is better.
-        auc_is_sure, log_loss_is_sure: Whether that is beyond noise.
-    """
+    """How far the baseline is ahead of the model: positive where it is better; and whether that is beyond noise."""
 
     auc: float
     log_loss: float
@@ -61,46 +56,51 @@ class Lead:
     log_loss_is_sure: bool
 
 
-def assess(window: PredictionWindow | None, history: Sequence[HistoryPoint], log: Log | None = None) -> Assessment:
+def assess(
+    window: PredictionWindow | None,
+    history: Sequence[HistoryPoint],
+    log: Log | None = None,
+    baseline: Float64s | None = None,
+) -> Assessment:
     """Compare a model with its test rows, with the baseline, and with what a sane run looks like.
 
     Args:
-        window: Predictions of the test rows, with the baseline's where there is one; None without test rows.
+        window: Predictions of the test rows; None without any.
         history: The points along the pass.
         log: Where the model was trained; read where the test AUC is too good, to find the columns that know the label.
+        baseline: Its probabilities of the test rows; None without one.
     """
-    diverging, empty = _divergence(history), _nothing_left(history)
+    empty, diverging = _nothing_left(history), _divergence(history)
     if window is None or not window.samples:
-        return Assessment(warnings=empty + diverging)
+        return Assessment(warnings=tuple(filter(None, (empty, diverging))))
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
-    test, beside = evaluate(labels, own, weights), window.baseline_metrics()
-    warnings = diverging or (
-        *_too_good(test, log),
-        *_against_baseline(window, test, beside),
-        *_against_the_mean(window, test, beside),
-        *_calibration(labels, own, weights, test),
+    test = evaluate(labels, own, weights)
+    beside = None if baseline is None else evaluate(labels, baseline, weights)
+    found = (
+        _too_good(test, log),
+        _against_baseline(window, baseline, test, beside),
+        _against_the_mean(window, test, beside),
+        _calibration(labels, own, weights, test),
     )
-    theirs = window.baseline_probabilities()
     return Assessment(
         test,
         beside,
         curves_of(labels, own, weights),
-        None if theirs is None else curves_of(labels, theirs, weights),
-        empty + warnings,
+        None if baseline is None else curves_of(labels, baseline, weights),
+        tuple(filter(None, (empty, *((diverging,) if diverging else found)))),
     )
 
 
-def lead_of_baseline(window: PredictionWindow) -> Lead | None:
-    """How far the baseline is ahead; None without one, or where only one class is present.
+def lead_of_baseline(window: PredictionWindow, baseline: Float64s) -> Lead | None:
+    """How far the baseline is ahead, by its probabilities; None where only one class is present.
 
     A difference is beyond noise if a paired t-test over 20 blocks of consecutive rows says so at 5 %: rows close in
     time are alike, and blocks of them less so.
     """
-    own, theirs = window.metrics(), window.baseline_metrics()
-    beside = window.baseline_probabilities()
-    if theirs is None or beside is None or math.isnan(own.auc):
+    own, theirs = window.metrics(), evaluate(window.labels(), baseline, window.weights())
+    if math.isnan(own.auc):
         return None
-    pairs = list(zip(_by_block(window, window.probabilities()), _by_block(window, beside), strict=True))
+    pairs = list(zip(_by_block(window, window.probabilities()), _by_block(window, baseline), strict=True))
     return Lead(
         theirs.auc - own.auc,
         own.log_loss - theirs.log_loss,
@@ -122,105 +122,96 @@ def _is_sure(differences: Sequence[float]) -> bool:
     leads = leads[~np.isnan(leads)]
     if len(leads) < BLOCKS // 2:
         return False
-    error = leads.std(ddof=1) / math.sqrt(len(leads))
-    return bool(leads.mean() > BEYOND_NOISE * error)
+    return bool(leads.mean() > BEYOND_NOISE * leads.std(ddof=1) / math.sqrt(len(leads)))
 
 
-def _against_baseline(window: PredictionWindow, test: Metrics, beside: Metrics | None) -> tuple[str, ...]:
-    lead = lead_of_baseline(window)
+def _against_baseline(
+    window: PredictionWindow, baseline: Float64s | None, test: Metrics, beside: Metrics | None
+) -> str | None:
+    lead = None if baseline is None else lead_of_baseline(window, baseline)
     if lead is None or beside is None:
-        return ()
+        return None
     worse = []
     if lead.auc > 0 and lead.auc_is_sure:
         worse.append(f"in AUC, {test.auc:.4f} against {beside.auc:.4f}")
     if lead.log_loss > 0 and lead.log_loss_is_sure:
         worse.append(f"in log loss, {test.log_loss:.4f} against {beside.log_loss:.4f}")
     if not worse:
-        return ()
+        return None
     return (
         f"The model loses to the baseline, a logistic regression, {' and '.join(worse)} (paired t-test over {BLOCKS} "
         "blocks of the test rows, 5 %). Try another learning rate (lr), a smaller λ21 (l21) or a larger size, more "
-        "data, or fewer fields whose values are almost unique.",
+        "data, or fewer fields whose values are almost unique."
     )
 
 
-def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics | None) -> tuple[str, ...]:
-    if not test.normalized_entropy > 1:
-        return ()
+def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics | None) -> str | None:
+    entropy = test.normalized_entropy
+    if not entropy > 1:
+        return None
     constant = np.full(window.samples, np.average(window.labels(), weights=window.weights()), np.float64)
     pairs = zip(_by_block(window, window.probabilities()), _by_block(window, constant), strict=True)
-    is_sure = _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs])
-    if not is_sure and test.normalized_entropy < FAR:
-        return ()
-    if (
-        beside is not None
-        and beside.normalized_entropy > 1
-        and test.normalized_entropy < FAR * beside.normalized_entropy
-    ):
+    if entropy < FAR and not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
+        return None
+    why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
+    if beside is not None and beside.normalized_entropy > 1 and entropy < FAR * beside.normalized_entropy:
         why = (
             f"So does the baseline ({beside.normalized_entropy:.3f}): the test rows differ from the training rows, "
             "perhaps in their share of positives. Try training on rows closer in time, or calibrating on recent ones."
         )
-    else:
-        why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
-    return (
-        f"The model predicts the test rows worse than their mean would: normalized entropy "
-        f"{test.normalized_entropy:.3f}. {why}",
-    )
+    return f"The model predicts the test rows worse than their mean would: normalized entropy {entropy:.3f}. {why}"
 
 
-def _too_good(test: Metrics, log: Log | None) -> tuple[str, ...]:
+def _too_good(test: Metrics, log: Log | None) -> str | None:
     """Whether the AUC is above .995, and which columns alone reach that."""
     if log is None or not test.auc > LEAK:
-        return ()
-    alone = [f"{name!r} {auc:.4f}" for name, auc in leaks_of(log).items()]
-    why = f"{', '.join(alone)} alone" if alone else "no single column alone"
+        return None
+    alone = ", ".join(f"{name!r} {auc:.4f}" for name, auc in leaks_of(log).items())
     return (
         f"The test AUC is {test.auc:.4f}, too good to be true: probably a column is known only after the label. In "
-        f"the training rows {why} reaches an AUC above {LEAK}. Leave such columns out (exclude), and look for "
-        "rows that are in both training and test set.",
+        f"the training rows {f'{alone} alone' if alone else 'no single column alone'} reaches an AUC above {LEAK}. "
+        "Leave such columns out (exclude), and look for rows that are in both training and test set."
     )
 
 
 def _calibration(
     labels: npt.NDArray[np.float32], probabilities: Float64s, weights: npt.NDArray[np.float32] | None, test: Metrics
-) -> tuple[str, ...]:
+) -> str | None:
     """Off by more than 10 %, and by more than two standard deviations of the number of positives."""
     if not abs(test.calibration - 1) > OFF_BY:
-        return ()
+        return None
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     deviation = math.sqrt(float(np.square(counts) @ (probabilities * (1 - probabilities))))
     if abs(float(counts @ (probabilities - labels))) <= 2 * deviation:
-        return ()
-    way = "high" if test.calibration > 1 else "low"
+        return None
     return (
-        f"The predictions are {abs(test.calibration - 1):.0%} too {way} on the test rows: calibration "
-        f"{test.calibration:.3f}. Try a lower learning rate (lr), training on rows closer in time, or "
-        "calibrating on recent ones.",
+        f"The predictions are {abs(test.calibration - 1):.0%} too {'high' if test.calibration > 1 else 'low'} on the "
+        f"test rows: calibration {test.calibration:.3f}. Try a lower learning rate (lr), training on rows closer in "
+        "time, or calibrating on recent ones."
     )
 
 
-def _nothing_left(history: Sequence[HistoryPoint]) -> tuple[str, ...]:
+def _nothing_left(history: Sequence[HistoryPoint]) -> str | None:
     """Whether training has ended with no feature of those that it has seen."""
     if not history or history[-1].live_rows or not history[-1].features_seen:
-        return ()
+        return None
     return (
         f"No feature is left: the vectors of all {history[-1].features_seen:,} are zero, and no prediction depends on "
-        "them. Lower λ21 (l21) and λ1 (l1), or ask for a larger size (target_rate).",
+        "them. Lower λ21 (l21) and λ1 (l1), or ask for a larger size (target_rate)."
     )
 
 
-def _divergence(history: Sequence[HistoryPoint]) -> tuple[str, ...]:
+def _divergence(history: Sequence[HistoryPoint]) -> str | None:
     """Whether the last fifth of the points has a log loss far above that of the mean, and above the points before."""
     points = [point for point in history if point.normalized_entropy > 0]  # NaN where one class is missing
     last = points[-max(1, len(points) // 5) :]
     before = points[: -len(last)]
     if not before:
-        return ()
+        return None
     loss, entropy = mean(one.log_loss for one in last), mean(one.log_loss / one.normalized_entropy for one in last)
     if loss <= DIVERGED * entropy or loss <= mean(one.log_loss for one in before):
-        return ()
+        return None
     return (
         f"Training diverges: the log loss of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
-        "predicting the mean, and has risen. Lower the learning rate (lr).",
+        "predicting the mean, and has risen. Lower the learning rate (lr)."
     )

@@ -2,9 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +14,15 @@ import torch
 from torch import Tensor
 
 from sparsegroup import prox
+from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.jit import inline, jitted, kernel, prefetch
 from sparsegroup.rules.ftrl import FTRL
 from sparsegroup.tensors import shape_of
+from sparsegroup.training.evaluation import PredictionWindow, probabilities_of
+from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.ranks import RankGroup
+from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
 AHEAD = 2
 """Rows whose weights are asked for before they are needed."""
@@ -36,6 +42,8 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio
 _KIND = np.uint64(1) << np.uint64(48)
 _LIMIT = 4.0
 _STEPS = 4.0
+
+Float64s = npt.NDArray[np.float64]
 
 _update = inline(FTRL.update)
 _soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
@@ -138,21 +146,12 @@ def _online_pass(
 
 
 online_pass = kernel(_online_pass, "the baseline")
-"""Predict rows, and learn from each before the next one.
+"""Predict rows into `logits` `[n]` float32; if it `learns`, learn from each before the next, in `memory` and `moments`.
 
-Args:
-    keys: `[n, fields]` uint64.
-    bag_keys, bag_offsets: `[m]` uint64 and `[lists, n + 1]` int64: row i of a list has the keys from `offsets[i]` on;
-        each counts as one over how many there are.
-    numbers, bits: `[n, numbers]` float32, and the same as uint32. What is not finite is missing.
-    labels, weights: `[n]` float32.
-    memory: `[2 ** bits + 1 + numbers, PARTS]` float32, zeros at first; changed if `learns`.
-    moments: `[numbers, MOMENTS]` float64, zeros at first; changed if `learns`.
-    slots, values: Scratch for the features of a row, int64 and float64.
-    shift: uint64; 64 less the number of bits of a hash.
-    beta, inverse_lr, l1, two_l2: float64.
-    learns: Whether to.
-    logits: `[n]` float32, written.
+`keys` are `[n, fields]` uint64. Row i of a list has `bag_keys` from `bag_offsets[list, i]` on, each of which counts as
+one over their number. `bits` are the float32 `numbers` `[n, numbers]` as uint32; what is not finite is missing.
+`memory` `[2 ** bits + 1 + numbers, PARTS]` float32 and `moments` `[numbers, MOMENTS]` float64 are zeros at first.
+`slots` (int64) and `values` (float64) are scratch for the features of a row. `shift` is 64 less the bits of a hash.
 """
 
 
@@ -171,6 +170,7 @@ class LogisticBaseline:
     Args:
         lr: Learning rate; None is 2 over the number of features of a row.
         beta, l1, l2: See `GroupFTRL`; λ1 and λ2 hold for each weight.
+        numbers: How many numbers a row has; None: as many as in the first batch.
 
     Raises:
         ValueError: A hyperparameter out of its range.
@@ -187,12 +187,20 @@ class LogisticBaseline:
         True
     """
 
-    def __init__(self, *, lr: float | None = None, beta: float = 0.3, l1: float = 0.0, l2: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        lr: float | None = None,
+        beta: float = 0.3,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        numbers: int | None = None,
+    ) -> None:
         hyperparameters = {"lr": lr or 1.0, "beta": beta, "initial_accumulator_value": 0.0, "weight_decay": 0.0}
         FTRL.check(hyperparameters, "the baseline")
         self._lr, self._hyperparameters, self._l1, self._two_l2 = lr, hyperparameters, float(l1), 2.0 * l2
         self._memory: npt.NDArray[np.float32] | None = None
-        self._moments = np.zeros((0, MOMENTS))
+        self._numbers, self._moments = numbers, np.zeros((0, MOMENTS))
 
     def learn(self, batch: Batch) -> Tensor:
         """Logits `[n]` float32 of a batch on the host, each row's from before it was learnt, in order.
@@ -216,17 +224,21 @@ class LogisticBaseline:
             "moments": torch.from_numpy(self._moments.copy()),
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from where `state_dict` found another with the same arguments.
+    def load_state_dict(self, *states: Mapping[str, Tensor]) -> None:
+        """Continue from where `state_dict` found another with the same arguments.
+
+        Several baselines that learnt from different rows give their mean: of a weight by what each knows of its
+        feature, the sums of squared gradients, which add up (parameter mixing, Zinkevich et al., NeurIPS 2010); of
+        numbers the moments of all rows (Chan, Golub and LeVeque 1983).
 
         Raises:
             ValueError: It is no such state; nothing has changed.
         """
-        check_baseline_state(state)
-        self._moments = state["moments"].numpy().copy()
-        self._memory = self._new_memory() if len(state["places"]) else None  # of one that has learnt, the bias is there
+        places, weights, moments = _mean_of([BaselineState.of(state, self._numbers) for state in states])
+        self._moments = moments
+        self._memory = self._new_memory() if len(places) else None  # of one that has learnt, the bias is there
         if self._memory is not None:
-            self._memory[state["places"].numpy()] = state["weights"].numpy()
+            self._memory[places] = weights
 
     def _new_memory(self) -> npt.NDArray[np.float32]:
         return np.zeros(((1 << HASH_BITS) + 1 + len(self._moments), PARTS), np.float32)
@@ -269,28 +281,42 @@ class LogisticBaseline:
         return torch.from_numpy(logits)
 
 
-def check_baseline_state(state: Mapping[str, Tensor]) -> None:
-    """Raise ValueError, whose message begins with the field, unless `LogisticBaseline.state_dict` can have given it."""
-    if missing := {"places", "weights", "moments"} ^ state.keys():
-        raise ValueError(f"baseline.{min(missing)}: places, weights and moments are expected")
-    places, weights, moments = (state[name] for name in ("places", "weights", "moments"))
-    numbers = len(moments) if moments.ndim else 0
-    for name, dtype, shape in (
-        ("places", torch.int32, places.shape[:1]),
-        ("weights", torch.float32, (*places.shape[:1], PARTS)),
-        ("moments", torch.float64, (numbers, MOMENTS)),
-    ):
-        tensor = state[name]
-        if tensor.dtype != dtype or not tensor.ndim or tensor.shape != shape:
-            expected = shape_of(torch.empty(shape, dtype=dtype, device="meta"))
-            raise ValueError(f"baseline.{name}: {expected} are expected, got {shape_of(tensor)}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"baseline.{name}: has numbers that are not finite")
-    end = (1 << HASH_BITS) + 1 + numbers
-    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < end:
-        raise ValueError(f"baseline.places: {int(places.min())} to {int(places.max())} are not within 0 to {end - 1}")
-    if bool((weights[:, SUM] < 0).any()) or bool((moments[:, [COUNT, SQUARES]] < 0).any()):
-        raise ValueError("baseline: a sum of squares or a count is below 0")
+@dataclass(frozen=True)
+class BaselineState:
+    """See `LogisticBaseline.state_dict`; with the logits of a callback's window."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    places: Tensor
+    weights: Tensor
+    moments: Tensor
+    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @classmethod
+    def of(cls, content: Any, numbers: int | None = None) -> "BaselineState":
+        """A state of rows with so many numbers; ValueError, whose message begins with the field, if it is none."""
+        state = validated(cls, content)
+        learnt, known = state.places.shape[:1], state.moments.shape[:1]
+        for name, dtype, shape in (
+            ("places", torch.int32, learnt),
+            ("weights", torch.float32, (*learnt, PARTS)),
+            ("moments", torch.float64, (*known, MOMENTS)),
+            ("logits", torch.float32, state.logits.shape[:1]),
+        ):
+            tensor = getattr(state, name)
+            if tensor.dtype != dtype or not tensor.ndim or tensor.shape != shape:
+                expected = shape_of(torch.empty(shape, dtype=dtype, device="meta"))
+                raise ValueError(f"{name}: {expected} are expected, got {shape_of(tensor)}")
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"{name}: has numbers that are not finite")
+        if numbers is not None and len(state.moments) not in (0, numbers):
+            raise ValueError(f"moments: are not of {numbers} numbers")
+        end = (1 << HASH_BITS) + 1 + len(state.moments)
+        if bool((state.places < 0).any()) or bool((state.places >= end).any()):
+            raise ValueError(f"places: has some that are not within 0 to {end - 1}")
+        if bool((state.weights[:, SUM] < 0).any()) or bool((state.moments[:, [COUNT, SQUARES]] < 0).any()):
+            raise ValueError("weights, moments: have a sum of squares or a count below 0")
+        return state
 
 
 def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], int]:
@@ -307,40 +333,22 @@ def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]
     return keys, np.stack(offsets), most
 
 
-def merged_baseline(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The state of a baseline whose weights are the means of those of several.
-
-    A weight counts by its sum of squared gradients, so that a feature that one of them has seen alone keeps its weight:
-    the mean of models that were trained on parts (Zinkevich et al., NeurIPS 2010), by what each knows of a feature. The
-    sums add up. The moments of numbers are those of all rows (Chan, Golub and LeVeque 1983).
-
-    Examples:
-        >>> import torch
-        >>> from sparsegroup.training.baseline import merged_baseline
-        >>> def state(*weights):
-        ...     places = torch.arange(len(weights), dtype=torch.int32)
-        ...     return {"places": places, "weights": torch.tensor(weights), "moments": torch.zeros(0, 3).double()}
-        >>> merged_baseline([state([1.0, 0.0, 3.0]), state([5.0, 0.0, 1.0], [2.0, 0.0, 1.0])])["weights"].tolist()
-        [[2.0, 0.0, 4.0], [2.0, 0.0, 1.0]]
-    """
-    places = np.unique(np.concatenate([state["places"].numpy() for state in states]))
+def _mean_of(states: Sequence[BaselineState]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], Float64s]:
+    """Places, weights and moments of a baseline, or of several, see `LogisticBaseline.load_state_dict`."""
+    places = np.unique(np.concatenate([state.places.numpy() for state in states]))
     sums = np.zeros((len(places), PARTS))
     for state in states:
-        at, weights = np.searchsorted(places, state["places"].numpy()), state["weights"].double().numpy()
+        at, weights = np.searchsorted(places, state.places.numpy()), state.weights.double().numpy()
         share = weights[:, SUM : SUM + 1]
         sums[at] += weights * share
         sums[at, SUM] += share[:, 0] - weights[:, SUM] * share[:, 0]
     total = sums[:, SUM : SUM + 1].copy()
-    merged = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
-    merged[:, SUM] = total[:, 0]
-    return {
-        "places": torch.from_numpy(places),
-        "weights": torch.from_numpy(merged.astype(np.float32)),
-        "moments": torch.from_numpy(_moments([state["moments"].numpy() for state in states])),
-    }
+    mean = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+    mean[:, SUM] = total[:, 0]
+    return places, mean.astype(np.float32), _moments([state.moments.numpy() for state in states])
 
 
-def _moments(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+def _moments(parts: Sequence[Float64s]) -> Float64s:
     known = [part for part in parts if len(part)]  # one that has seen no row knows of no numbers
     result = np.zeros((len(known[0]) if known else 0, MOMENTS))
     for part in known:
@@ -353,43 +361,92 @@ def _moments(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64
     return result
 
 
+def predicting(model: LogisticBaseline, batches: Iterable[Batch], logits: list[Tensor]) -> Iterator[Batch]:
+    """The batches, with the model's logits of each added to `logits`."""
+    for batch in batches:
+        logits.append(model.predict(batch))
+        yield batch
+
+
 _WAITING = 1 << 15
 """Samples that may wait."""
 
 
-class BaselineLessons:
-    """Trains a baseline in another thread; None is not trained."""
+class BaselineCallback(Callback):
+    """Trains a `LogisticBaseline` on the batches of the first epoch; points have its AUC and log loss.
 
-    def __init__(self, baseline: LogisticBaseline | None) -> None:
-        self.baseline = baseline
-        self._waiting: deque[Future[None]] = deque()
+    It learns in a thread of its own. On several ranks, each has a baseline that learns from its part of the rows.
 
-    def give(self, thread: ThreadPoolExecutor, batch: Batch, take: Callable[[Tensor], None]) -> None:
-        """Let `thread` train on a batch, in order, before a window's metrics; `take` gets the logits."""
-        if (baseline := self.baseline) is None or not len(batch):
+    Args:
+        model: The baseline, trained further; by default a new one.
+    """
+
+    def __init__(self, model: LogisticBaseline | None = None) -> None:
+        self.model = model or LogisticBaseline()
+        self._thread: ThreadPoolExecutor | None = None
+        self._lessons: deque[Future[Tensor]] = deque()
+        self._logits: list[Tensor] = []
+
+    def on_begin(self, trainer: Trainer) -> None:
+        """See `Callback.on_begin`."""
+        self._thread = ThreadPoolExecutor(1, "sparsegroup-baseline")
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        """See `Callback.on_batch`."""
+        if trainer.progress.epoch or self._thread is None or not len(trained.batch):
             return
-        self._waiting.append(thread.submit(lambda: take(baseline.learn(batch))))
-        while len(self._waiting) > max(1, _WAITING // len(batch)):
-            self._waiting.popleft().result()
+        self._lessons.append(self._thread.submit(self.model.learn, trained.batch))
+        self._wait(max(1, _WAITING // len(trained.batch)))
 
-    def wait(self) -> None:
-        """Until all is learnt."""
-        while self._waiting:
-            self._waiting.popleft().result()
+    def on_window(self, trainer: Trainer, window: PredictionWindow) -> Callable[[], dict[str, float | None]] | None:
+        """See `Callback.on_window`."""
+        if trainer.progress.epoch:
+            return None
+        logits = trainer.ranks.all_gather([self._predictions()], "the baseline's predictions")
+        self._logits = []
+        if sum(map(len, logits)) != window.samples:  # training began without it
+            return None
 
-    def merge(self, ranks: RankGroup) -> None:
-        """Let all ranks have one baseline, of what each has taught its own; see `merged_baseline`."""
-        if self.baseline is not None and not ranks.is_alone:
-            self.baseline.load_state_dict(merged_baseline(ranks.all_gather([self.baseline.state_dict()], "baselines")))
+        def figures() -> dict[str, float | None]:
+            found = evaluate(window.labels(), probabilities_of(logits), window.weights())
+            values = {"baseline_auc": found.auc, "baseline_log_loss": found.log_loss}
+            return {name: None if math.isnan(value) else value for name, value in values.items()}
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """The baseline's, when all is learnt; None without one."""
-        self.wait()
-        return None if self.baseline is None else self.baseline.state_dict()
+        return figures
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a state; None, of a training without a baseline, drops the baseline."""
-        if state is None:
-            self.baseline = None
-        elif self.baseline is not None:
-            self.baseline.load_state_dict(state)
+    def on_end(self, trainer: Trainer) -> None:
+        """See `Callback.on_end`."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Callback.state_dict`."""
+        logits = self._predictions()
+        return {**self.model.state_dict(), "logits": logits}
+
+    def load_state_dict(self, trainer: Trainer, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """See `Callback.load_state_dict`."""
+        logits = [BaselineState.of(state).logits for state in states]
+        is_alike = len(states) == trainer.ranks.count
+        rank = trainer.ranks.rank
+        self.model.load_state_dict(*(states[rank : rank + 1] if is_alike else states))
+        self._logits = logits[rank : rank + 1] if is_alike else [] if rank else logits
+
+    def of_all_ranks(self, ranks: RankGroup) -> LogisticBaseline:
+        """The baseline of all rows."""
+        if ranks.is_alone:
+            return self.model
+        model = copy(self.model)
+        model.load_state_dict(*ranks.all_gather([self.model.state_dict()], "baselines"))
+        return model
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many batches are left to learn."""
+        while len(self._lessons) > most:
+            self._logits.append(self._lessons.popleft().result())
+
+    def _predictions(self) -> Tensor:
+        """Logits of all rows of the window so far, each from before it was learnt."""
+        self._wait(0)
+        return torch.cat(self._logits) if self._logits else torch.zeros(0)

@@ -2,27 +2,25 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from math import isnan
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.artifact.validation import Real
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.tensors import shape_of
 from sparsegroup.training.checks import check_logits
 from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
-from sparsegroup.training.state import WindowState
 
 Float64s = npt.NDArray[np.float64]
 
@@ -56,12 +54,9 @@ def as_batch(sample: Sample) -> Batch:
 
 
 def predictions_over(
-    model: LookupModel,
-    stream: Iterable[Sample],
-    baseline: LogisticBaseline | None = None,
-    ranks: RankGroup = SINGLE_PROCESS,
+    model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SINGLE_PROCESS
 ) -> "PredictionWindow":
-    """What `model`, and the baseline, predict for all batches of a stream. The model is left in evaluation mode.
+    """What `model` predicts for all batches of a stream. The model is left in evaluation mode.
 
     Where several ranks have the model, `stream` is a part each; all get what all predict, the first rank's part first.
     """
@@ -69,13 +64,7 @@ def predictions_over(
     own = (one.own for one in ranks.synchronized_batches(map(as_batch, stream)))
     for batch, logits in logits_over(model, own):
         window.add(batch, logits)
-        if baseline is not None:
-            window.add_baseline(baseline.predict(batch))
-    return (
-        window
-        if ranks.is_alone
-        else PredictionWindow.joined(ranks.all_gather([window.state()], "predictions"), window.begin)
-    )
+    return window.of_all(ranks)
 
 
 @torch.no_grad()
@@ -112,8 +101,36 @@ def _is_here(embedding: nn.Module) -> bool:
     return all(table.across is None for table in tables_in(embedding).values())
 
 
+@dataclass(frozen=True)
+class WindowState:
+    """A `PredictionWindow` in a checkpoint: numbers `[samples]`, weights `[0]` where every row counts the same."""
+
+    logits: Tensor
+    labels: Tensor
+    weights: Tensor
+    seconds: Real
+
+    def check(self) -> None:
+        """Raise ValueError, whose message begins with the field, unless a window can have given it."""
+        for name, tensor in (("logits", self.logits), ("labels", self.labels), ("weights", self.weights)):
+            is_left_out = name == "weights" and tensor.shape == (0,)
+            if not tensor.is_floating_point() or (tensor.shape != (self.labels.numel(),) and not is_left_out):
+                raise ValueError(f"window.{name}: numbers [{self.labels.numel()}] are expected, got {shape_of(tensor)}")
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"window.{name}: has numbers that are not finite")
+        if not self.labels.bool().to(self.labels.dtype).equal(self.labels):
+            raise ValueError("window.labels: has others than 0 and 1")
+        if bool((self.weights < 0).any()):
+            raise ValueError("window.weights: has some below 0")
+
+    def part(self, start: int, stop: int) -> "WindowState":
+        """Samples `start` to `stop` of it."""
+        logits, labels, weights = (one[start:stop] for one in (self.logits, self.labels, self.weights))
+        return replace(self, logits=logits, labels=labels, weights=weights)
+
+
 class PredictionWindow:
-    """Predictions for some samples, the baseline's where there is one, and their labels.
+    """Predictions for some samples, and their labels.
 
     Args:
         begin: When it began, as `perf_counter` says.
@@ -126,12 +143,6 @@ class PredictionWindow:
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._weights: list[Tensor] = []
-        self._baseline: list[Tensor] = []
-
-    @classmethod
-    def from_state(cls, state: WindowState, samples: int | None = None) -> "PredictionWindow":
-        """The window that `state` described, to be begun again; `samples`: of all ranks, if there are others."""
-        return cls.joined([state], 0.0, samples)
 
     @classmethod
     def joined(cls, states: Sequence[WindowState], begin: float, samples: int | None = None) -> "PredictionWindow":
@@ -139,17 +150,19 @@ class PredictionWindow:
         window = cls(begin)
         window.seconds = states[0].seconds
         window.samples = sum(len(state.labels) for state in states) if samples is None else samples
-        for part, values in window._parts().items():
-            values += [tensor for state in states if len(tensor := getattr(state, part))]
+        window._logits = [state.logits for state in states if len(state.logits)]
+        window._labels = [state.labels for state in states if len(state.labels)]
+        window._weights = [state.weights for state in states if len(state.weights)]
         return window
 
-    def _parts(self) -> dict[str, list[Tensor]]:
-        return {"logits": self._logits, "labels": self._labels, "weights": self._weights, "baseline": self._baseline}
+    def of_all(self, ranks: RankGroup) -> "PredictionWindow":
+        """The windows of all ranks as one, that of the first rank first."""
+        return self if ranks.is_alone else self.joined(ranks.all_gather([self.state()], "predictions"), self.begin)
 
     def state(self) -> WindowState:
-        """Its logits, labels, weights and the baseline's logits `[samples]`, and the seconds since it began."""
-        tensors = {name: _joined(values) if values else torch.zeros(0) for name, values in self._parts().items()}
-        return WindowState(**tensors, seconds=perf_counter() - self.begin)
+        """Its logits, labels and weights `[samples]`, and the seconds since it began."""
+        logits, labels, weights = (_joined(one) for one in (self._logits, self._labels, self._weights))
+        return WindowState(logits, labels, weights, perf_counter() - self.begin)
 
     def add(self, batch: Batch, logits: Tensor, samples: int | None = None) -> None:
         """Take the labels and weights of a batch, and its logits `[n]`.
@@ -164,21 +177,13 @@ class PredictionWindow:
         if batch.weights is not None:
             self._weights.append(batch.weights)
 
-    def add_baseline(self, logits: Tensor) -> None:
-        """Take the baseline's logits `[n]` of the next batch."""
-        self._baseline.append(logits)
-
     def probabilities(self) -> Float64s:
         """The predictions `[samples]`, in the order in which they came."""
         return probabilities_of(self._logits)
 
-    def baseline_probabilities(self) -> Float64s | None:
-        """The baseline's predictions `[samples]`; None where there are none."""
-        return probabilities_of(self._baseline) if self._baseline else None
-
     def labels(self) -> npt.NDArray[np.float32]:
         """The labels `[samples]`."""
-        return _joined(self._labels).numpy() if self._labels else np.zeros(0, np.float32)
+        return _joined(self._labels).numpy()
 
     def weights(self) -> npt.NDArray[np.float32] | None:
         """The weights `[samples]`, or None where every row counts the same."""
@@ -188,26 +193,13 @@ class PredictionWindow:
         """Metrics of the predictions against the labels."""
         return evaluate(self.labels(), self.probabilities(), self.weights())
 
-    def baseline_metrics(self) -> Metrics | None:
-        """Metrics of the baseline's predictions; None where there are none."""
-        probabilities = self.baseline_probabilities()
-        return None if probabilities is None else evaluate(self.labels(), probabilities, self.weights())
-
-    def point_metrics(self) -> dict[str, Any]:
-        """All metrics, by the names that a `HistoryPoint` has for them."""
-        beside = self.baseline_metrics()
-        values = {} if beside is None else {"baseline_auc": beside.auc, "baseline_log_loss": beside.log_loss}
-        return {**asdict(self.metrics()), **{name: None if isnan(value) else value for name, value in values.items()}}
-
 
 def probabilities_of(logits: Sequence[Tensor]) -> Float64s:
     """The probabilities `[samples]` of the logits of some batches, one behind the other."""
-    if not logits:
-        return np.zeros(0)
     result: Float64s = torch.sigmoid(_joined(logits).double()).numpy()
     return result
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """All parts, one behind the other, on the host."""
-    return torch.cat([part.cpu() for part in parts])
+    return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)

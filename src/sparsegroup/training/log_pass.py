@@ -1,7 +1,7 @@
 """Training on a click log, and what it leads to on the log's last part."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,12 @@ import numpy.typing as npt
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
-from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.plan import EpochPlan
-from sparsegroup.training.trainer import Trainer
+from sparsegroup.training.trainer import Callback, Trainer
 
 WINDOWS = 50
 """Number of points along the pass at which progress is recorded."""
@@ -115,7 +114,7 @@ def trainer_for(
     optimizer: GroupOptimizer,
     log: Log,
     plan: EpochPlan,
-    baseline: LogisticBaseline | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """The trainer that a config describes: with its target and its learning rates along the steps of a plan.
 
@@ -130,7 +129,7 @@ def trainer_for(
         target=config.optimizer.target(optimizer, **plan.target_steps),
         window=window_of(plan.samples, plan.batch_size, config.training.windows),
         compile=config.training.compiles(plan.samples),
-        baseline=baseline,
+        callbacks=callbacks,
     )
 
 

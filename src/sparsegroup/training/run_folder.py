@@ -28,15 +28,15 @@ from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metri
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.table import FieldCount
 from sparsegroup.training.assessment import Assessment
+from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.history import TableTotals, field_totals
 from sparsegroup.training.largest_features import named_features, write_names
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_files import CONFIG, FINISHED, RUN, SUMMARY, UNFINISHED, RunError, RunManifest, find_run
 from sparsegroup.training.run_metadata import CheckpointMetadata, Provenance
 from sparsegroup.training.shown_settings import shown_settings
-from sparsegroup.training.state import EpochProgress
+from sparsegroup.training.state import EpochProgress, TableTotals, field_totals
 
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
@@ -68,7 +68,7 @@ class TrainingRun:
     summary: Summary
     checkpoint_id: str
     notes: list[str]
-    baseline: Mapping[str, Any] | None = None
+    baseline: LogisticBaseline | None = None
 
 
 def save_run(
@@ -230,7 +230,7 @@ def load_run(
         notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
     history = read_history(folder)
     checkpoint = CHECKPOINT.read(path)
-    baseline = CheckpointMetadata.of(loaded.extra, path).baseline
+    baseline = CheckpointMetadata.of(loaded.extra, path).baseline(path)
     return TrainingRun(
         folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes, baseline
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
-from torch import Tensor
 
 from sparsegroup.artifact.validation import STRICT, Count, validated
 from sparsegroup.data.log import Log
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline
 from sparsegroup.training.plan import EarlierRanks
 from sparsegroup.training.run_files import RunError
 from sparsegroup.training.state import TrainerState
@@ -95,7 +95,14 @@ class CheckpointMetadata:
             raise RunError(f"{checkpoint}: has no state of the training (state.extra.trainer is missing)")
         return self.trainer
 
-    @property
-    def baseline(self) -> Mapping[str, Tensor] | None:
-        """The state of the baseline; None where there was none."""
-        return None if self.trainer is None else self.trainer.baseline
+    def baseline(self, checkpoint: Path) -> LogisticBaseline | None:
+        """The baseline of all ranks; None where there was none. Raises RunError where its state is damaged."""
+        states = [] if self.trainer is None else self.trainer.callbacks(BaselineCallback.__name__)
+        if not states:
+            return None
+        baseline = LogisticBaseline(numbers=len(self.columns.numbers))
+        try:
+            baseline.load_state_dict(*states)
+        except ValueError as error:
+            raise RunError(f"{checkpoint}: damaged (state.extra.trainer.callbacks.{error})") from error
+        return baseline

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sparsegroup.artifact.folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints
@@ -21,12 +22,12 @@ from sparsegroup.reporting.run_record import HistoryPoint, RankFigures, Summary
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.assessment import assess
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
 from sparsegroup.training.callbacks.tracking import tracking_callbacks
 from sparsegroup.training.checks import check_weights, numbers_named
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.evaluation import EVALUATED
+from sparsegroup.training.evaluation import EVALUATED, probabilities_of
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.plan import EarlierRanks, EpochParts
@@ -49,7 +50,7 @@ from sparsegroup.training.run_folder import (
     write_history,
 )
 from sparsegroup.training.run_metadata import CheckpointMetadata, Provenance
-from sparsegroup.training.trainer import Callback, notify_callbacks
+from sparsegroup.training.trainer import Callback
 
 _logger = logging.getLogger(__name__)
 
@@ -78,9 +79,10 @@ class Session:
         self.folder, self.config, self.log, self.begun = folder, config, log, begun
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
-        self.trainer = trainer_for(
-            config, model, optimizer, log, self.plan, LogisticBaseline() if config.training.baseline else None
-        )
+        numbers = len(log.numbers)
+        self._baseline = BaselineCallback(LogisticBaseline(numbers=numbers)) if config.training.baseline else None
+        self._own_callbacks: list[Callback] = [] if self._baseline is None else [self._baseline]
+        self.trainer = trainer_for(config, model, optimizer, log, self.plan, self._own_callbacks)
         self.ranks = self.trainer.ranks
         self.parts = EpochParts(self.plan, self.ranks.rank, self.ranks.count)
         self._earlier: tuple[EarlierRanks, ...] = ()
@@ -212,8 +214,8 @@ class Session:
             torch.manual_seed((self.config.training.seed + rank) % (1 << 64))
         if run is not None:
             self.trainer.go_on_after(run.history)
-            if run.baseline is not None:
-                self.trainer.load_baseline(run.baseline)
+            if run.baseline is not None and self._baseline is not None:
+                self._baseline.model = run.baseline
             self.notes = list(run.notes)
 
     def _log_notes(self) -> None:
@@ -223,8 +225,6 @@ class Session:
     def _restore_trainer(self, extra: CheckpointMetadata, checkpoint: Path) -> None:
         trainer, state = self.trainer, extra.trainer_state(checkpoint)
         try:
-            if state.baseline is not None and len(state.baseline["moments"]) not in (0, len(extra.columns.numbers)):
-                raise ValueError(f"baseline.moments: are not of {len(extra.columns.numbers)} numbers")
             trainer.load_state_dict(state)
             if trainer.progress.epoch > self.plan.epochs or trainer.progress.position > self.plan.rows:
                 raise ValueError(f"progress: is beyond {self.plan.epochs} epochs of {self.plan.rows:,} rows")
@@ -232,7 +232,7 @@ class Session:
             raise RunError(f"{checkpoint}: damaged (state.extra.trainer.{error})") from error
         progress = trainer.progress
         self._earlier = tuple(extra.earlier)
-        positions = tuple(rank.taken for rank in state.ranks) or (progress.position,)
+        positions = tuple(rank.taken for rank in state.ranks)
         if len(positions) != self.ranks.count and progress.steps:
             self._earlier += (EarlierRanks(progress.epoch, progress.steps, positions),)
         if progress.best is not None and not progress.is_over:
@@ -300,7 +300,7 @@ class Session:
             RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
         tracking = [] if self.ranks.rank else tracking_callbacks(self.config.tracking, self.folder)
-        callbacks = self.trainer.callbacks = [*callbacks, *tracking]
+        callbacks = self.trainer.callbacks = [*self._own_callbacks, *callbacks, *tracking]
         with self._lock or nullcontext(), numbers_named(self.log):
             summary = None
             for callback in callbacks:
@@ -339,7 +339,7 @@ class Session:
                 self.checkpoint()
 
         if trainer.progress.is_over:  # cut off behind its last batch
-            with notify_callbacks(trainer.callbacks, trainer):
+            with trainer.notified():
                 pass
         else:
             trainer.fit(
@@ -367,14 +367,17 @@ class Session:
     def _conclude(self) -> Summary:
         """Evaluate the model on the test rows, and write what the run leaves behind; all ranks do."""
         log, trainer, ranks = self.log, self.trainer, self.ranks
-        stream = self.parts.of_rows(log, log.train_rows, len(log), EVALUATED)
+        stream, beside = self.parts.of_rows(log, log.train_rows, len(log), EVALUATED), list[Tensor]()
+        if self._baseline is not None:
+            stream = predicting(self._baseline.of_all_ranks(ranks), stream, beside)
         predictions = trainer.predictions(stream) if len(log) > log.train_rows else None
+        beside = ranks.all_gather(beside, "the baseline's predictions")
         named = named_features(log, self.model.rows.values(), ranks)
         summary = summarize(
             log,
             self.model,
             trainer.history,
-            assess(predictions, trainer.history, log),
+            assess(predictions, trainer.history, log, probabilities_of(beside) if beside else None),
             self.begun.started,
             continued_from=self.begun.continued_from,
             bad_rows=log.bad_rows,

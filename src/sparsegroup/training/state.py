@@ -1,14 +1,16 @@
-"""The state of a training in a checkpoint: a trainer's, an epoch's."""
+"""What a training knows of itself: its epochs, the points of its history, and its state in a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any, ClassVar, Protocol
 
-import torch
+import numpy as np
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -17,8 +19,9 @@ from sparsegroup.artifact.validation import STRICT, Count, Flag, Real, validated
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.optim import SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
-from sparsegroup.tensors import shape_of
-from sparsegroup.training.baseline import check_baseline_state
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.table import FieldCount
+from sparsegroup.training.evaluation import PredictionWindow, WindowState
 
 
 class BestState(Protocol):
@@ -32,8 +35,35 @@ class BestState(Protocol):
 
 
 @dataclass
+class TemporaryBest:
+    """A `BestState` in a temporary folder: on disk, so that memory holds one model."""
+
+    folder: Path
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    scheduler: LRScheduler | None
+    target: SizeTarget | None
+    _count: int = 0
+
+    def keep(self) -> None:
+        """See `BestState`."""
+        target = None if self.target is None else self.target.state_dict()
+        save_checkpoint(self.folder / str(self._count + 1), self.model, self.optimizers, self.scheduler, extra=target)
+        if self._count:
+            remove_folder(self.folder / str(self._count))
+        self._count += 1
+
+    def restore(self) -> None:
+        """See `BestState`; random numbers continue."""
+        kept = self.folder / str(self._count)
+        loaded = load_checkpoint(kept, self.model, self.optimizers, self.scheduler, rng=False)
+        if self.target is not None:
+            self.target.load_state_dict(loaded.extra)
+
+
+@dataclass
 class EpochProgress:
-    """Where a training stands among its epochs.
+    """How far a training has come in its epochs.
 
     Attributes:
         epoch: Epochs that have ended.
@@ -51,18 +81,8 @@ class EpochProgress:
     is_over: Flag = False
     steps: Count = 0
 
-    def go_on(self, samples: int) -> None:
-        """A batch of so many samples has been trained on."""
-        self.position += samples
-        self.steps += 1
-
     def end_epoch(self, validation: Metrics | None, *, may_be_best: bool) -> bool:
-        """An epoch has ended; gives whether it is the best so far.
-
-        Args:
-            validation: Metrics on the validation rows, if there are any.
-            may_be_best: Whether its state is one to end with.
-        """
+        """An epoch has ended, with a state that `may_be_best`; gives whether it is the best so far."""
         self.epoch, self.position, self.steps = self.epoch + 1, 0, 0
         if validation is None:
             return False
@@ -79,43 +99,103 @@ class EpochProgress:
         waited = 0 if self.best is None else self.epoch - self.best
         return self.epoch < epochs and not (patience and waited >= patience)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Its numbers, as `TrainerState` has them."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class TableTotals:
+    """Counts of all tables of an embedding.
+
+    Attributes:
+        num_seen, num_live, num_evicted, num_refused: See `HashEmbedding`.
+        bytes: Memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has
+            done, so that a resumed run would differ.
+    """
+
+    num_seen: int = 0
+    num_live: int = 0
+    bytes: int = 0
+    num_evicted: int = 0
+    num_refused: int = 0
+
+    @classmethod
+    def of(cls, embedding: nn.Module) -> "TableTotals":
+        """Those of the tables in `embedding`, on all ranks; each of them must call it."""
+        totals = np.zeros(5, np.int64)
+        for table in tables_in(embedding).values():
+            own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
+            totals += own if table.across is None else table.across.shards.totals(own, "counts of rows")
+        return cls(*totals.tolist())
+
+    @property
+    def feature_rate(self) -> float:
+        """Live rows over distinct keys ever seen; 0 if none was."""
+        return self.num_live / self.num_seen if self.num_seen else 0.0
+
+
+def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
+    """`HashEmbedding.field_counts` of all tables in `embedding`, on all ranks; each of them must call it."""
+    totals: dict[int, FieldCount] = {}
+    for table in tables_in(embedding).values():
+        own = table.field_counts()
+        for counts in [own] if table.across is None else table.across.shards.of_all([own], "counts of fields"):
+            for number, count in counts.items():
+                before = totals.get(number, FieldCount(0, 0, 0))
+                totals[number] = FieldCount(
+                    before.seen + count.seen, before.rows + count.rows, before.live + count.live
+                )
+    return dict(sorted(totals.items()))
+
+
+class History:
+    """Samples fill one window after the other; of each full one, a point joins the history, measured by a thread.
+
+    Attributes:
+        points: The history so far.
+        window: The one that is being filled, with this rank's samples.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[HistoryPoint] = []
+        self.window = PredictionWindow(0.0)
+        self._measured: Future[HistoryPoint] | None = None
+
+    def begin(self) -> None:
+        """Training begins or continues."""
+        self.window.begin = perf_counter() - self.window.seconds
+
+    def pause(self) -> None:
+        """Training ends, perhaps in the middle of a window."""
+        self.window.seconds = perf_counter() - self.window.begin
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a point is done, to be taken by `settle`."""
+        return self._measured is not None and self._measured.done()
+
+    def measure(self, thread: ThreadPoolExecutor, point: Callable[[], HistoryPoint]) -> None:
+        """Let `thread` make the next point."""
+        self._measured = thread.submit(point)
+
+    def settle(self) -> HistoryPoint | None:
+        """Wait for the point that is being measured, add it to the history, and return it."""
+        measured, self._measured = self._measured, None
+        if measured is None:
+            return None
+        self.points.append(measured.result())
+        return self.points[-1]
+
+    def note_validation(self, metrics: Metrics) -> None:
+        """The last point is that of an epoch's end, where the model has these metrics on the validation rows."""
+        if self.points:
+            last = self.points[-1]
+            self.points[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
+
+    def state(self) -> list[dict[str, Any]]:
+        """All points, including one that is being measured."""
+        pending = [] if self._measured is None else [self._measured.result()]
+        return [asdict(point) for point in [*self.points, *pending]]
 
 
 NotNegative = Annotated[Real, Field(ge=0)]
-
-
-@dataclass(frozen=True)
-class WindowState:
-    """Predictions since the last point; see `PredictionWindow.state`. What there is not is empty."""
-
-    logits: Tensor
-    labels: Tensor
-    weights: Tensor
-    seconds: Real
-    baseline: Tensor
-
-    def check(self) -> None:
-        """Raise ValueError unless there is a number of each kind for each sample."""
-        count = len(self.labels) if self.labels.ndim else 0
-        for name in ("logits", "labels", "weights", "baseline"):
-            tensor = getattr(self, name)
-            may_lack = name in ("weights", "baseline") and tensor.shape == (0,)
-            if not tensor.is_floating_point() or (tensor.shape != (count,) and not may_lack):
-                raise ValueError(f"window.{name}: numbers [{count}] are expected, got {shape_of(tensor)}")
-            if not bool(torch.isfinite(tensor).all()):
-                raise ValueError(f"window.{name}: has numbers that are not finite")
-        if not bool(((self.labels == 0) | (self.labels == 1)).all()):
-            raise ValueError("window.labels: has others than 0 and 1")
-        if bool((self.weights < 0).any()):
-            raise ValueError("window.weights: has some below 0")
-
-    def part(self, start: int, stop: int) -> "WindowState":
-        """Samples `start` to `stop` of it."""
-        names = ("logits", "labels", "weights", "baseline")
-        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
 
 
 @dataclass(frozen=True)
@@ -140,19 +220,19 @@ class TargetState:
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of one of several ranks.
+    """The state of one rank.
 
     Attributes:
         taken: Samples that it has trained on in the epoch under way.
         window: How many of the window's samples are its own; those of the ranks before it come first.
-        baseline: The state of the baseline that it trains.
         compiled_for: Samples of its part of the batches that its network was compiled for; None before the first.
+        callbacks: The states of its callbacks, by the names of their classes.
     """
 
     taken: Count
     window: Count
-    baseline: Mapping[str, Tensor] | None = None
-    compiled_for: Count | None = None
+    compiled_for: Count | None
+    callbacks: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -160,10 +240,9 @@ class TrainerState:
     """The state of a training between two batches, see `Trainer.state_dict`.
 
     Attributes:
-        samples, seconds, history, window, target, progress, baseline: See `Trainer`.
-        compiled_for: Samples of the batches that one rank's network was compiled for; None before the first.
-        baseline: The state of the baseline, merged over the ranks.
-        ranks: The states of several ranks; empty for a single process.
+        samples, seconds, history, target, progress: See `Trainer`.
+        window: The samples of all ranks since the last point.
+        ranks: The states of the ranks, in their order; of a single process one.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -172,11 +251,9 @@ class TrainerState:
     seconds: Real
     history: tuple[HistoryPoint, ...]
     window: WindowState
-    compiled_for: Count | None
     progress: EpochProgress
-    target: TargetState | None = None
-    baseline: Mapping[str, Tensor] | None = None
-    ranks: tuple[RankState, ...] = ()
+    target: TargetState | None
+    ranks: Annotated[tuple[RankState, ...], Field(min_length=1)]
 
     @classmethod
     def of(cls, content: Any) -> "TrainerState":
@@ -188,40 +265,10 @@ class TrainerState:
         progress = state.progress
         if not 0 < (progress.best or 1) <= max(progress.epoch, 1):
             raise ValueError(f"progress.best: {progress.best} of {progress.epoch} epochs")
-        for baseline in (state.baseline, *(rank.baseline for rank in state.ranks)):
-            if baseline is not None:
-                check_baseline_state(baseline)
-        if state.ranks and sum(rank.window for rank in state.ranks) != len(state.window.labels):
+        if sum(rank.window for rank in state.ranks) != len(state.window.labels):
             raise ValueError(f"ranks: their samples are not the {len(state.window.labels):,} of the window")
         return state
 
-
-@dataclass
-class TemporaryBest:
-    """A `BestState` in a temporary folder: on disk, so that memory holds one model."""
-
-    folder: Path
-    model: nn.Module
-    optimizers: Sequence[Optimizer]
-    scheduler: LRScheduler | None
-    target: SizeTarget | None
-    _count: int = 0
-
-    @property
-    def _kept(self) -> Path:
-        return self.folder / str(self._count)
-
-    def keep(self) -> None:
-        """See `BestState`."""
-        place = self.folder / str(self._count + 1)
-        target = None if self.target is None else self.target.state_dict()
-        save_checkpoint(place, self.model, self.optimizers, self.scheduler, extra=target)
-        if self._count:
-            remove_folder(self._kept)
-        self._count += 1
-
-    def restore(self) -> None:
-        """See `BestState`; random numbers continue."""
-        loaded = load_checkpoint(self._kept, self.model, self.optimizers, self.scheduler, rng=False)
-        if self.target is not None:
-            self.target.load_state_dict(loaded.extra)
+    def callbacks(self, name: str) -> list[Any]:
+        """The states of the callback of a class, on all ranks that have one."""
+        return [rank.callbacks[name] for rank in self.ranks if name in rank.callbacks]

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -20,32 +21,46 @@ from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.baseline import BaselineLessons, LogisticBaseline, merged_baseline
 from sparsegroup.training.batch_gradients import give_gradients
-from sparsegroup.training.checks import (
-    check_loss,
-    check_stepped,
-    failed_step,
-    with_checked_labels,
-)
+from sparsegroup.training.checks import check_loss, check_stepped, failed_step, with_checked_labels
 from sparsegroup.training.click_model import check_table
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
-from sparsegroup.training.history import RecordedWindows, TableTotals
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
 from sparsegroup.training.piecewise_network import PiecewiseNetwork
 from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
-from sparsegroup.training.state import BestState, EpochProgress, TemporaryBest, TrainerState
+from sparsegroup.training.state import BestState, EpochProgress, History, TableTotals, TemporaryBest, TrainerState
 
 if TYPE_CHECKING:
     from sparsegroup.training.config import Config
 
 
+@dataclass(frozen=True)
+class TrainedBatch:
+    """A batch that a model has been trained on.
+
+    Attributes:
+        batch: This rank's rows, n of them; none where it has none left.
+        logits: The model's `[n]`, from before the step.
+        samples: Rows of all ranks.
+    """
+
+    batch: Batch
+    logits: Tensor
+    samples: int
+    _loss: Tensor
+
+    @cached_property
+    def loss(self) -> float:
+        """The loss of all ranks before the step; to read it is to wait for a GPU."""
+        return float(self._loss)
+
+
 class Callback:
     """Is notified while a model is trained. The methods of this class do nothing: override those you need.
 
-    A `Trainer` calls the first five, and each may call its `stop`. The others are of a run in a folder (`Session`,
-    `sparsegroup train`), around them.
+    A `Trainer` calls them, and each may call its `stop`; `on_run_begin` and `on_run_end` belong to a run in a folder
+    (`Session`, `sparsegroup train`).
 
     Examples:
         >>> import torch
@@ -67,8 +82,13 @@ class Callback:
     def on_begin(self, trainer: "Trainer") -> None:
         """`fit` begins. `trainer.history` has the points so far, also those of a run that is resumed."""
 
-    def on_batch(self, trainer: "Trainer", samples: int, loss: float) -> None:
-        """A batch of so many samples has been trained on, with the loss before its step."""
+    def on_batch(self, trainer: "Trainer", trained: TrainedBatch) -> None:
+        """A batch has been trained on."""
+
+    def on_window(self, trainer: "Trainer", window: PredictionWindow) -> Callable[[], Mapping[str, Any]] | None:
+        """The samples of a point have been trained on, by all ranks. Another thread calls the returned function, which
+        gives fields of the `HistoryPoint` that the trainer leaves at their defaults.
+        """
 
     def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
         """A point has joined the history; some batches after it, as its metrics take a while."""
@@ -84,6 +104,16 @@ class Callback:
 
     def on_run_end(self, folder: Path, summary: Summary | None) -> None:
         """A run is complete, with all its files; `summary` is None where an exception has ended it before that."""
+
+    def state_dict(self) -> Any:
+        """What checkpoints keep of it, of numbers, texts, tensors, lists and dicts; None is nothing."""
+
+    def load_state_dict(self, trainer: "Trainer", states: Sequence[Any]) -> None:
+        """Continue from what `state_dict` gave: a state for each rank of the training before.
+
+        Raises:
+            ValueError: They are no such states; nothing has changed.
+        """
 
 
 class Trainer:
@@ -104,8 +134,7 @@ class Trainer:
         history: Points of earlier passes, to go on from.
         compile: Compile the network by torch.compile, which takes a C++ compiler and some ten seconds when it is done
             first; it warns and goes on without where that cannot be done.
-        callbacks: Are told what happens, in this order, see `Callback`.
-        baseline: Learns from the batches of the first epoch; its AUC and log loss stand beside the model's.
+        callbacks: Are notified of what happens, in this order, see `Callback`; of a class that has a state, one.
 
     Raises:
         TypeError: `table` holds no table, or `optimizer` is something else.
@@ -143,14 +172,13 @@ class Trainer:
         history: Sequence[HistoryPoint] = (),
         compile: bool = False,
         callbacks: Sequence[Callback] = (),
-        baseline: LogisticBaseline | None = None,
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
         check_table(table, "Trainer(table, network, optimizer)")
         self.table, self.network, self.window = table, network, window
         self.ranks = RankGroup.of(table)
-        self._record = RecordedWindows(window, self.ranks)
+        self._record = History()
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         for one in self.optimizers:
             if not isinstance(one, torch.optim.Optimizer):
@@ -163,7 +191,7 @@ class Trainer:
         self.taken = self.trained = 0
         self.go_on_after(history)
         self._begun: float | None = None
-        self._lessons = BaselineLessons(baseline)
+        self._callback_states: dict[str, list[Any]] = {}
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
         self._timed = [table for table in self._tables if table.table.config.unit == "seconds"]
@@ -184,7 +212,7 @@ class Trainer:
 
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
-        self._record.go_on(history)
+        self._record.points = list(history)
         self.samples = history[-1].samples if history else 0
         self._seconds = history[-1].seconds if history else 0.0
 
@@ -253,7 +281,7 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_point(self, point)
 
-        with notify_callbacks(self.callbacks, self), temporary as folder:
+        with self.notified(), temporary as folder:
             if folder is not None:
                 best = TemporaryBest(Path(folder), self._model, self.optimizers, self.scheduler, self.target)
             while self._goes_on(epochs, patience) and not self._stop.is_made:
@@ -276,7 +304,7 @@ class Trainer:
             if is_over and best is not None and self.progress.best not in (None, self.progress.epoch):
                 best.restore()
         self.progress.is_over = is_over
-        self._record.share()
+        self._record.points = self.ranks.broadcast(self.history, "the history")
         return self.history[begin:]
 
     def stop(self, *, finish: bool = False) -> None:
@@ -352,7 +380,7 @@ class Trainer:
                 assert keys is not None
                 following = next(batches, None)
                 next_keys = None if following is None else keys_to_look_up(following.own.keys, following.own.bags)
-                ends = following is None or self._record.is_full_with(batch.samples)
+                ends = following is None or self._record.window.samples + batch.samples >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
                 is_counted = looks_ahead and counts
@@ -363,16 +391,14 @@ class Trainer:
                 self.samples += batch.samples
                 self.trained += len(batch.own)
                 self.taken += len(batch.own)
-                self.progress.go_on(batch.samples)
+                self.progress.position += batch.samples
+                self.progress.steps += 1
                 self._record.window.add(batch.own, logits, batch.samples)
-                if not self.progress.epoch:
-                    self._lessons.give(metrics, batch.own, self._record.window.add_baseline)
-                if on_batch is not None or self.callbacks:
-                    number = float(loss)  # waits for a GPU
-                    if on_batch is not None:
-                        on_batch(batch.samples, number)
-                    for callback in self.callbacks:
-                        callback.on_batch(self, batch.samples, number)
+                trained = TrainedBatch(batch.own, logits, batch.samples, loss)
+                if on_batch is not None:
+                    on_batch(batch.samples, trained.loss)
+                for callback in self.callbacks:
+                    callback.on_batch(self, trained)
                 if (ends or self._record.is_measured) and (point := self._record.settle()):
                     note(point)
                 if ends:
@@ -385,16 +411,35 @@ class Trainer:
                 if (point := self._record.settle()) is not None:
                     note(point)
                 self._end_window(metrics)
-            self._lessons.wait()
-        if is_whole and not self.progress.epoch:
-            self._lessons.merge(self.ranks)
         self._record.pause()
         return is_whole
 
-    def _end_window(self, metrics: ThreadPoolExecutor) -> None:
-        if not self.ranks.is_alone:
-            self._lessons.wait()  # what they predict joins that of the other ranks
-        self._record.end(metrics, self._point)
+    def _end_window(self, thread: ThreadPoolExecutor) -> None:
+        """Let `thread` make the point of the window that ends here, on the first rank; a new one begins."""
+        window = self._record.window.of_all(self.ranks)
+        further = [callback.on_window(self, window) for callback in self.callbacks]
+        table, target = TableTotals.of(self.table), self.target
+        facts: dict[str, Any] = {
+            "samples": self.samples,
+            "epoch": self.progress.epoch + 1,
+            "feature_rate": table.feature_rate,
+            "live_rows": table.num_live,
+            "features_seen": table.num_seen,
+            "table_bytes": table.bytes,
+            "seconds": self.seconds,
+            "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
+            "l21": None if target is None else target.l21,
+            "scheduled_rate": None if target is None else target.scheduled_rate,
+        }
+
+        def point() -> HistoryPoint:
+            for figures in further:
+                facts.update({} if figures is None else figures())
+            return HistoryPoint(**facts, **asdict(window.metrics()))
+
+        if not self.ranks.rank:
+            self._record.measure(thread, point)
+        self._record.window = PredictionWindow(perf_counter())
 
     @contextmanager
     def _clock(self) -> Iterator[None]:
@@ -415,65 +460,76 @@ class Trainer:
         To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained, by all ranks: what
         the first gets is the state of all.
         """
-        baseline = self._lessons.state_dict()  # waits for what is learnt, which joins the window
+        callbacks = {type(one).__name__: state for one in self.callbacks if (state := one.state_dict()) is not None}
         window = self._record.window.state()
-        state = {
+        own = {
+            "taken": self.taken,
+            "window": len(window.labels),
+            "compiled_for": self._dense.size,
+            "callbacks": callbacks,
+        }
+        found = self.ranks.all_gather([(own, window)], "the states of the ranks")
+        joined = PredictionWindow.joined([window for _, window in found], 0.0).state()
+        return {
             "samples": self.samples,
             "seconds": self.seconds,
-            "history": self._record.history_state(),
-            "compiled_for": self._dense.size,
+            "history": self._record.state(),
             "target": None if self.target is None else self.target.state_dict(),
-            "progress": self.progress.as_dict(),
-            "window": vars(window),
-            "baseline": baseline,
+            "progress": asdict(self.progress),
+            "window": {**vars(joined), "seconds": found[0][1].seconds},
+            "ranks": [own for own, _ in found],
         }
-        if self.ranks.is_alone:
-            return state
-        own = (self.taken, window, baseline, self._dense.size)
-        found = self.ranks.all_gather([own], "where they stand")
-        joined = PredictionWindow.joined([window for _, window, _, _ in found], 0.0).state()
-        taught = [baseline for _, _, baseline, _ in found if baseline is not None]
-        state["window"] = {**vars(joined), "seconds": found[0][1].seconds}
-        state["baseline"] = merged_baseline(taught) if taught else None
-        state["ranks"] = [
-            {"taken": taken, "window": len(window.labels), "baseline": baseline, "compiled_for": size}
-            for taken, window, baseline, size in found
-        ]
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any] | TrainerState) -> None:
-        """Go on from where `state_dict` found another with the same arguments: give `fit` the batches that are left.
+        """Continue from where `state_dict` found another trainer with the same arguments: give `fit` the remaining
+        batches.
 
         On as many ranks as then, each has trained on `taken` samples of its part of the epoch; on others, the rest of
-        the epoch is to be divided anew.
+        the epoch must be divided anew. A callback whose class has no state in it begins anew.
 
         Raises:
             ValueError: It is no such state; the message begins with the field. Nothing has changed.
         """
-        state = TrainerState.of(state)
-        if self.target is not None:
-            if state.target is None:
-                raise ValueError("target: the state is of a training without one")
+        state, ranks = TrainerState.of(state), self.ranks
+        if self.target is not None and state.target is None:
+            raise ValueError("target: the state is of a training without one")
+        self._callback_states = {name: state.callbacks(name) for name in state.ranks[0].callbacks}
+        self._restore_callbacks()
+        if self.target is not None and state.target is not None:
             self.target.load_state_dict(asdict(state.target))
         self.progress = replace(state.progress)
         self.samples, self._seconds = state.samples, state.seconds
-        ranks, samples = self.ranks, len(state.window.labels)
+        first, count, samples = 0, 0, len(state.window.labels)
         if len(state.ranks) == ranks.count:
             own = state.ranks[ranks.rank]
-            first, count, baseline = sum(one.window for one in state.ranks[: ranks.rank]), own.window, own.baseline
+            first, count = sum(one.window for one in state.ranks[: ranks.rank]), own.window
             self.taken, self._dense.size = own.taken, own.compiled_for
         else:  # the first rank takes all of the window, and none has trained on its part of the epoch
-            first, count, baseline = 0, 0 if ranks.rank else samples, state.baseline
-            was_alone = ranks.is_alone and not state.ranks
-            self.taken = self.progress.position if was_alone else 0
-            self._dense.size = state.compiled_for if was_alone else None
-        window = PredictionWindow.from_state(state.window.part(first, first + count), samples)
-        self._record.go_on(state.history, window)
-        self._lessons.load_state_dict(baseline)
+            count = 0 if ranks.rank else samples
+            self.taken, self._dense.size = 0, None
+        self._record.points = list(state.history)
+        self._record.window = PredictionWindow.joined([state.window.part(first, first + count)], 0.0, samples)
 
-    def load_baseline(self, state: Mapping[str, Tensor]) -> None:
-        """Continue with the baseline of an earlier training, from its `LogisticBaseline.state_dict`."""
-        self._lessons.load_state_dict(state)
+    def _restore_callbacks(self) -> None:
+        """Give the callbacks their states of a checkpoint; those that join later get theirs as `fit` begins."""
+        for callback in self.callbacks:
+            if states := self._callback_states.pop(type(callback).__name__, None):
+                try:
+                    callback.load_state_dict(self, states)
+                except ValueError as error:
+                    raise ValueError(f"callbacks.{type(callback).__name__}.{error}") from error
+
+    @contextmanager
+    def notified(self) -> Iterator[None]:
+        """Notify callbacks that training begins, and in the end that it is over."""
+        self._restore_callbacks()
+        try:
+            for callback in self.callbacks:
+                callback.on_begin(self)
+            yield
+        finally:
+            for callback in self.callbacks:
+                callback.on_end(self)
 
     def _step(
         self, step: GlobalBatch, keys: Tensor, next_keys: Tensor | None, following: GlobalBatch | None
@@ -511,49 +567,18 @@ class Trainer:
         return self.predictions(stream, sweep=sweep).metrics()
 
     def predictions(self, stream: Iterable[Sample], *, sweep: bool = False) -> PredictionWindow:
-        """What the model predicts, and the baseline, over all batches of a stream; as `evaluate`.
+        """What the model predicts over all batches of a stream; as `evaluate`.
 
         On several ranks, each gives a part of the stream; all get all predictions, the first rank's part first.
         """
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
-        return predictions_over(
-            self._model, with_checked_labels(map(as_batch, stream)), self._lessons.baseline, self.ranks
-        )
+        return predictions_over(self._model, with_checked_labels(map(as_batch, stream)), self.ranks)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
-        return predictions_over(self._model, stream, ranks=self.ranks).probabilities()
-
-    def _point(self, window: PredictionWindow) -> Callable[[], HistoryPoint]:
-        """Everything known at the end of a window, to be completed with the window's metrics."""
-        table, target = TableTotals.of(self.table), self.target
-        facts: dict[str, Any] = {
-            "samples": self.samples,
-            "epoch": self.progress.epoch + 1,
-            "feature_rate": table.feature_rate,
-            "live_rows": table.num_live,
-            "features_seen": table.num_seen,
-            "table_bytes": table.bytes,
-            "seconds": self.seconds,
-            "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
-            "l21": None if target is None else target.l21,
-            "scheduled_rate": None if target is None else target.scheduled_rate,
-        }
-        return lambda: HistoryPoint(**facts, **window.point_metrics())
-
-
-@contextmanager
-def notify_callbacks(callbacks: Sequence[Callback], trainer: "Trainer") -> Iterator[None]:
-    """Notify callbacks that training begins, and in the end that it is over."""
-    try:
-        for callback in callbacks:
-            callback.on_begin(trainer)
-        yield
-    finally:
-        for callback in callbacks:
-            callback.on_end(trainer)
+        return predictions_over(self._model, stream, self.ranks).probabilities()
 
 
 def _set_time(tables: Sequence[HashEmbedding], batch: Batch | None) -> None:
