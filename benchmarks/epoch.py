@@ -31,7 +31,7 @@ import timing
 from plain_loop import Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.formats.criteo import criteo
+from sparsegroup.data.formats import criteo
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log, LogView
 from sparsegroup.kernels.cpu.threads import set_num_threads

@@ -23,9 +23,7 @@ from data_cases import (
     rows_of,
     written,
 )
-from sparsegroup.data.formats.avazu import avazu
-from sparsegroup.data.formats.criteo import criteo
-from sparsegroup.data.formats.ipinyou import ipinyou
+from sparsegroup.data.formats import avazu, criteo, ipinyou
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare

@@ -30,8 +30,7 @@ from data_cases import (
 )
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.formats.avazu import avazu
-from sparsegroup.data.formats.criteo import criteo
+from sparsegroup.data.formats import avazu, criteo
 from sparsegroup.data.raw.raw_file import raw_file, source_of
 from sparsegroup.data.schema import LogFormat
 

@@ -38,10 +38,6 @@ REASONS = {
     "kernels/cpu/backend.py": "a backend, as the others are",
     "kernels/cpu/numba_namespace.py": "the namespace that `bind` gives to rules",
     "table/sharded/lookup.py": "the lookup over ranks, by the exchange and the routing that it is made of",
-    "data/formats/avazu.py": "one file a format",
-    "data/formats/criteo.py": "one file a format",
-    "data/formats/ipinyou.py": "one file a format",
-    "data/formats/svm.py": "one file a format",
 }
 """Why a small module with one importer is a file."""
 

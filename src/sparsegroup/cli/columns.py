@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from sparsegroup.cli.app import UsageError, app, starting
-from sparsegroup.cli.options import RAW_LOG, Dataset, Exclude, Label, Weight
+from sparsegroup.cli.options import RAW_LOG, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose, show, tell
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _SHOWN = 40
 
 
 @app.command("columns")
+@takes_settings("label", "exclude", "weight", "dataset")
 def columns_command(
     log: Annotated[
         list[str],
@@ -33,10 +34,8 @@ def columns_command(
             metavar="LOG", help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.", show_default=False
         ),
     ],
-    label: Label = None,
-    exclude: Exclude = None,
-    weight: Weight = None,
-    dataset: Dataset = None,
+    *,
+    settings: Mapping[str, Any],
     schema: Annotated[
         Path | None,
         typer.Option(
@@ -51,20 +50,26 @@ def columns_command(
     """Show what the columns of a log are taken for, and why: categories, numbers, times, lists."""
     if schema is not None and schema.exists() and not overwrite:
         raise UsageError(f"{schema} exists; give another --schema, or --overwrite")
-    options = {"label": label, "exclude": exclude or (), "weight": weight, "dataset": dataset or "auto"}
     with starting():
         from sparsegroup.data.open import is_prepared
         from sparsegroup.data.raw.file_listing import shown
-        from sparsegroup.data.schema import findings_of, write_schema
-    found, problem = (None, None) if is_prepared(log) else _format_of(log, options)
-    findings = _of_prepared(log, options) if found is None else findings_of(found)
+        from sparsegroup.data.schema import write_schema
+    found, problem = (None, None) if is_prepared(log) else _format_of(log, settings)
+    findings = _of_prepared(log, settings) if found is None else found.explained
     if schema is not None:
         if found is None or not found.kinds:
             what = "it is prepared already" if found is None else f"the format {found.name!r} says them"
             raise UsageError(f"--schema: the columns of {shown(log)} need none: {what}")
         write_schema(schema, found, shown(log))
+    table = Table(box=None, pad_edge=False)
+    for name in ("column", "kind", "examples", "different", "missing", "why"):
+        table.add_column(name, justify="right" if name in ("different", "missing") else "left", overflow="fold")
+    for one in findings:
+        distinct = f"{one.distinct:,}" if one.distinct or one.missing else ""
+        missing = f"{one.missing:.1%}" if one.missing else ""
+        table.add_row(*map(_plain, (one.name, one.kind, ", ".join(one.examples), distinct, missing, one.why)))
     written = [] if schema is None else [f"written to {schema}"]
-    show({"columns": [asdict(finding) for finding in findings]}, _table(findings), *written)
+    show({"columns": [asdict(finding) for finding in findings]}, table, *written)
     _warn(findings)
     if problem is not None:
         raise problem
@@ -98,13 +103,12 @@ def _format_of(log: list[str], options: Mapping[str, Any]) -> "tuple[LogFormat, 
         return raw_log_files(log, whole=True, **{**options, "label": None})[1], error
 
 
-def _of_prepared(folder: list[str], options: Any) -> "list[ColumnFinding]":
+def _of_prepared(folder: list[str], options: Mapping[str, Any]) -> "list[ColumnFinding]":
     from sparsegroup.data import ColumnFinding, PreparedLog
-    from sparsegroup.data.open import given
     from sparsegroup.data.raw.file_listing import shown
 
-    if others := given(options):
-        raise UsageError(f"--{min(others)} is for raw logs; {shown(folder)} is a folder, prepared already")
+    if options:
+        raise UsageError(f"--{min(options)} is for raw logs; {shown(folder)} is a folder, prepared already")
     log = PreparedLog(Path(*folder))
     made = f"made of {log.manifest.dataset!r}"
     rows = [
@@ -114,21 +118,6 @@ def _of_prepared(folder: list[str], options: Any) -> "list[ColumnFinding]":
     rows += [ColumnFinding(name, "number", made) for name in log.numbers]
     weight = next((name for name, kind in log.columns.items() if kind == "weight"), "weight")
     return [*rows, *([ColumnFinding(weight, "weight", made)] if log.weighted else [])]
-
-
-def _table(findings: Sequence["ColumnFinding"]) -> Table:
-    """Each column with its kind, examples, how many different values, how many missing, and why."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("column", "kind", "examples", "different", "missing", "why"):
-        table.add_column(name, justify="right" if name in ("different", "missing") else "left", overflow="fold")
-    for one in findings:
-        table.add_row(
-            *(_plain(text) for text in (one.name, one.kind, ", ".join(one.examples))),
-            f"{one.distinct:,}" if one.distinct or one.missing else "",
-            f"{one.missing:.1%}" if one.missing else "",
-            _plain(one.why),
-        )
-    return table
 
 
 def _warn(findings: Sequence["ColumnFinding"]) -> None:

@@ -9,7 +9,7 @@ from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.columns import print_columns
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
-from sparsegroup.data.formats.headed import NO_WEIGHT
+from sparsegroup.data.open import NO_WEIGHT
 from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.settings.yaml_settings import assignment, share_of
 from sparsegroup.training import Config

@@ -67,8 +67,8 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) 
         ('user',)
     """
     frame = polars_frame(frame)
-    kinds = kinds_of(columns_of(frame)) if columns is None else columns
-    log = kinds if isinstance(kinds, LogFormat) else feature_format(kinds)
+    columns = kinds_of(columns_of(frame)) if columns is None else columns
+    log = columns if isinstance(columns, LogFormat) else feature_format(columns)
     batch = _batch(frame, log.for_scoring())
     bags = dict(zip(log.lists, batch.bags, strict=True))
     return HashedFrame(batch.keys.numpy(), batch.numbers.numpy(), bags, log.fields, log.numbers)
@@ -95,17 +95,13 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
 
 
 def feature_format(kinds: Mapping[str, str]) -> LogFormat:
-    """The format of rows without a label or a weight, whose columns have these kinds; raises as `format_for_kinds`."""
+    """The format of rows without a label or a weight, whose columns have these kinds."""
     features = {name: "ignore" if kind in ("label", "split") else kind for name, kind in kinds.items()}
     return replace(format_for_kinds(features, "").without_label(), weight=None)
 
 
 def polars_frame(frame: Any) -> pl.DataFrame:
-    """A data frame of any library as one of Polars; pandas' index is left out.
-
-    Raises:
-        ClickLogError: It is no frame, or has a column whose values are of several types.
-    """
+    """A data frame of any library as one of Polars, without pandas' index; ClickLogError if types are mixed."""
     if isinstance(frame, pl.DataFrame):
         return frame
     try:
@@ -173,19 +169,17 @@ class FrameLog(Log):
         return self.train_rows
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer."""
+        """See `Log.batches`."""
         for first in range(start, min(stop, len(self)), size):
             yield self._rows[first : min(first + size, stop)]
 
 
 def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
     """The rows as one batch, labels 0, no weights; without a time of the log's own, times are the rows' numbers."""
-    log = replace(log.without_label(), weight=None)
-    parts = []
+    log, parts = replace(log.without_label(), weight=None), []
     for first in range(0, max(len(frame), 1), _ROWS):
-        texts = _texts(frame.slice(first, _ROWS), log.raw)
+        texts, bad = _texts(frame.slice(first, _ROWS), log.raw), list[BadRow]()
         lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
-        bad: list[BadRow] = []
         rows, _, _ = encode_frame(texts.with_columns(lines), log, bad)
         if bad:
             row, reason, value = min(bad)

@@ -57,15 +57,11 @@ CLOCKS = ("ts", "timestamp")
 _ENOUGH = 100
 """Rows with a value, from which on it matters that none repeats."""
 
-_FEW, _OFTEN = 100, 10
-"""At most so many different values, each so often: a number is a category."""
-
-_REPEATS = 2
-"""So many times a number must occur on average to be a category too."""
+_FEW, _OFTEN, _REPEATS = 100, 10, 2
+"""A number of at most so many values, each so often, is a category; one that recurs so often on average may be one."""
 
 _LONG = 500
 """Rows in which a clock keeps its value, a month, a day, while it has returned to one fewer than `_OFTEN` times."""
-
 
 _EARLIEST, _LATEST = 946_684_800, 2_208_988_800
 """Seconds since 1970 of the years 2000 and 2040: numbers are times only between."""
@@ -77,9 +73,8 @@ _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nan
 _SEPARATORS = {"|": 0.05, ";": 0.05, ",": 0.3, " ": 0.5}
 """Separator → share of the values that must have it. The first that fits is taken."""
 
+# Between spaces there must be such tokens: texts have spaces, too.
 _TOKEN = r"^[A-Za-z]{0,3}\d+$"
-"""Between spaces there must be such tokens: texts have spaces, too."""
-
 # 1e5 without a sign or a point is rather the beginning of a hash.
 _NUMERAL = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]\d+)?$|^[+-]?\d*\.\d*[eE]\d+$|^[+-]?(?i:inf|infinity)$"
 _PADDED = r"^[+-]?0\d"
@@ -88,6 +83,8 @@ _IS_WEIGHT = (
     "column {0!r} is used as the rows' weight, because of its name: the loss and the metrics count each row by it; "
     "if it is a feature, set `weight` to none"
 )
+
+_IS_UNIQUE = "{0} is nearly unique, {1:,} values in {2:,} rows: if it names single rows, leave it out (`exclude`)"
 
 
 @dataclass(frozen=True)
@@ -234,11 +231,7 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
         return kind, why, ""
     if distinct == rows:
         return "ignore", f"never repeats: {rows:,} rows with {rows:,} values", ""
-    warning = (
-        f"{column.name} is nearly unique, {distinct:,} values in {rows:,} rows: if it names single rows, leave it out "
-        "(`exclude`)"
-    )
-    return kind, why, warning
+    return kind, why, _IS_UNIQUE.format(column.name, distinct, rows)
 
 
 def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
@@ -309,25 +302,18 @@ def _list_kind(column: _Column) -> tuple[str, str] | None:
     values = column.values.head(5_000)
     if values.str.starts_with("[").all() and all(json_list(value) is not None for value in values):
         return str(ColumnKind("list", JSON)), "JSON arrays"
-    for separator, share in _SEPARATORS.items():
-        several = values.str.contains(separator, literal=True).sum() / len(values)
-        if several >= share and _separates(separator, values):
+    for separator, least in _SEPARATORS.items():
+        share = values.str.contains(separator, literal=True).sum() / len(values)
+        pieces = values.str.split(separator).explode()
+        pieces = pieces.filter(pieces != "")
+        if share < least or not len(pieces) or (pieces != pieces.str.strip_chars()).any():
+            continue
+        # The pieces must recur in other values, and look like values, not like prose.
+        if (separator != " " or pieces.str.contains(_TOKEN).all()) and pieces.n_unique() * _REPEATS <= len(pieces):
             name = separator if separator != " " else "spaces"
-            return str(
-                ColumnKind("list", separator)
-            ), f"{100 * several:.0f} % of the values are several, between {name}"
+            why = f"{100 * share:.0f} % of the values are several, between {name}"
+            return str(ColumnKind("list", separator)), why
     return None
-
-
-def _separates(separator: str, values: pl.Series) -> bool:
-    """Whether the pieces between separators repeat in other values, and look like values, not like prose."""
-    pieces = values.str.split(separator).explode()
-    pieces = pieces.filter(pieces != "")
-    if not len(pieces) or (pieces != pieces.str.strip_chars()).any():
-        return False
-    if separator == " " and not pieces.str.contains(_TOKEN).all():
-        return False
-    return pieces.n_unique() * _REPEATS <= len(pieces)
 
 
 def _weight_among(columns: Sequence[_Column]) -> str | None:

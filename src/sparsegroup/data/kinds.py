@@ -35,6 +35,9 @@ MISSING = ("", "NA", "N/A", "n/a", "null", "NULL", "Null", "None", "none", "NaN"
 BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 """Spelling in lower case → what is hashed."""
 
+SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
+"""Label in lower case → 0 or 1."""
+
 ISO = (
     r"^\s*(?P<date>\d{4}-\d\d-\d\d)(?:[T ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)?"
     r"\s*(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?)?\s*$"
@@ -102,6 +105,11 @@ class ColumnKind:
     def __str__(self) -> str:
         named = {separator: name for name, separator in _NAMED.items()}
         return f"{self.role} {named.get(self.detail, self.detail)}".strip()
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a time, the log's own or another."""
+        return self.role in ("time", "timestamp")
 
     @property
     def separator(self) -> str:

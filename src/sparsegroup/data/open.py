@@ -1,16 +1,18 @@
-"""What is at a path, as a click log: which kind, and in which format."""
+"""What is at a path, as a click log: which kind of log, and in which format."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypedDict, Unpack
 
 import polars as pl
 
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.formats.headed import Kinds, headed
-from sparsegroup.data.inference import SAMPLE_ROWS
+from sparsegroup.data.inference import SAMPLE_ROWS, ColumnFinding, infer_columns, kinds_of
+from sparsegroup.data.kinds import SPELLED_LABELS
+from sparsegroup.data.label_leak import with_leaks
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
@@ -19,12 +21,21 @@ from sparsegroup.data.raw.file_order import by_first_time
 from sparsegroup.data.raw.raw_file import BadRow, Chunk, RawFile
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.raw.text_file import CHUNK_BYTES
-from sparsegroup.data.schema import LogFormat, read_schema
-from sparsegroup.settings.names import AvazuHour, CriteoNumbers, DatasetName, OnBadRow, SortFiles
+from sparsegroup.data.schema import TEST_FRACTION, LogFormat, format_for_kinds, read_schema
+from sparsegroup.settings.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
+
+LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
+TIMES = ("ts", "timestamp")
+SPLIT = "split"
+"""Names of columns with a role of their own; of a label in any case."""
+
+NO_WEIGHT = "none"
+"""Value of `weight` for a log whose rows all count the same."""
 
 _logger = logging.getLogger(__name__)
-
 _SAMPLE_BYTES = 8 << 20
+
+Kinds = ColumnsName | Mapping[str, str]
 
 
 class FormatOptions(TypedDict, total=False):
@@ -36,7 +47,7 @@ class FormatOptions(TypedDict, total=False):
         columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, others are left out;
             "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
             the test rows, 2); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
-        label: Label column, of a log with a header; by default the first of `headed.LABELS` that is there, in any case.
+        label: Label column, of a log with a header; by default the first of `LABELS` that is there, in any case.
         exclude: Columns that are no features, of a log with a header.
         weight: Column of how much each row counts, of a log with a header, a number >= 0; "none" for no such
             column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
@@ -151,10 +162,7 @@ def raw_log_files(
     whole: bool = False,
     **options: Unpack[FormatOptions],
 ) -> tuple[list[RawFile], LogFormat, int]:
-    """The files of a raw log in order, their format, and how many of them, the last ones, are the test set's own.
-
-    The arguments are those of `open_log`; raises as `listed` and `format_of` do.
-    """
+    """The files of a raw log in order, their format, and how many of them, the last ones, are the test set's own."""
     groups = [listed(paths, by_name=sort_files != "given") for paths in (log, test) if paths is not None]
     alike = format is None and options.get("schema") is None
     if sort_files == "time":  # one file shows which column that is, many only once they are in order
@@ -183,24 +191,22 @@ def format_of(
     whole: bool = False,
     **options: Unpack[FormatOptions],
 ) -> LogFormat:
-    """The format to read a raw log in: as given, by the options, or else by how the log begins.
-
-    Args:
-        files: The log's first file; and that of a log of its own for the test set, if any.
-        format, whole, **options: As in `open_log`, which raises the same; libsvm and libffm need their labels.
-    """
-    found = format
-    if found is None:
-        wanted = given(options)
-        if len(files) > 1 and "test_fraction" in wanted:
-            raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
-        found = _chosen(files[0], wanted, needs_label=not whole)
+    """The format of a log whose first file, and that of a test log of its own, are these; see `open_log`."""
+    wanted, log = given(options), files[0]
+    if format is None and len(files) > 1 and "test_fraction" in wanted:
+        raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
+    found = _chosen(log, wanted, needs_label=not whole) if format is None else format
     if whole:
+        if format is None and not log.has_label(found):
+            found = found.without_label()
+        if format is None and found.weight is not None and found.has_header and found.weight not in log.head.columns:
+            found = replace(found, weight=None)  # rows to score need not have it
         found = found.for_scoring()
     return found if len(files) == 1 else replace(found, split="file", split_column=None)
 
 
 def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
+    """The format that the schema says, that is named or recognised, or that the header and the first rows show."""
     of_a_header = {name: wanted[name] for name in _OF_A_HEADER if name in wanted}
     # The options that a format cannot pass over.
     binding = [name for name, value in of_a_header.items() if (name, value) != ("columns", "categorical")]
@@ -212,22 +218,16 @@ def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFo
             raise LogOptionError(
                 f"no schema {wanted['schema']}; say with `schema` what the columns of {log.source} are", "schema"
             )
-        found = read_schema(wanted["schema"])
-    elif known := named or _recognised(log, of_a_header, needs_label):
+        return read_schema(wanted["schema"])
+    if known := named or _recognised(log, of_a_header, needs_label):
         for option in binding:
             raise LogOptionError(
                 f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "
                 "A schema file can describe it in another way",
                 option,
             )
-        found = known
-    else:
-        found = headed(log.head, lambda: first_rows(log), **of_a_header, needs_label=needs_label)
-    if not needs_label and not log.has_label(found):
-        found = found.without_label()
-    if not needs_label and found.weight is not None and found.has_header and found.weight not in log.head.columns:
-        found = replace(found, weight=None)  # what is scored need not have it
-    return found
+        return known
+    return _headed(log, **of_a_header, needs_label=needs_label)
 
 
 def _named(wanted: Mapping[str, Any]) -> LogFormat | None:
@@ -258,6 +258,100 @@ def _recognised(log: RawFile, of_a_header: Mapping[str, Any], needs_label: bool)
         name = min(name for name in head.columns if head.columns.count(name) > 1)
         raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
     return found
+
+
+# A log whose columns have names
+
+
+def _headed(
+    log: RawFile,
+    label: str | None = None,
+    exclude: Collection[str] = (),
+    test_fraction: float | None = None,
+    columns: Kinds | None = None,
+    weight: str | None = None,
+    *,
+    needs_label: bool = True,
+) -> LogFormat:
+    """The format of a log whose columns have names; `needs_label`: whether label and weight must be among them."""
+    head, header = log.head, log.head.columns
+    where, names = f"{head.source}:1", ", ".join(header)
+    if needs_label and (unknown := [name for name in exclude if name not in header]):
+        raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {names}")
+    found = label or _label_of(header, columns)
+    if needs_label and found not in header:
+        wanted = repr(label) if label is not None else " or ".join(map(repr, LABELS[:2]))
+        proposed = _proposed(first_rows(log)[0], exclude)
+        raise ClickLogError(
+            f"{where}: no label column {wanted}; name it with `label`{proposed}. The columns are {names}", "label"
+        )
+    found = found or LABELS[0]
+    split_column = SPLIT if SPLIT in header and found != SPLIT else None
+    if split_column and test_fraction is not None:
+        raise LogOptionError(
+            f"`test_fraction` is for logs without a column {SPLIT!r}, which marks the test rows of {head.source}",
+            "test_fraction",
+        )
+    weigher = None if weight == NO_WEIGHT else weight
+    if weigher is not None and needs_label and weigher not in header:
+        raise ClickLogError(f"{where}: no column {weigher!r} for `weight`. The columns are {names}", "weight")
+    if weigher is not None and weigher in (found, split_column, *exclude):
+        raise LogOptionError(f"`weight`: {weigher!r} is the label or the split already, or excluded", "weight")
+    # pandas writes its index in a first column without a name, which inference leaves out
+    named = header if columns == "categorical" else header[1:] if columns is None else ()
+    if "" in named and "" not in exclude:
+        place = header.index("") + 1
+        raise ClickLogError(f"{where}: column {place} has no name; name it, or give a schema without it")
+    others: dict[str, Any] = {
+        "split": "column" if split_column else "last-fraction",
+        "split_column": split_column,
+        "test_fraction": TEST_FRACTION if test_fraction is None else test_fraction,
+        "separator": head.separator,
+    }
+    if columns == "categorical":
+        fields = tuple(name for name in header if name not in {found, weigher, "id", *TIMES, SPLIT, *exclude})
+        time = next((name for name in TIMES if name in header and name != found), None)
+        return LogFormat("log", found, fields, time=time, weight=weigher, **others)
+    findings: tuple[ColumnFinding, ...] = ()
+    if columns is None:
+        known = dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
+        known[found] = ("label", "the label, by its name" if label is None else "the label, as asked")
+        if split_column:
+            known[SPLIT] = ("split", "marks the test rows, by its name")
+        if weigher is not None:
+            known[weigher] = ("weight", "how much a row counts, as asked")
+        rows, whole = first_rows(log)
+        findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
+        if found in rows.columns:
+            findings = with_leaks(findings, rows, found)
+        inferred = {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
+        findings = tuple(inferred[name] for name in header)
+        columns = kinds_of(findings)
+    kinds = {name: "ignore" if name in exclude and name != found else kind for name, kind in columns.items()}
+    if weight is not None:
+        kinds = {name: "ignore" if kind == "weight" else kind for name, kind in kinds.items()}
+        kinds |= {} if weigher is None else {weigher: "weight"}
+    return replace(format_for_kinds(kinds, found, **others), findings=findings)
+
+
+def _label_of(header: Sequence[str], columns: Kinds | None) -> str | None:
+    """The label column, by what is known of the columns, or else by its name."""
+    if isinstance(columns, Mapping):
+        known = next((name for name, kind in columns.items() if kind == "label"), None)
+        if known is not None:
+            return known
+    lower = {name.lower(): name for name in reversed(header)}
+    return next((name for name in LABELS if name in header), None) or next(
+        (lower[name] for name in LABELS if name in lower), None
+    )
+
+
+def _proposed(rows: pl.DataFrame, exclude: Collection[str]) -> str:
+    """The columns that can be the label, for a message: no value but 0 and 1, or the like, and both of them."""
+    spelled = {name: {SPELLED_LABELS.get(str(text).lower()) for text in rows[name].unique()} for name in rows.columns}
+    found = [name for name, labels in spelled.items() if labels == {"0", "1"} and name not in exclude]
+    proposed = " or ".join(f"`label` {quote(name)}" for name in found[:3])
+    return f", such as {proposed} (0 or 1 in each row)" if found else ""
 
 
 def first_rows(first: RawFile) -> tuple[pl.DataFrame, bool]:

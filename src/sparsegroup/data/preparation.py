@@ -39,9 +39,8 @@ class _State(RowCount):
     """How far raw files have been read: written into each part, and read from the last one to resume.
 
     Attributes:
-        source: Number of the file that is being read.
-        offset: How many bytes of it (rows, of a columnar file) have been read.
-        line: Line number of its next row.
+        source, offset, line: Number of the file that is being read, its bytes (of a columnar file, rows) that have
+            been read, and the number of its next line.
         bad: Reason → rows left out.
         places: Places for rows in the files before it, see `with_places`.
     """
@@ -147,8 +146,9 @@ def prepare(
             part.unlink()
         done.verify()
         return done, []
-    state, files = _resume(folder, source)
-    if files:
+    parts = _Parts(folder, log, source)
+    state = parts.state
+    if parts.rows:
         _logger.info("%s: resumed at row %s", folder, f"{state.rows:,}")
     bads = [BadRows(file.source) for file in raw]
     read = sum(size or 0 for size in sizes[: state.source]) + state.offset
@@ -162,12 +162,7 @@ def prepare(
 
     held: list[EncodedRows] = []
     for stretch, chunk, encoded in encoded_chunks(
-        stretches(),
-        log,
-        on_bad_row=on_bad_row,
-        threads=threads,
-        chunk_bytes=chunk_bytes,
-        keep_raw=vocabulary,
+        stretches(), log, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes, keep_raw=vocabulary
     ):
         state.pass_files(raw, log, stretch.number, first_test)
         read += chunk.end_offset - state.offset
@@ -175,110 +170,104 @@ def prepare(
         state.pass_chunk(chunk, encoded)
         held.append(replace(encoded, batch=with_places(encoded.batch, log, state.places)))
         if len(held) == PART_CHUNKS:
-            _write_part(folder, log, held, state, files, source)
+            parts.write(held)
             held = []
         if on_progress:
             on_progress(PreparationProgress(state.rows, sum(state.bad.values()), read, total))
-    _write_part(folder, log, held, state, files, source)
+    parts.write(held)
     left_out = sum(state.bad.values())
     train_rows = state.checked_train_rows(log, shown(logs[0]), left_out, bads, max_bad)
     for text in shown_bad_rows(bads):
         _logger.warning(text)
-    _complete(folder, log, state, files, source, train_rows, vocabulary)
+    parts.complete(train_rows, vocabulary)
     return PreparedLog(folder), bads
 
 
-def _complete(
-    folder: Path,
-    log: LogFormat,
-    state: _State,
-    files: dict[str, int],
-    source: dict[str, Any],
-    train_rows: int,
-    vocabulary: bool,
-) -> None:
-    """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
-    in_all, in_training = (count_features(folder, files, log.fields, rows) for rows in (state.rows, train_rows))
-    if vocabulary:
-        joined = scan_parquet(_vocabulary_parts(folder, files)).unique("key").sort("key")
-        write_atomically(folder / VOCABULARY, partial(write_parquet, rows=joined))
-    manifest = LogManifest(
-        dataset=log.name,
-        fields=log.fields,
-        numbers=log.numbers,
-        lists=tuple(log.lists),
-        rows=state.rows,
-        train_rows=train_rows,
-        positives=state.positives,
-        parts=files,
-        files={name: facts_of(folder / name) for name in (*files, *([VOCABULARY] if vocabulary else []))},
-        features={name: (in_all[name], in_training[name]) for name in log.fields},
-        hash=HASH,
-        source=source,
-        bad_rows=state.bad,
-        weighted=log.weight is not None,
-        timed=log.time is not None,
-        columns=log.kinds,
-    )
-    PREPARED_LOG.write(folder, manifest)
-    if vocabulary:
-        for part in _vocabulary_parts(folder, files):
+class _Parts:
+    """The files of a prepared log, as they are written; those that a run which was cut off has left are continued.
+
+    Attributes:
+        state: How far reading has come, at the end of the last part.
+        rows: Name of each part → its rows.
+    """
+
+    def __init__(self, folder: Path, log: LogFormat, source: dict[str, Any]) -> None:
+        self.folder, self.log, self.source = folder, log, source
+        self.state, self.rows = _State(), dict[str, int]()
+        for path in sorted(folder.glob("part-*.parquet")):
+            try:
+                metadata = parquet_metadata(path)
+                content = json.loads(metadata.metadata[PART_META])
+            except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+                raise ClickLogError(f"{path}: not a part of a prepared log ({error}); give an empty folder") from error
+            if content["source"] != source:
+                raise ClickLogError(
+                    f"{folder}: holds parts of another log, or one read in another way; give an empty folder"
+                )
+            self.state, self.rows[path.name] = _State(**content["state"]), metadata.num_rows
+        if self.state.rows != sum(self.rows.values()):
+            raise ClickLogError(f"{folder}: parts of a prepared log are missing; give an empty folder")
+        others = sorted(
+            path.name for path in folder.iterdir() if not path.name.startswith((".", "part-", "vocabulary-"))
+        )
+        if others and not self.rows:
+            raise ClickLogError(
+                f"{folder}: holds {others[0]}, which is no part of a prepared log; give an empty folder"
+            )
+        for left_behind in folder.glob(".*.tmp"):
+            left_behind.unlink()
+
+    def write(self, held: list[EncodedRows]) -> None:
+        """A part of these rows, with how far reading has come, and their vocabulary if they kept their values."""
+        held = [encoded for encoded in held if encoded.batch.num_rows]
+        if not held:
+            return
+        name = f"part-{len(self.rows):05}.parquet"
+        content = json.dumps({"state": vars(self.state), "source": self.source})
+        schema = self.log.schema.with_metadata({PART_META: content.encode()})
+
+        def write(path: Path) -> None:
+            with parquet_writer(path, schema, compression="lz4") as writer:
+                for encoded in held:
+                    writer.write_batch(encoded.batch)
+
+        if held[0].raw is not None:
+            words = pl.concat(named_keys(encoded, self.log, self.log.fields) for encoded in held).unique("key").lazy()
+            write_atomically(self._vocabulary(name), partial(write_parquet, rows=words))
+        write_atomically(self.folder / name, write)
+        self.rows[name] = sum(encoded.batch.num_rows for encoded in held)
+
+    def complete(self, train_rows: int, vocabulary: bool) -> None:
+        """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
+        log, state = self.log, self.state
+        in_all, in_training = (
+            count_features(self.folder, self.rows, log.fields, rows) for rows in (state.rows, train_rows)
+        )
+        vocabularies = [self._vocabulary(name) for name in self.rows] if vocabulary else []
+        if vocabulary:
+            joined = scan_parquet(vocabularies).unique("key").sort("key")
+            write_atomically(self.folder / VOCABULARY, partial(write_parquet, rows=joined))
+        manifest = LogManifest(
+            dataset=log.name,
+            fields=log.fields,
+            numbers=log.numbers,
+            lists=tuple(log.lists),
+            rows=state.rows,
+            train_rows=train_rows,
+            positives=state.positives,
+            parts=self.rows,
+            files={name: facts_of(self.folder / name) for name in (*self.rows, *([VOCABULARY] if vocabulary else []))},
+            features={name: (in_all[name], in_training[name]) for name in log.fields},
+            hash=HASH,
+            source=self.source,
+            bad_rows=state.bad,
+            weighted=log.weight is not None,
+            timed=log.time is not None,
+            columns=log.kinds,
+        )
+        PREPARED_LOG.write(self.folder, manifest)
+        for part in vocabularies:
             part.unlink()
 
-
-def _resume(folder: Path, source: dict[str, Any]) -> tuple[_State, dict[str, int]]:
-    state, files = _State(), {}
-    for path in sorted(folder.glob("part-*.parquet")):
-        try:
-            metadata = parquet_metadata(path)
-            content = json.loads(metadata.metadata[PART_META])
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise ClickLogError(f"{path}: not a part of a prepared log ({error}); give an empty folder") from error
-        if content["source"] != source:
-            raise ClickLogError(
-                f"{folder}: holds parts of another log, or one read in another way; give an empty folder"
-            )
-        state, files[path.name] = _State(**content["state"]), metadata.num_rows
-    if state.rows != sum(files.values()):
-        raise ClickLogError(f"{folder}: parts of a prepared log are missing; give an empty folder")
-    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith((".", "part-", "vocabulary-")))
-    if others and not files:
-        raise ClickLogError(f"{folder}: holds {others[0]}, which is no part of a prepared log; give an empty folder")
-    for left_behind in folder.glob(".*.tmp"):
-        left_behind.unlink()
-    return state, files
-
-
-def _write_part(
-    folder: Path,
-    log: LogFormat,
-    held: list[EncodedRows],
-    state: _State,
-    files: dict[str, int],
-    source: dict[str, Any],
-) -> None:
-    held = [encoded for encoded in held if encoded.batch.num_rows]
-    if not held:
-        return
-    name = f"part-{len(files):05}.parquet"
-    content = json.dumps({"state": vars(state), "source": source})
-    schema = log.schema.with_metadata({PART_META: content.encode()})
-
-    def write(path: Path) -> None:
-        with parquet_writer(path, schema, compression="lz4") as writer:
-            for encoded in held:
-                writer.write_batch(encoded.batch)
-
-    if held[0].raw is not None:
-        _write_vocabulary(folder / f"vocabulary-{len(files):05}.parquet", log, held)
-    write_atomically(folder / name, write)
-    files[name] = sum(encoded.batch.num_rows for encoded in held)
-
-
-def _write_vocabulary(path: Path, log: LogFormat, held: list[EncodedRows]) -> None:
-    pieces = [named_keys(encoded, log, log.fields) for encoded in held]
-    write_atomically(path, partial(write_parquet, rows=pl.concat(pieces).unique("key").lazy()))
-
-
-def _vocabulary_parts(folder: Path, files: dict[str, int]) -> list[Path]:
-    return [folder / name.replace("part", "vocabulary") for name in files]
+    def _vocabulary(self, part: str) -> Path:
+        return self.folder / part.replace("part", "vocabulary")

@@ -44,7 +44,7 @@ class LogManifest(Manifest):
         source: What it was made of and how; a folder made of something else cannot be completed.
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
-        timed: Whether the rows have times of their own; not known of folders that older versions have written.
+        timed: Whether the rows have times of their own.
         columns: Raw column → what it was taken for, see `Log.columns`.
     """
 
@@ -77,14 +77,9 @@ class LogManifest(Manifest):
                 raise ValueError(f"{name}: {getattr(self, name):,} of {self.rows:,} rows")
         if sum(self.parts.values()) != self.rows:
             raise ValueError(f"parts: have {sum(self.parts.values()):,} rows, and not {self.rows:,}")
-        if self.files and (missing := self.parts.keys() - self.files.keys()):  # version 1 had no facts of files
+        if missing := self.parts.keys() - self.files.keys():
             raise ValueError(f"parts.{min(missing)}: is not among the files")
-        self._check_source()
-
-    def _check_source(self) -> None:
-        seed, files = self.source.get("seed"), self.source.get("files", [])
-        if "synthetic" in self.source and (type(seed) is not int or seed < 0):
-            raise ValueError(f"source.seed: a number >= 0 is expected, got {seed!r}")
+        files = self.source.get("files", [])
         if not isinstance(files, list) or not all(isinstance(one, list) and len(one) >= 2 for one in files):
             raise ValueError("source.files: names and sizes are expected")
 
@@ -98,7 +93,6 @@ PREPARED_LOG = FolderFormat(
     missing="no such log",
 )
 """The format of prepared logs."""
-
 
 VOCABULARY = "vocabulary.parquet"
 
@@ -141,31 +135,19 @@ class PreparedLog(Log):
         return sum(training for _, training in self.manifest.features.values())
 
     def verify(self) -> None:
-        """Compare all files with the digests that were written: reads them once. A log of version 1 has no digests.
-
-        Raises:
-            ClickLogError: A file is missing or damaged. The message names it.
-        """
+        """Compare all files with the digests that were written: reads them once; ClickLogError names a damaged one."""
         self.manifest.check_files(self.folder, ClickLogError)
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; a thread reads ahead.
-
-        Raises:
-            ClickLogError: A file is missing or damaged.
-        """
+        """See `Log.batches`; a thread reads ahead. ClickLogError: a file is missing or damaged."""
         yield from self.run_batches([(start, stop)], size)
 
     def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
-        """See `Log.run_batches`: each row group is read once. Raises as `batches`."""
+        """See `Log.run_batches`: each row group is read once."""
         yield from rebatched(read_ahead(self._row_groups(overlap(runs, 0, len(self)))), size)
 
     def cuts(self, longest: int) -> Int64s:
-        """See `Log.cuts`: the row groups, which the ends of all parts are read for once.
-
-        Raises:
-            ClickLogError: A part is missing or damaged.
-        """
+        """See `Log.cuts`: the row groups, which the ends of all parts are read for once."""
         return self._group_starts
 
     @cached_property
@@ -180,11 +162,18 @@ class PreparedLog(Log):
 
     @contextmanager
     def _part(self, name: str, rows: int) -> Iterator[parquet.ParquetFile]:
-        """A part, open, that has the rows and columns that the manifest says; raises ClickLogError as `batches`."""
+        """A part, open; ClickLogError unless it has the rows and columns that the manifest says."""
         path = self.folder / name
         try:
             with parquet_file(path) as file:
-                self._check_part(path, file, rows)
+                if file.metadata.num_rows != rows:
+                    raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
+                schema = file.schema_arrow
+                for column, kind in self._types.items():
+                    if schema.names.count(column) != 1 or schema.field(column).type != kind:
+                        raise ClickLogError(
+                            f"{path}: damaged ({MANIFEST} names a column {column!r} of {kind}, not there)"
+                        )
                 yield file
         except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
             raise ClickLogError(f"{path}: missing or damaged ({error})") from error
@@ -196,15 +185,6 @@ class PreparedLog(Log):
         types |= {WEIGHT: pa.float32()} if self.weighted else {}
         types |= {name: pa.list_(pa.int64()) if name in self.lists else pa.int64() for name in self.fields}
         return types | dict.fromkeys(self.numbers, pa.float32())
-
-    def _check_part(self, path: Path, file: parquet.ParquetFile, rows: int) -> None:
-        """Raise ClickLogError unless a part has the rows and columns that the manifest says."""
-        if file.metadata.num_rows != rows:
-            raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
-        schema = file.schema_arrow
-        for name, kind in self._types.items():
-            if schema.names.count(name) != 1 or schema.field(name).type != kind:
-                raise ClickLogError(f"{path}: damaged ({MANIFEST} names a column {name!r} of {kind}, not there)")
 
     def _row_groups(self, runs: Sequence[Run]) -> Iterator[Batch]:
         """Rows within the log, those of a row group at a time."""

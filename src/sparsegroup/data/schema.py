@@ -1,6 +1,6 @@
 """What the columns of a log are and how they are read: as a schema, as a format, and as a YAML file."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -170,6 +170,22 @@ class LogFormat:
         """Names that no field and no number can have."""
         return {LABEL, TIME} | ({WEIGHT} if self.weight is not None else set())
 
+    @property
+    def explained(self) -> tuple[ColumnFinding, ...]:
+        """Why the columns are what they are: what was inferred, or else that the format has them so."""
+        if self.findings:
+            return self.findings
+        reason = "as the schema says" if self.name == "log" else f"as the format {self.name!r} has it"
+        kinds = self.kinds or {
+            **({self.label: "label"} if self.labelled else {}),
+            **dict.fromkeys(self.fields, "category"),
+            **{name: str(ColumnKind("list", separator)) for name, separator in self.lists.items()},
+            **dict.fromkeys(self.numbers, "number"),
+            **({self.sources.get(self.time, self.time): "time"} if self.time is not None else {}),
+            **({self.weight: "weight"} if self.weight is not None else {}),
+        }
+        return tuple(ColumnFinding(name, kind, reason) for name, kind in kinds.items())
+
     def for_scoring(self) -> "LogFormat":
         """The format for all rows in the order of the file: no test set, no time."""
         return replace(self, time=None, split="none", split_column=None)
@@ -243,37 +259,26 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
     """
     kinds = {name: str(ColumnKind.of(kind)) for name, kind in kinds.items()}
     transform = ColumnTransform(tuple((name, kind) for name, kind in kinds.items() if name != label))
-    made: dict[str, list[str]] = {"field": [], "number": [], "time": []}
-    lists, checked, sources = dict[str, str](), dict[str, str](), dict[str, str]()
-    times, weights = [], []
-    for name, kind in transform.columns():
-        for output, role, _ in transform.outputs(name, kind):
-            made[role].append(output)
-            if role != "field" or kind.role in ("time", "timestamp"):
-                checked[output] = name
-            if kind.role == "list":
-                lists[output] = kind.separator
-            if output != name:
-                sources[output] = name
-        times += [name] if kind.role == "time" else []
-        weights += [name] if kind.role == "weight" else []
-    for output, name in sources.items():
-        if kinds.get(output, "ignore") != "ignore":
-            raise ClickLogError(f"{output!r} is made of column {name!r}, and there is one of that name, too: rename it")
-    if len(times) > 1:
-        raise ClickLogError(f"columns {times[0]!r} and {times[1]!r} cannot both be the log's own time")
-    if len(weights) > 1:
-        raise ClickLogError(f"columns {weights[0]!r} and {weights[1]!r} cannot both be the weight")
+    read = {name: ColumnKind.of(kind) for name, kind in transform.kinds}
+    outputs = list(transform.outputs())
+    sources = {made: name for made, _, name, _ in outputs if made != name}
+    for made, name in sources.items():
+        if kinds.get(made, "ignore") != "ignore":
+            raise ClickLogError(f"{made!r} is made of column {name!r}, and there is one of that name, too: rename it")
+    times, weights = ([name for name, kind in read.items() if kind.role == role] for role in ("time", "weight"))
+    for names, what in ((times, "log's own time"), (weights, "weight")):
+        if len(names) > 1:
+            raise ClickLogError(f"columns {names[0]!r} and {names[1]!r} cannot both be the {what}")
     return LogFormat(
         "log",
         label,
-        tuple(made["field"]),
-        numbers=tuple(made["number"]),
-        lists=lists,
-        time=next(iter(made["time"] or times), None),
+        tuple(made for made, role, _, _ in outputs if role == "field"),
+        numbers=tuple(made for made, role, _, _ in outputs if role == "number"),
+        lists={made: read[name].separator for made, _, name, _ in outputs if read[name].role == "list"},
+        time=next((made for made, role, _, _ in outputs if role == "time"), next(iter(times), None)),
         weight=next(iter(weights), None),
         derive=transform,
-        checked=checked,
+        checked={made: name for made, role, name, _ in outputs if role != "field" or read[name].is_time},
         sources=sources,
         kinds=kinds,
         **others,
@@ -288,40 +293,35 @@ class ColumnTransform:
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
-        read = [(name, kind) for name, kind in self.columns() if name in frame.columns]
-        return frame.with_columns(how.alias(made) for name, kind in read for made, _, how in self.outputs(name, kind))
+        there = set(frame.columns)
+        return frame.with_columns(how.alias(made) for made, _, name, how in self.outputs() if name in there)
 
-    def columns(self) -> list[tuple[str, ColumnKind]]:
-        """Raw columns and their kinds."""
-        return [(name, ColumnKind.of(kind)) for name, kind in self.kinds]
-
-    def outputs(self, name: str, kind: ColumnKind) -> list[tuple[str, str, pl.Expr]]:
-        """What is made of a raw column: its name, whether it is a field, a number or the time, and how."""
-        # Of these names, encoded rows have columns of their own.
-        taken = (LABEL, TIME, *([WEIGHT] if any(other == "weight" for _, other in self.kinds) else []))
-        own = f"{name}.value" if name in taken else name
-        match kind.role:
-            case "category":
-                return [(own, "field", pl.col(name))]
-            case "category of numbers":
-                return [(own, "field", as_numeral(name))]
-            case "number":
-                return [(own, "number", as_number(name))]
-            case "category, number":
-                return [(own, "field", as_numeral(name)), (f"{name}.number", "number", as_number(name))]
-            case "boolean":
-                return [(own, "field", as_boolean(name))]
-            case "list":
-                return [(own, "field", as_list(name, kind.detail))]
-            case "time" | "timestamp" if kind.detail:
-                seconds, local = as_seconds(name, kind.detail)
-                gone = is_missing(stripped(name))
-                parts = {} if kind.detail == "date" else {f"{name}.hour": hour_of(local)}
-                parts[f"{name}.weekday"] = weekday_of(local)
-                fields = {made: pl.when(gone).then(pl.lit("")).otherwise(part) for made, part in parts.items()}
-                time = [(f"{name}.seconds", "time", seconds)] if kind.role == "time" else []
-                return [(made, "field", part) for made, part in fields.items()] + time
-        return []
+    def outputs(self) -> Iterator[tuple[str, str, str, pl.Expr]]:
+        """What is made: its name, whether it is a field, a number or the time, of which raw column, and how."""
+        taken = {LABEL, TIME} | ({WEIGHT} if "weight" in dict(self.kinds).values() else set())
+        for name, text in self.kinds:
+            kind, made = ColumnKind.of(text), f"{name}.value" if name in taken else name
+            match kind.role:
+                case "category":
+                    yield made, "field", name, pl.col(name)
+                case "category of numbers":
+                    yield made, "field", name, as_numeral(name)
+                case "number":
+                    yield made, "number", name, as_number(name)
+                case "category, number":
+                    yield made, "field", name, as_numeral(name)
+                    yield f"{name}.number", "number", name, as_number(name)
+                case "boolean":
+                    yield made, "field", name, as_boolean(name)
+                case "list":
+                    yield made, "field", name, as_list(name, kind.detail)
+                case "time" | "timestamp" if kind.detail:
+                    seconds, local = as_seconds(name, kind.detail)
+                    parts = {} if kind.detail == "date" else {f"{name}.hour": hour_of(local)}
+                    for made, part in (parts | {f"{name}.weekday": weekday_of(local)}).items():
+                        yield made, "field", name, pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(part)
+                    if kind.role == "time":
+                        yield f"{name}.seconds", "time", name, seconds
 
 
 # The YAML file
@@ -355,17 +355,16 @@ class SchemaFile(StrictSettings):
     separator: str = Field(default=",", min_length=1, max_length=1, pattern=r"[ -~\t]")
     columns: list[str] | dict[str, str] = Field(default_factory=list)
 
-    def column_of(self, role: str) -> str | None:
-        """The column that `columns` give a role that only one can have; ValueError if there are several."""
-        kinds = self.columns if isinstance(self.columns, dict) else {}
-        found = [name for name, kind in kinds.items() if ColumnKind.of(kind).role == role]
-        if len(found) > 1:
-            raise ValueError(f"columns {found[0]!r} and {found[1]!r} cannot both be the {role}")
-        return found[0] if found else None
-
     def format(self) -> LogFormat:
         """The format that the keys describe; ValueError if they exclude each other."""
-        label, split = self.label or self.column_of("label"), self.split or self.column_of("split")
+        kinds = self.columns if isinstance(self.columns, dict) else None
+        found: dict[str, str | None] = {"label": self.label, "split": self.split}
+        for role in found:
+            named = [name for name, kind in (kinds or {}).items() if ColumnKind.of(kind).role == role]
+            if not found[role] and len(named) > 1:
+                raise ValueError(f"columns {named[0]!r} and {named[1]!r} cannot both be the {role}")
+            found[role] = found[role] or next(iter(named), None)
+        label, split = found["label"], found["split"]
         if label is None:
             raise ValueError("label is missing")
         if split is not None and self.test_fraction is not None:
@@ -376,17 +375,19 @@ class SchemaFile(StrictSettings):
             "test_fraction": TEST_FRACTION if self.test_fraction is None else self.test_fraction,
             "separator": self.separator,
         }
-        if isinstance(self.columns, dict):
+        if kinds is not None:
             for name in ("time", "categorical", "numeric", "multi"):
                 if getattr(self, name):
                     raise ValueError(f"{name} and columns cannot both be given: say in columns what {name} has")
-            weight = {} if self.weight is None else {self.weight: "weight"}
-            marks = {split: "split"} if split in self.columns else {}
-            return format_for_kinds({**self.columns, **weight, **marks}, label, **rest)
+            marked = ({} if self.weight is None else {self.weight: "weight"}) | (
+                {split: "split"} if split in kinds else {}
+            )
+            return format_for_kinds({**kinds, **marked}, label, **rest)
         fields = (*self.categorical, *self.multi)
         named = [*fields, *self.numeric, label, *([] if self.weight is None else [self.weight])]
         if repeated := {name for name in named if named.count(name) > 1}:
             raise ValueError(f"column {min(repeated)!r} appears twice")
+        columns = tuple(self.columns)
         return LogFormat(
             "log",
             label,
@@ -395,7 +396,7 @@ class SchemaFile(StrictSettings):
             lists=self.multi,
             time=self.time,
             weight=self.weight,
-            columns=tuple(self.columns),
+            columns=columns,
             **rest,
         )
 
@@ -430,19 +431,3 @@ def write_schema(path: Path, log: LogFormat, source: str) -> None:
     lines += [f"{text:{width}}  # {why[name]}" if why.get(name) else text for name, text in columns.items()]
     text = "\n".join(lines) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def findings_of(log: LogFormat) -> tuple[ColumnFinding, ...]:
-    """Why the columns of a format are what they are: what was inferred, or else that the format has them so."""
-    if log.findings:
-        return log.findings
-    reason = "as the schema says" if log.name == "log" else f"as the format {log.name!r} has it"
-    kinds = log.kinds or {
-        **({log.label: "label"} if log.labelled else {}),
-        **dict.fromkeys(log.fields, "category"),
-        **{name: str(ColumnKind("list", separator)) for name, separator in log.lists.items()},
-        **dict.fromkeys(log.numbers, "number"),
-        **({log.sources.get(log.time, log.time): "time"} if log.time is not None else {}),
-        **({log.weight: "weight"} if log.weight is not None else {}),
-    }
-    return tuple(ColumnFinding(name, kind, reason) for name, kind in kinds.items())

@@ -16,13 +16,11 @@ import pyarrow as pa
 from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 from sparsegroup.data.batches import TIME
 from sparsegroup.data.keys import keys_of
+from sparsegroup.data.kinds import SPELLED_LABELS
 from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
 from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.settings.names import OnBadRow
-
-SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
-"""Label in lower case → 0 or 1."""
 
 
 @dataclass(frozen=True)

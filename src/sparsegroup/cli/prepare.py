@@ -1,0 +1,93 @@
+"""`sparsegroup prepare`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsegroup.cli.app import THREADS, app, starting
+from sparsegroup.cli.options import OF_THE_LOG, RAW_LOG, takes_settings
+from sparsegroup.cli.output import Json, Quiet, Verbose, show
+
+
+@app.command("prepare")
+@takes_settings(*(name for name in OF_THE_LOG if name != "rows"))
+def prepare_command(
+    log: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG",
+            help=f"Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow: {RAW_LOG}.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder for the prepared log; an interrupted preparation is resumed.")
+    ],
+    *,
+    settings: Mapping[str, Any],
+    vocabulary: Annotated[
+        bool, typer.Option("--vocabulary", help="Also write vocabulary.parquet: key, field and value of every feature.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that parse and hash.")] = THREADS,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.
+
+    Memory is bounded, and the same command resumes an interrupted preparation.
+    """
+    with starting():
+        from sparsegroup.cli.columns import print_columns
+        from sparsegroup.cli.progress import progress
+        from sparsegroup.cli.run_settings import share_given
+        from sparsegroup.data import PreparationProgress, prepare
+        from sparsegroup.data.keys import expected_collisions
+        from sparsegroup.data.raw.file_listing import short_name
+
+    options = dict(settings)
+    for name in {"test_fraction", "max_bad"} & options.keys():
+        options[name] = share_given(f"--{name.replace('_', '-')}", options[name])
+    test = options.pop("test", None)
+    with progress(f"preparing {short_name(log)}", "bytes") as update:
+
+        def on_progress(done: PreparationProgress) -> None:
+            bad = f", {done.bad:,} bad" if done.bad else ""
+            update(done.bytes, done.total, f"{done.rows:,} rows{bad}")
+
+        prepared, _ = prepare(
+            [log, *([] if test is None else [test])],
+            out,
+            on_format=lambda found: print_columns(found.findings),
+            vocabulary=vocabulary,
+            threads=threads,
+            on_progress=on_progress,
+            **options,
+        )
+    manifest = prepared.manifest
+    rows, train_rows = manifest.rows, manifest.train_rows
+    features, train_features = (sum(counts[part] for counts in manifest.features.values()) for part in (0, 1))
+    collisions = expected_collisions({name: counts[0] for name, counts in manifest.features.items()})
+    figures = {
+        "folder": str(out),
+        "dataset": manifest.dataset,
+        "rows": rows,
+        "train_rows": train_rows,
+        "test_rows": rows - train_rows,
+        "positive_rate": manifest.positives / rows,
+        "fields": len(manifest.fields),
+        "numbers": len(manifest.numbers),
+        "features": features,
+        "train_features": train_features,
+        "bad_rows": sum(manifest.bad_rows.values()),
+    }
+    table = Table(show_header=False, box=None)
+    table.add_row("rows", f"{rows:,}: {train_rows:,} for training, {rows - train_rows:,} for testing")
+    table.add_row("positives", f"{manifest.positives / rows:.3%}")
+    table.add_row("fields", f"{len(manifest.fields)} categorical, {len(manifest.numbers)} numeric")
+    table.add_row("features", f"{features:,}, of which {train_features:,} in the training rows")
+    table.add_row("collisions", f"{collisions:.2g} pairs of features are expected to share a key")
+    table.add_row("written to", str(out))
+    show(figures, table)
