@@ -121,12 +121,8 @@ def text_of(name: str, dtype: pl.DataType, *, plain: bool = False) -> pl.Expr:
     """A typed column as the texts that a CSV of the same data has, null where there is no value.
 
     Whole numbers have no decimals, booleans are true and false, times ISO's (with the offset of their zone, if they
-    have one), lists and structs JSON.
-
-    Args:
-        name: The column.
-        dtype: Its type, neither a list nor a struct if `plain`.
-        plain: For a format without kinds: booleans are 0 and 1, times and durations whole seconds.
+    have one), lists and structs JSON. If `plain`, for formats without kinds: booleans are 0 and 1, times and durations
+    whole seconds, and there are no lists and structs.
     """
     column = pl.col(name)
     if dtype.is_float():

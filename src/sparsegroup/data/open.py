@@ -39,10 +39,10 @@ Kinds = ColumnsName | Mapping[str, str]
 
 
 class FormatOptions(TypedDict, total=False):
-    """What tells the format of a raw log.
+    """Options that determine the format of a raw log.
 
     Attributes:
-        dataset: Name of a public format; "auto" tells it from the log.
+        dataset: Name of a public format; "auto" recognizes it by the log's first line.
         schema: YAML file that says what the columns are.
         columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, others are left out;
             "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
@@ -99,24 +99,24 @@ def open_log(
             `logs/2026-*.csv.gz`, a URI that pyarrow or fsspec opens, such as `s3://bucket/day=*/`, or several of these
             that are one log. Folders named `key=value` add a column.
         test: A log of its own for the test set, of a raw log.
-        format: Format of a raw log; by default as `options` say, or told from how the log begins.
+        format: Format of a raw log; by default what `options` say, or what the log's beginning shows.
         like: Options that another log was read with, which hold for a raw log where `options` leave them open. A
-            `schema` or a `dataset` in `options` says all of the format. The columns of a log with a header are told
-            from no log but the first: where `like` does not say them, all are categories.
+            `schema` or a `dataset` in `options` says all of the format. The columns of a log with a header are
+            inferred from the first log only: where `like` does not say them, all are categories.
         sort_files: In which order several files of a log come: by their paths ("name"; `day9` before `day10`), by the
             first "time" in each, or as their paths are "given".
         whole: Take all rows of a raw log in the order of the file, as for scoring: there is no test set, no time and no
             order to check, and no label is needed.
         on_bad_row, max_bad, threads, on_progress, chunk_bytes: How to read a raw log, see `RawLog`.
-        **options: What tells the format of a raw log, see `FormatOptions`.
+        **options: The format of a raw log, see `FormatOptions`.
 
     Raises:
-        ClickLogError: It cannot be read, or its files have not the same columns.
+        ClickLogError: It cannot be read, or its files have different columns.
         LogOptionError: Options that do not go together, options of raw logs for a prepared one (`columns` may repeat
             its columns), or no such schema.
         OSError: No such file.
     """
-    wanted: Any = given(options)
+    wanted: Any = _given(options)
     if is_prepared(log):
         prepared = PreparedLog(*paths_of(log))
         if wanted.get("columns") == prepared.columns:  # the settings of a run on it
@@ -126,7 +126,7 @@ def open_log(
             raise LogOptionError(f"`{option}` is for raw logs; {shown(log)} is a folder, prepared already", option)
         return prepared
     if like is not None and not {"schema", "dataset"} & set(wanted):
-        inherited = {"columns": "categorical", **given(like)}
+        inherited = {"columns": "categorical", **_given(like)}
         if whole:  # then no rows are test rows
             inherited.pop("test_fraction", None)
         wanted = {**inherited, **wanted}
@@ -148,7 +148,7 @@ def open_log(
 
 
 def is_prepared(log: LogPaths) -> bool:
-    """Whether it is a prepared log, or one that `prepare` has not finished: options of raw logs are not for it."""
+    """Whether it is a prepared log, or one that `prepare` has not finished."""
     paths = paths_of(log)
     return len(paths) == 1 and is_prepared_folder(Path(paths[0]))
 
@@ -176,7 +176,7 @@ def raw_log_files(
     return [file for files in groups for file in files], found, sum(map(len, groups[1:]))
 
 
-def given(options: FormatOptions) -> dict[str, Any]:
+def _given(options: FormatOptions) -> dict[str, Any]:
     """The options that are not as by default."""
     if unknown := options.keys() - FormatOptions.__annotations__.keys():
         raise TypeError(f"unexpected option {min(unknown)!r}")
@@ -192,7 +192,7 @@ def format_of(
     **options: Unpack[FormatOptions],
 ) -> LogFormat:
     """The format of a log whose first file, and that of a test log of its own, are these; see `open_log`."""
-    wanted, log = given(options), files[0]
+    wanted, log = _given(options), files[0]
     if format is None and len(files) > 1 and "test_fraction" in wanted:
         raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
     found = _chosen(log, wanted, needs_label=not whole) if format is None else format

@@ -99,28 +99,28 @@ def prepare(
 ) -> tuple[PreparedLog, list[BadRows]]:
     """Read raw logs, and write their keys, numbers, labels, times and weights as Parquet.
 
-    A folder that a killed run has left is completed. A whole one is checked, and left as it is.
+    A folder that an interrupted run has left is completed. A complete one is checked, and unchanged.
 
     Args:
         logs: One log, or a training log and a test log: each a file, a folder, a pattern or a URI, or several of them.
         folder: To write into.
-        log: Their format; by default as `options` say, or told from how the first log begins.
+        log: Their format; by default what `options` say, or what the first log's beginning shows.
         sort_files: See `open_log`.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
         vocabulary: Write `vocabulary.parquet`, too: key → field and value.
         threads: Number of threads that parse and hash.
-        on_format: Is told the format before anything is written.
-        on_progress: Is told after each chunk.
+        on_format: Called with the format before anything is written.
+        on_progress: Called after each chunk.
         chunk_bytes: How many bytes of a text are parsed at a time.
-        **options: What tells the format, see `FormatOptions`.
+        **options: The format, see `FormatOptions`.
 
     Returns:
         The prepared log, and the bad rows that this call has read, of each file.
 
     Raises:
         ClickLogError: A bad row (FILE:LINE: why), too many of them, a damaged file, or a folder that holds something
-            else. What has been written stays, to be completed.
+            else. The parts that have been written remain, to be completed.
         LogOptionError: Options that do not go together, or not with the log.
         OSError: No such file.
     """

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, check_size
 from sparsegroup.artifact.validation import Count, Flag
-from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.batches import Batch, batch_of, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log, Run, overlap
@@ -169,22 +169,13 @@ class PreparedLog(Log):
                 if file.metadata.num_rows != rows:
                     raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
                 schema = file.schema_arrow
-                for column, kind in self._types.items():
-                    if schema.names.count(column) != 1 or schema.field(column).type != kind:
-                        raise ClickLogError(
-                            f"{path}: damaged ({MANIFEST} names a column {column!r} of {kind}, not there)"
-                        )
+                for column in self.schema.encoded(weighted=self.weighted):
+                    if schema.names.count(column.name) != 1 or schema.field(column.name).type != column.type:
+                        what = f"{MANIFEST} names a column {column.name!r} of {column.type}, not there"
+                        raise ClickLogError(f"{path}: damaged ({what})")
                 yield file
         except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
             raise ClickLogError(f"{path}: missing or damaged ({error})") from error
-
-    @property
-    def _types(self) -> dict[str, pa.DataType]:
-        """The columns of a part that a batch is made of."""
-        types: dict[str, pa.DataType] = {LABEL: pa.uint8(), TIME: pa.int64()}
-        types |= {WEIGHT: pa.float32()} if self.weighted else {}
-        types |= {name: pa.list_(pa.int64()) if name in self.lists else pa.int64() for name in self.fields}
-        return types | dict.fromkeys(self.numbers, pa.float32())
 
     def _row_groups(self, runs: Sequence[Run]) -> Iterator[Batch]:
         """Rows within the log, those of a row group at a time."""
@@ -205,7 +196,7 @@ class PreparedLog(Log):
 
     def _checked(self, table: pa.Table, path: Path) -> pa.Table:
         """The columns that a batch is made of, without missing values."""
-        table = table.select(list(self._types))
+        table = table.select(self.schema.encoded(weighted=self.weighted).names)
         table.validate(full=True)
         if gone := [name for name in table.schema.names if table.column(name).null_count]:
             raise ClickLogError(f"{path}: damaged (column {gone[0]!r} lacks values)")

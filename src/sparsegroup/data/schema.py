@@ -65,6 +65,13 @@ class LogSchema:
         schema.check()
         return schema
 
+    def encoded(self, *, weighted: bool) -> pa.Schema:
+        """The columns of encoded rows: a column of keys per field, or of lists of keys, and one per number."""
+        key, keys = pa.int64(), pa.list_(pa.int64())
+        columns = [(LABEL, pa.uint8()), (TIME, pa.int64()), *([(WEIGHT, pa.float32())] if weighted else [])]
+        columns += [(name, keys if name in self.lists else key) for name in self.fields]
+        return pa.schema(columns + [(name, pa.float32()) for name in self.numbers])
+
     def check(self) -> None:
         """Raise ValueError if a name is there twice or a list is no field; the message begins with the attribute."""
         for name in ("fields", "lists", "numbers"):
@@ -154,16 +161,9 @@ class LogFormat:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of encoded rows.
-
-        `label` uint8, `time` int64, `weight` float32 where there is one, an int64 column of keys per field (lists of
-        them where the field has several values), and a float32 column per number.
-        """
-        key, keys = pa.int64(), pa.list_(pa.int64())
-        columns = [(LABEL, pa.uint8()), (TIME, pa.int64())]
-        columns += [(WEIGHT, pa.float32())] if self.weight is not None else []
-        columns += [(name, keys if name in self.lists else key) for name in self.fields]
-        return pa.schema(columns + [(name, pa.float32()) for name in self.numbers])
+        """The columns of encoded rows."""
+        schema = LogSchema(self.fields, tuple(self.lists), self.numbers)
+        return schema.encoded(weighted=self.weight is not None)
 
     @property
     def reserved(self) -> set[str]:
@@ -252,11 +252,7 @@ def same(names: Sequence[str]) -> dict[str, str]:
 
 
 def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> LogFormat:
-    """The format of a log whose raw columns have these kinds; a kind "label" of other columns means nothing.
-
-    Raises:
-        ClickLogError: A kind that there is not, two times or weights of the log, or columns that need the same name.
-    """
+    """The format of a log whose raw columns have these kinds; a kind "label" of other columns means nothing."""
     kinds = {name: str(ColumnKind.of(kind)) for name, kind in kinds.items()}
     transform = ColumnTransform(tuple((name, kind) for name, kind in kinds.items() if name != label))
     read = {name: ColumnKind.of(kind) for name, kind in transform.kinds}
@@ -402,11 +398,7 @@ class SchemaFile(StrictSettings):
 
 
 def read_schema(path: Path) -> LogFormat:
-    """The format that a schema file describes.
-
-    Raises:
-        ClickLogError: Not YAML, an unknown or missing key, a value of another type, or keys that exclude each other.
-    """
+    """The format that a schema file describes; ClickLogError if it is not YAML or its keys do not go together."""
     try:
         return checked(SchemaFile, read_yaml(path), str(path)).format()
     except SettingsError as error:
