@@ -23,7 +23,7 @@ from sparsegroup.training import evaluate
 from sparsegroup.training.assessment import Assessment, assess, lead_of_baseline
 from sparsegroup.training.evaluation import PredictionWindow
 from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
-from sparsegroup.training.run_files import RUN
+from sparsegroup.training.run_folder import RUN
 
 POINT = HistoryPoint(
     100, 0.7, 0.5, 0.9, 1.0, 0.5, 10, 20, 1000, 1.0, 100.0

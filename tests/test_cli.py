@@ -21,13 +21,13 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "log" / "latest"
     assert {path.name for path in folder.iterdir()} == {
-        "begun.json",
         "checkpoints",
         "columns.json",
         "config.yaml",
         "metrics.jsonl",
         "names.parquet",
         "progress.png",
+        "provenance.json",
         "report.html",
         "summary.json",
     }
@@ -217,6 +217,7 @@ def test_an_overwritten_run_stays_until_the_new_one_is_complete(tmp_path: Path, 
     assert {path: path.read_bytes() for path in before} == before
     assert run("train", log, "--seed", 1, "--out", "run", "--overwrite").returncode == 0
     assert {path.name for path in folder.iterdir()} == names - {"vocabulary.parquet"}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "log.json").write_text("{}")
     refused = run("train", log, "--out", "other", "--overwrite")

@@ -12,7 +12,7 @@ import yaml
 
 from cli_cases import click_log, summary_of
 from command import Run
-from sparsegroup.training.run_folder import config_of
+from sparsegroup.training.run_folder import RunFolder
 
 SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
 ROWS, REST = 900, 60
@@ -107,8 +107,10 @@ def test_a_run_reads_every_later_log_as_its_own(run: Run) -> None:
     done = run("train", log, "--out", "run", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "counts the rows" in " ".join(done.stderr.split())
-    assert config_of("run").data.columns == KINDS
-    assert list(config_of("run").data.columns or ()) == list(KINDS)  # the fields' numbers hang on the order
+    assert RunFolder("run").finished_config().data.columns == KINDS
+    assert list(RunFolder("run").finished_config().data.columns or ()) == list(
+        KINDS
+    )  # the fields' numbers hang on the order
     assert run("export", "run", "served", "--test", log, "--onnx").returncode == 0
     (checkpoint,) = Path("run/checkpoints").glob("step-*")
     expected: list[float] = []
@@ -149,7 +151,7 @@ def test_the_next_day_is_read_as_the_first(run: Run) -> None:
     assert run("train", log, "--out", "day1", *SMALL).returncode == 0
     done = run("train", rest, "--continue", "day1", "--out", "day2")
     assert done.returncode == 0, done.stderr
-    assert config_of("day2").data.columns == KINDS
+    assert RunFolder("day2").finished_config().data.columns == KINDS
     (Path("day2") / "summary.json").unlink()  # as one that was cut off
     done = run("train", "--resume", "day2")
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from cli_cases import COMMAND, click_log
 from command import Run
 from run_folders import state_of
 from sparsegroup.training.config import read_config
-from sparsegroup.training.run_folder import lock_run
+from sparsegroup.training.run_folder import RunFolder
 
 
 def test_going_on_wants_a_log_and_takes_a_prepared_one_after_a_raw_one(tmp_path: Path, run: Run) -> None:
@@ -170,7 +170,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, run: Run) -> 
     log = click_log(tmp_path / "log.csv")
     assert run("train", log, "--out", "runs/log").returncode == 0
     (tmp_path / "runs" / "log" / "summary.json").unlink()
-    with lock_run(tmp_path / "runs" / "log"):
+    with RunFolder(tmp_path / "runs" / "log").lock():
         done = run("train", "--resume", "runs/log")
     assert (done.returncode, done.stderr) == (2, "error: runs/log: another process is training this run\n")
     assert run("train", "--resume", "runs/log").returncode == 0
@@ -199,7 +199,7 @@ def test_resume_wants_the_settings_it_was_begun_with_and_no_others(tmp_path: Pat
 def test_two_runs_cannot_begin_in_one_folder(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
     (tmp_path / "run").mkdir()
-    with lock_run(tmp_path / "run"):
+    with RunFolder(tmp_path / "run").lock():
         done = run("train", log, "--out", "run")
     assert done.returncode == 2
     assert done.stderr.endswith("error: run: another process is training this run\n")

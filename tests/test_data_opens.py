@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from command import Run
 from data_cases import HEADER, good_rows, written
 from sparsegroup.cli.predict_run import predict_run
-from sparsegroup.cli.torchrun import launched
-from sparsegroup.cli.train_run import train_run
 from sparsegroup.data import prepare
 from sparsegroup.data.raw.stored_file import StoredFile
 from sparsegroup.data.schema import Head
@@ -35,17 +34,14 @@ class Opens:
 
 
 def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = written(tmp_path / "log.csv", HEADER + b"\n".join(good_rows(90)))
     test = written(tmp_path / "test.csv", HEADER + b"\n".join(good_rows(10)))
     monkeypatch.chdir(tmp_path)
     opens = Opens(monkeypatch)
-    options = {"model": "mlp", "dim": 2, "test": str(test)}
-    with launched(1) as launch:
-        train_run(
-            [str(log)], options, ["model.hidden=[4]"], Path("run"), None, overwrite=False, threads=1, launch=launch
-        )
+    options = ["--model", "mlp", "--dim", 2, "--test", test, "--set", "model.hidden=[4]", "--threads", 1]
+    assert run("train", log, "--out", "run", *options).returncode == 0
     assert opens.heads == 2
     head, columns, count = (["log.csv"], ["test.csv"]), ["log.csv"], ["log.csv", "test.csv"]
     base_rate, train, evaluate, names = ["log.csv"], ["log.csv"], ["test.csv"], ["log.csv"]

@@ -13,7 +13,7 @@ from sparsegroup.data import MemoryLog
 from sparsegroup.reporting import charts, page
 from sparsegroup.training import Config, Session
 from sparsegroup.training.defaults import RULES
-from sparsegroup.training.run_folder import last_checkpoint
+from sparsegroup.training.run_folder import RunFolder
 
 BATCH = 50
 
@@ -137,7 +137,7 @@ def test_the_best_stays_on_disk_until_the_end_and_memory_is_what_a_run_leaves(tm
     name = f"step-{8 * best:012d}"
     assert all(name in names for names in kept[8 * best + 1 :])
     assert max(map(len, kept)) <= 4  # those that changes build on among them
-    assert [path.name for path in session.checkpoints.paths()] == [last_checkpoint(tmp_path / "run").name]
+    assert [path.name for path in session.checkpoints.paths()] == [RunFolder(tmp_path / "run").last_checkpoint().name]
 
 
 def test_what_the_rules_said_is_kept_whatever_they_say_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

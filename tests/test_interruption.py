@@ -13,7 +13,7 @@ import pytest
 from cli_cases import COMMAND
 from command import Run
 from kill_runs import differences, outcome_of
-from sparsegroup.cli.train_run import _Interruption
+from sparsegroup.cli.launch import Interruption
 from sparsegroup.reporting import charts, page
 from sparsegroup.training import Session, Trainer
 
@@ -117,7 +117,7 @@ def test_a_signal_that_the_process_ignores_remains_ignored() -> None:
     """As SIGINT in a job that a shell's script starts in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with _Interruption().handled():
+        with Interruption().handled():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

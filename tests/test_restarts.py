@@ -11,9 +11,9 @@ import torch.distributed as dist
 from cli_cases import click_log
 from command import Done, Run
 from run_folders import state_of
-from sparsegroup.cli.train_run import _run_of_job
+from sparsegroup.cli.train import _run_of_job
 from sparsegroup.training import Session
-from sparsegroup.training.run_files import point_latest
+from sparsegroup.training.run_folder import point_latest
 
 TRAIN = ("--model", "lr", "--no-baseline", "--batch-size", 200, "--checkpoint-steps", 1, "--json")
 Job = Callable[..., Done]
@@ -122,5 +122,5 @@ def test_a_run_that_replaces_the_latest_stays_in_its_folder(
 def test_a_run_that_cannot_be_read_is_none_of_the_jobs(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.yaml").write_text("model: {names: lr}\n")
-    (tmp_path / "other" / "begun.json").write_text("{}")
-    assert _run_of_job("a job", tmp_path) is None
+    (tmp_path / "other" / "provenance.json").write_text("{}")
+    assert _run_of_job("a job", [tmp_path / "other"]) is None

@@ -10,7 +10,7 @@ import pytest
 from cli_cases import click_log
 from command import Run
 from run_folders import state_of
-from sparsegroup.training.run_files import find_run, new_run_folder, point_latest, run_name
+from sparsegroup.training.run_folder import RunFolder, find_run, new_run_folder, point_latest, run_name
 
 NOON = datetime(2026, 11, 22, 12, 0, 5)
 
@@ -76,7 +76,7 @@ def test_what_is_a_run_itself_is_meant_and_what_is_none_is_left_as_it_is(tmp_pat
 
 def test_names_for_other_places(tmp_path: Path) -> None:
     assert run_name(tmp_path / "criteo" / "2026-11-22_12-00-05-2") == "criteo/2026-11-22_12-00-05-2"
-    assert run_name(tmp_path / "mine") == run_name(tmp_path / "mine" / ".unfinished") == "mine"
+    assert run_name(tmp_path / "mine") == run_name(RunFolder.replacing(tmp_path / "mine").path) == "mine"
 
 
 def test_each_run_has_a_folder_and_commands_take_the_latest(tmp_path: Path, run: Run) -> None:
@@ -102,7 +102,7 @@ def test_each_run_has_a_folder_and_commands_take_the_latest(tmp_path: Path, run:
     assert (second / "summary.json").is_file()
 
 
-def test_a_run_in_a_folder_of_its_own_as_former_versions_wrote_it_is_meant(tmp_path: Path, run: Run) -> None:
+def test_a_run_that_holds_runs_is_meant_itself(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv", 600)
     assert run("train", log, "--out", "runs/log").returncode == 0
     assert run("train", log, "--seed", 1).returncode == 0

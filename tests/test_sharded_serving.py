@@ -18,7 +18,7 @@ from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.serving import ExportError, export, open_trained
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import load_run
-from sparsegroup.training.run_folder import CHECKPOINTS, config_of, last_checkpoint, read_columns
+from sparsegroup.training.run_folder import CHECKPOINTS, RunFolder
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "one table": (),
@@ -44,9 +44,9 @@ def rewritten(run: Path, count: int) -> None:
     group = first_ranks(count) if count else None
     if count and group is None:
         return
-    model, optimizer = config_of(run).build_for(read_columns(run), group)
+    model, optimizer = RunFolder(run).finished_config().build_for(RunFolder(run).columns(), group)
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
-    path = last_checkpoint(run)
+    path = RunFolder(run).last_checkpoint()
     extra = checkpoints.load(path, model, optimizer).extra
     step = int(path.name.removeprefix("step-"))
     checkpoints.save(step + 1, model, optimizer, extra=extra, whole=True)
@@ -69,7 +69,7 @@ def runs(request: pytest.FixtureRequest, trained: Path, tmp_path: Path, four_ran
             four_ranks.call(rewritten, run, count)
         else:
             rewritten(run, 0)
-        manifest = CHECKPOINT.read(last_checkpoint(run))
+        manifest = CHECKPOINT.read(RunFolder(run).last_checkpoint())
         assert manifest.parent is not None
         assert {facts.rank for _, facts in manifest.tables.values()} == ({*range(count)} if count else {None})
     return folder
@@ -95,7 +95,7 @@ def test_all_that_opens_a_run(runs: Path, run: Run, monkeypatch: pytest.MonkeyPa
         assert run("predict", name, "next.csv", "--out", f"{name}.csv").returncode == 0
         evaluated = told(run, "evaluate", name, "next.csv")
         looked = told(run, "inspect", name)
-        assert told(run, "inspect", last_checkpoint(Path(name)))["norms"] == looked["norms"]
+        assert told(run, "inspect", RunFolder(Path(name)).last_checkpoint())["norms"] == looked["norms"]
         assert run("train", "next.csv", "--continue", name, "--out", f"{name}-next").returncode == 0
         since = ("--since", f"{name}-export") if has_deltas(name) else ("--no-onnx",)
         changed = told(run, "export", f"{name}-next", f"{name}-next-export", *since)

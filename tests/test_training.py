@@ -13,14 +13,13 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.settings.names import OptimizerName
 from sparsegroup.training import (
     Config,
+    Session,
     evaluate,
     load_model,
     load_run,
     predict,
     prune_rows,
-    save_run,
     score,
-    summarize,
     train,
 )
 from sparsegroup.training.log_pass import WINDOWS
@@ -119,16 +118,13 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
 
 
 def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
-    config = Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4)
-    model, optimizer = config.build(log)
-    trained = train(model, optimizer, log, train_rows=5_000)
-    summary = summarize(log, model, trained.history, trained.test, "2021-09-13T00:00:00+00:00")
-    save_run(tmp_path / "run", config, log, model, optimizer, trained.history, summary)
-    expected = predict(model, log, log.train_rows, len(log))
+    session = Session.begin(tmp_path / "run", Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4), log)
+    summary = session.train()
+    expected = predict(session.model, log, log.train_rows, len(log))
     again = load_model(tmp_path / "run")
     np.testing.assert_array_equal(predict(again, log, log.train_rows, len(log)), expected)
     run = load_run(tmp_path / "run")
-    assert (run.config, run.summary, run.history) == (config, summary, trained.history)
+    assert (run.config, run.summary, run.history) == (session.config, summary, session.trainer.history)
 
 
 @pytest.mark.parametrize(

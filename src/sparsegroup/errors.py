@@ -38,6 +38,10 @@ class UserError(ValueError):
         return message
 
 
+class RunError(UserError):
+    """A folder that holds no training run, or a run that does not fit the request."""
+
+
 Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")

@@ -148,7 +148,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "run's table": Target(name(run_table), open_run, name(of_run / manifest)),
         "cut-off run's checkpoint": Target(name(cut / manifest), resume),
         "cut-off run's state": Target(name(cut / state), resume, name(cut / manifest)),
-        "begun.json": Target(f"{CUT}/begun.json", resume, sealed=False),
+        "provenance.json": Target(f"{CUT}/provenance.json", resume, sealed=False),
         "summary.json": Target(f"{RUN}/summary.json", continue_run),
         "metrics.jsonl": Target(f"{RUN}/metrics.jsonl", continue_run, f"{RUN}/summary.json"),
         "columns.json": Target(f"{RUN}/columns.json", continue_run, f"{RUN}/summary.json", sealed=False),

@@ -23,7 +23,7 @@ KINDS = (
     "run's table",
     "cut-off run's checkpoint",
     "cut-off run's state",
-    "begun.json",
+    "provenance.json",
     "summary.json",
     "metrics.jsonl",
     "columns.json",

@@ -1,6 +1,7 @@
 """Whatever a file or folder is called: a command works, and what it wrote is there under that name, or it refuses."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def outcome_of(attempt: Attempt, name: str, originals: Originals, run: Run, fold
         return "refused"
     assert done.returncode == 0, said
     attempt.check(place, done)
-    assert not [path for path in contents(folder) if Path(path).name.endswith((".tmp", ".unfinished"))]
+    assert not [path for path in contents(folder) if re.search(r"\.tmp$|\.(new|old|unfinished)-[^/]*$", str(path))]
     return "works"
 
 

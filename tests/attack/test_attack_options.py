@@ -16,7 +16,7 @@ import yaml
 
 from cli_cases import click_log
 from command import Run
-from sparsegroup.cli.train_command import train_command
+from sparsegroup.cli.train import train_command
 from sparsegroup.settings.yaml_settings import keys_of
 from sparsegroup.training import Config
 

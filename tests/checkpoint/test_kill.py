@@ -125,10 +125,11 @@ def test_killed_at_every_operation_on_the_disk(tmp_path: Path, driver: Driver) -
 
 def test_killed_while_it_takes_the_place_of_another(tmp_path: Path, driver: Driver) -> None:
     scene = made(one_that_takes_the_place_of_another, driver, tmp_path)
-    moves = len(scene.operations) - scene.operations.index("os.remove summary.json", 10)
-    assert moves > 20
-    for fault in [fault for fault in scene.faults(thorough=False) if fault["at"] >= len(scene.operations) - moves]:
+    first = scene.operations.index("os.rename run")
+    assert scene.operations.index("os.rename .new-run") > first
+    for fault in [fault for fault in scene.faults(thorough=False) if fault["at"] >= first]:
         scene.check(fault)
+        assert not [path for path in (tmp_path / "killed").iterdir() if path.name.startswith((".new-", ".old-"))]
 
 
 def test_killed_at_random_moments_again_and_again(tmp_path: Path, driver: Driver) -> None:

@@ -29,7 +29,8 @@ from sparsegroup.artifact import tensor_file
 from sparsegroup.cli import main
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.reporting import charts, page
-from sparsegroup.training import run_folder, session, trainer
+from sparsegroup.training import run_folder, trainer
+from sparsegroup.training.run_folder import METRICS, RunFolder
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -98,7 +99,7 @@ class Faults:
         self.wrap(charts, "plot_progress", half_of_a_file)
         self.wrap(shutil, "copyfile", half_of_a_file)
         self.wrap(Path, "write_text", lambda real, path, text, **keywords: real(path, text[: len(text) // 2]))
-        self.wrap(session, "append_point", half_of_a_line)
+        self.wrap(RunFolder, "append_point", half_of_a_line)
         sys.addaudithook(self.audit)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -128,9 +129,9 @@ def half_of_a_file(real: Callable[..., Any], *arguments: Any, **keywords: Any) -
     os.truncate(path, path.stat().st_size // 2)
 
 
-def half_of_a_line(real: Callable[..., Any], folder: Path, point: Any) -> None:
-    real(folder, point)
-    path = folder / run_folder.METRICS
+def half_of_a_line(real: Callable[..., Any], run: RunFolder, point: Any) -> None:
+    real(run, point)
+    path = run.path / METRICS
     os.truncate(path, path.stat().st_size - 20)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from run_folders import state_of
-from sparsegroup.training.run_folder import last_checkpoint
+from sparsegroup.training.run_folder import RunFolder, find_run
 
 KILLED = -9
 _PATIENCE = 120.0
@@ -110,6 +110,8 @@ class Scene:
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self.before, place)
         self.driver.run(place, *self.command, **faults[0])
+        if (self.before / "run").exists():  # whoever reads it finds a whole run at any moment
+            assert RunFolder(find_run(place / "run")).is_complete
         for fault in faults[1:]:
             self.driver.run(place, "train", "--resume", "run", *_threads(self.command), **fault)
         self.resume(place)
@@ -151,7 +153,7 @@ class Scene:
         return before + middle + (after if thorough else after[-1:])
 
 
-_LEAVE_THE_DISK = ("sync", "write_text …", "append …", "plot_progress …", "copyfile …")
+_LEAVE_THE_DISK = ("sync", "write_text …", "append_point …", "plot_progress …", "copyfile …")
 """As it is, when they begin with another operation that does not."""
 
 
@@ -175,13 +177,13 @@ def outcome_of(run: Path, *, old: bool = False) -> dict[str, Any]:
         return {}
     content: dict[str, Any] = {
         name: _comparable(json.loads((run / name).read_text()))
-        for name in ("summary.json", "columns.json", "begun.json")
+        for name in ("summary.json", "columns.json", "provenance.json")
     }
     content["summary.json"].pop("files", None)  # digests of times
     history = (run / "metrics.jsonl").read_text().splitlines()
     content["metrics.jsonl"] = [_comparable(json.loads(line)) for line in history]
     content["config.yaml"] = (run / "config.yaml").read_text()
-    last = last_checkpoint(run)
+    last = RunFolder(run).last_checkpoint()
     content["checkpoint.json"] = _comparable(json.loads((last / "checkpoint.json").read_text()))
     content["checkpoint.json"].pop("files", None)  # their checksums are compared as bytes
     content |= state_of(run)

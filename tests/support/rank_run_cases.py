@@ -83,7 +83,7 @@ def outcome(run: Path) -> dict[str, Any]:
     for rank in content["summary.json"]["ranks"]:
         for name in ("rows", "sent", "waited"):
             del rank[name]
-    del content["begun.json"]["job"]
+    del content["provenance.json"]["job"]
     return content
 
 

@@ -14,7 +14,7 @@ from sparsegroup.cli import (
     predict_command,
     prepare,
     synthesize,
-    train_command,
+    train,
     tune,
 )
 from sparsegroup.cli.app import app, main
@@ -31,6 +31,6 @@ __all__ = [
     "predict_command",
     "prepare",
     "synthesize",
-    "train_command",
+    "train",
     "tune",
 ]

@@ -11,13 +11,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-from sparsegroup.cli.output import fail, logged
-from sparsegroup.cli.streams import flush_streams, is_unread, mend_streams
+from sparsegroup.cli.output import fail, flush_streams, is_unread, logged, mend_streams
 from sparsegroup.errors import UserError
 from sparsegroup.importing import uncollected
 
@@ -84,9 +83,9 @@ class UsageError(UserError):
 
 
 def main(run: Callable[[], None] = app) -> None:
-    """Run the command line; what is wrong is one line on stderr.
+    """Run the command line; an error is one line on stderr.
 
-    The exit status is 2 where the user can mend it, 1 where the machine ends: a full disk, or an output that nobody
+    The exit status is 2 if the user can mend the error, 1 if the machine ends: a full disk, or an output that nobody
     reads.
     """
     mend_streams()
@@ -94,17 +93,9 @@ def main(run: Callable[[], None] = app) -> None:
     if (problem := flush_streams()) is not None and status == 0:
         status = _end_of(problem)
         flush_streams()
-    _leave(status)
-    sys.exit(status)
-
-
-def _leave(status: int) -> None:
-    """End a process that has failed among other ranks: no thread of it that still waits for them keeps it."""
     if status and os.environ.get("WORLD_SIZE", "1") != "1":
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(status)
+        os._exit(status)  # no thread that still waits for other ranks keeps the process
+    sys.exit(status)
 
 
 def _status_of(run: Callable[[], None]) -> int:
@@ -132,18 +123,18 @@ def _status_of(run: Callable[[], None]) -> int:
 
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE)
-"""Errors that no other argument helps."""
+"""Errors that other arguments do not mend."""
 
 
 def _end_of(error: OSError) -> int:
-    """The exit status, when the error has been told."""
+    """Report the error; the exit status."""
     if not is_unread(error):
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 1 if error.errno in _OF_THE_MACHINE else 2
 
 
 def _check_arguments() -> None:
-    """Whether all of them are text."""
+    """Raise UsageError unless all arguments are text."""
     for argument in sys.argv[1:]:
         try:
             argument.encode()
@@ -152,7 +143,7 @@ def _check_arguments() -> None:
 
 
 _COMMANDS = {"prepare": "`sparsegroup prepare`", "resume": "`sparsegroup train --resume`"}
-"""What is a function in Python, and a command or an option of one here."""
+"""Function of the library → the command or option that calls it."""
 
 
 def in_shell(*words: object) -> str:

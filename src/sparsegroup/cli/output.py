@@ -1,16 +1,19 @@
 """Results go to stdout, everything else to stderr; `--json`, `--quiet` and `--verbose` of every command."""
 
+import errno
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from time import strftime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
-from sparsegroup.cli.streams import to_stdout
 from sparsegroup.errors import UserError
 
 console = Console(markup=False, emoji=False, highlight=False)
@@ -23,14 +26,17 @@ _with_place = warnings.formatwarning
 
 
 class _Choices:
-    """What the options of this call say."""
+    """The options of this call; `of_rank` begins the messages of any rank but the first."""
 
     json = quiet = verbose = False
     of_rank = ""
 
-    def reset(self) -> None:
-        self.of_rank = ""
-        self.json = self.quiet = self.verbose = console.quiet = False
+    def set(self, **options: Any) -> None:
+        for name, value in options.items():
+            setattr(self, name, value)
+        if self.quiet and self.verbose:
+            raise UserError("--quiet and --verbose cannot both be given")
+        console.quiet = self.json or self.quiet
 
     @property
     def level(self) -> int:
@@ -67,9 +73,8 @@ def _warning(
 def logged() -> Iterator[None]:
     """Print what the package logs while a command runs, as its options say."""
     logger, handler = logging.getLogger("sparsegroup"), _MessageHandler()
-    level = logger.level
-    as_usual = warnings.formatwarning
-    _choices.reset()
+    level, as_usual = logger.level, warnings.formatwarning
+    _choices.set(json=False, quiet=False, verbose=False, of_rank="")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     warnings.formatwarning = _warning
@@ -92,12 +97,7 @@ def has_bars() -> bool:
 
 
 def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
-    """Print what a command came to.
-
-    Args:
-        result: For `--json`: one object on one line; null stands for numbers that JSON does not have.
-        *parts: For people.
-    """
+    """Print the result of a command: with `--json` as one object on one line, else the parts, which are for people."""
     if _choices.json:
         import json
 
@@ -111,80 +111,82 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
 
 
 def tell(*parts: RenderableType) -> None:
-    """Print what a user should see beside the result, on stderr; nothing with `--quiet`."""
+    """Print what belongs to the result on stderr; nothing with `--quiet`."""
     for part in parts if not _choices.quiet else ():
         _say(part)
 
 
 def fail(message: str) -> None:
-    """Print what is wrong, on stderr."""
+    """Print an error on stderr."""
     _say(f"error: {_choices.of_rank}{message}")
 
 
 def speak_as(rank: int) -> None:
-    """Let one of several ranks that carry out a command tell what is wrong with it alone; the first tells the rest."""
-    _choices.of_rank = f"rank {rank}: "
-    _choices.verbose = _choices.json = False
-    _choices.quiet = console.quiet = True
+    """Let a rank report its own errors only; the first rank reports the rest."""
+    _choices.set(json=False, quiet=True, verbose=False, of_rank=f"rank {rank}: ")
 
 
 def _say(part: RenderableType, style: str | None = None) -> None:
-    with suppress(OSError):  # what cannot be said is no reason to stop
+    with suppress(OSError):  # nobody reads stderr
         messages.print(part, style=style, soft_wrap=isinstance(part, str))
 
 
-def _set_json(given: bool) -> None:
-    _choices.json = given
-    console.quiet = _choices.json or _choices.quiet
+def _flag(help: str, name: str, *short: str) -> Any:
+    def choose(given: bool) -> None:
+        _choices.set(**{name: given})
+
+    return typer.Option(f"--{name}", *short, callback=choose, expose_value=False, rich_help_panel="Output", help=help)
 
 
-def _set_quiet(given: bool) -> None:
-    _choices.quiet = given
-    _check_level()
-    console.quiet = _choices.json or _choices.quiet
+Json = Annotated[bool, _flag("Print the result as one JSON object on stdout, and nothing else there.", "json")]
+Quiet = Annotated[bool, _flag("Print warnings and errors only, and the result of --json.", "quiet", "-q")]
+Verbose = Annotated[bool, _flag("Print debug messages, too, each with its time and logger.", "verbose", "-v")]
 
 
-def _set_verbose(given: bool) -> None:
-    _choices.verbose = given
-    _check_level()
+# Standard streams that are closed, full, or no longer read
+
+_STDOUT = "standard output"
 
 
-def _check_level() -> None:
-    if _choices.quiet and _choices.verbose:
-        raise UserError("--quiet and --verbose cannot both be given")
+def mend_streams() -> None:
+    """Let no character be a reason to fail, and no file take the place of a stream that is closed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the lowest free one is given out next
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
-_PANEL = "Output"
+@contextmanager
+def to_stdout() -> Iterator[None]:
+    """Write to stdout: errors of the system name it, and it is flushed in the end."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        error.filename = error.filename or _STDOUT
+        raise
 
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        callback=_set_json,
-        expose_value=False,
-        rich_help_panel=_PANEL,
-        help="Print the result as one JSON object on stdout, and nothing else there.",
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        callback=_set_quiet,
-        expose_value=False,
-        rich_help_panel=_PANEL,
-        help="Print warnings and errors only, and the result of --json.",
-    ),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        callback=_set_verbose,
-        expose_value=False,
-        rich_help_panel=_PANEL,
-        help="Print debug messages, too, each with its time and logger.",
-    ),
-]
+
+def is_unread(error: OSError) -> bool:
+    """Whether the reader of stdout has seen enough, which is not reported."""
+    return error.errno == errno.EPIPE and error.filename in (None, _STDOUT)
+
+
+def flush_streams() -> OSError | None:
+    """Flush stdout and stderr, and give up one that cannot be written; the error of stdout, or None."""
+    problem = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError as error:
+            if stream is sys.stdout:
+                problem = OSError(error.errno, error.strerror, _STDOUT)
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+    return problem

@@ -12,10 +12,9 @@ from typing import Any
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.cli.app import UsageError
-from sparsegroup.cli.output import is_json, show
+from sparsegroup.cli.output import is_json, show, to_stdout
 from sparsegroup.cli.progress import progress, reading_bar
 from sparsegroup.cli.run_settings import check_weight
-from sparsegroup.cli.streams import to_stdout
 from sparsegroup.data import Log, open_log
 from sparsegroup.data.raw.file_listing import LogPaths, short_name, shown
 from sparsegroup.serving.opening import check_rows, open_trained

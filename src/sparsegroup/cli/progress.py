@@ -1,4 +1,4 @@
-"""How far a command has come: a bar where stderr is a terminal, else a line about once a minute."""
+"""The progress of a command: a bar where stderr is a terminal, else a line about once a minute."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ from sparsegroup.training.comparison import Reporter
 
 Unit = Literal["bytes", "rows", "samples"]
 Update = Callable[[int, int | None, str], None]
-"""Is told how much is done, how much there is, if that is known, and what else to show."""
+"""Called with how much is done, how much there is (None if unknown), and details to show."""
 
 HEARTBEAT = 60.0
 """Seconds between two lines where there is no terminal."""
@@ -34,13 +34,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Logs a line about once a minute: what is done, its share, the speed, and the time that is left.
+    """Logs a line about once a minute: what is done, its share, the speed, and the remaining time.
 
-    Args:
-        name: What is done.
-        unit: What it is counted in.
-        every: Seconds between two lines.
-        clock: Seconds, from any moment.
+    `every` is the number of seconds between two lines, by `clock`.
     """
 
     def __init__(
@@ -49,31 +45,27 @@ class Heartbeat:
         self._name, self._unit, self._clock = name, unit, clock
         self._every = HEARTBEAT if every is None else every
         self._begun = self._last = clock()
-        self._done_before: int | None = None
+        self._first: int | None = None
 
     def update(self, done: int, total: int | None, detail: str) -> None:
-        """So much is done; see `Update`."""
-        if self._done_before is None:
-            self._done_before = done
+        """See `Update`."""
+        self._first = done if self._first is None else self._first
         now = self._clock()
         if now - self._last < self._every:
             return
         self._last = now
-        speed = (done - self._done_before) / max(now - self._begun, 1e-9)
-        parts = [self._share(done, total), self._speed(speed) if speed else "", detail]
+        speed = (done - self._first) / max(now - self._begun, 1e-9)
+        share = f"{self._number(done)} of {self._number(total)}" if total else self._number(done)
+        unit = "" if self._unit == "bytes" else f" {self._unit}"
+        parts = [f"{share}{unit}" + (f" ({done / total:.1%})" if total else "")]
+        parts.append(f"{self._number(round(speed))}{unit}/s" if speed else "")
+        parts.append(detail)
         if total is not None and speed:
             parts.append(f"{duration((total - done) / speed)} left")
         _logger.info("%s: %s", self._name, ", ".join(part for part in parts if part))
 
-    def _share(self, done: int, total: int | None) -> str:
-        shown, whole = (
-            "" if value is None else size(value) if self._unit == "bytes" else f"{value:,}" for value in (done, total)
-        )
-        unit = "" if self._unit == "bytes" else f" {self._unit}"
-        return f"{shown} of {whole}{unit} ({done / total:.1%})" if total else f"{shown}{unit}"
-
-    def _speed(self, speed: float) -> str:
-        return f"{size(speed)}/s" if self._unit == "bytes" else f"{speed:,.0f} {self._unit}/s"
+    def _number(self, value: int) -> str:
+        return size(value) if self._unit == "bytes" else f"{value:,}"
 
 
 class _SpeedColumn(ProgressColumn):
@@ -84,17 +76,7 @@ class _SpeedColumn(ProgressColumn):
 
 @contextmanager
 def progress(name: str, unit: Unit, total: int | None = None, *, stays: bool = False) -> Iterator[Update]:
-    """Shows how far something has come, as soon as it is told.
-
-    Args:
-        name: What is done.
-        unit: What it is counted in.
-        total: How much there is, if that is known beforehand.
-        stays: Whether the bar is left on the screen in the end.
-
-    Yields:
-        What is to be told.
-    """
+    """Show how far something has come from the first call of what this yields; `stays`: also in the end."""
     if not has_bars():
         yield Heartbeat(name, unit).update
         return
@@ -112,25 +94,14 @@ def progress(name: str, unit: Unit, total: int | None = None, *, stays: bool = F
 
 @contextmanager
 def reading_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Progress while the rows of a raw log are counted.
-
-    Args:
-        name: The name of the log.
-
-    Yields:
-        `on_progress` of `open_log`.
-    """
+    """Progress while the rows of a raw log of that name are counted; yields `on_progress` of `open_log`."""
     with progress(f"counting rows of {name}", "bytes") as update:
         yield lambda done, total: update(done, total, "")
 
 
 @contextmanager
 def training_bar(total: int, name: str) -> Iterator[Reporter]:
-    """Progress over `total` samples, with log loss, progressive AUC, feature rate and table size of the last point.
-
-    Yields:
-        `on_batch` and `on_progress` for `train`.
-    """
+    """Progress over `total` samples, with figures of the last point; yields `on_batch` and `on_progress` of `train`."""
     done, state = 0, ""
     with progress(name, "samples", total, stays=True) as update:
 
@@ -141,9 +112,9 @@ def training_bar(total: int, name: str) -> Iterator[Reporter]:
 
         def on_progress(point: HistoryPoint) -> None:
             nonlocal state
-            asked = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
+            scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
             state = (
-                f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{asked}, "
+                f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{scheduled}, "
                 f"{point.table_bytes / 1e6:,.0f} MB"
             )
             update(done, total, state)

@@ -14,7 +14,7 @@ from sparsegroup.data.raw.file_listing import short_name
 from sparsegroup.settings.yaml_settings import assignment, share_of
 from sparsegroup.training import Config
 from sparsegroup.training.config import SHORT
-from sparsegroup.training.run_files import CONFIG
+from sparsegroup.training.run_folder import CONFIG
 
 
 def settings_file(log: Sequence[str] | None) -> Path | None:

@@ -83,7 +83,7 @@ def tune_command(
     with starting():
         from sparsegroup.cli.run_settings import open_config_log, setting_values, settings_file, share_given
         from sparsegroup.training.config import read_config
-        from sparsegroup.training.run_files import find_run
+        from sparsegroup.training.run_folder import find_run
         from sparsegroup.tuning.space import SearchSpace
         from sparsegroup.tuning.study import STUDY, Study
 
@@ -129,7 +129,7 @@ def _check_free(out: Path) -> None:
 def _study_folder(out: Path | None, config: "Config") -> Iterator[Path]:
     """The folder of a new study: `out`, or one named by the time, to which `latest` then points."""
     from sparsegroup.cli.run_settings import log_name
-    from sparsegroup.training.run_files import new_run_folder, point_latest
+    from sparsegroup.training.run_folder import new_run_folder, point_latest
 
     if out is not None:
         yield out

@@ -1,4 +1,4 @@
-"""What is recorded of a run: its metrics, the points along its pass, and what it came to."""
+"""The records of a run: its metrics, the points of its history, and its summary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,101 +30,66 @@ class Metrics:
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Rows of about the same prediction.
+    """Rows of about the same prediction."""
 
-    Attributes:
-        predicted: Their mean prediction.
-        actual: The share of them that are positive.
-        share: The share of all rows that they are.
-    """
-
-    predicted: Number
-    actual: Number
-    share: Number
+    predicted: Number  # their mean prediction
+    actual: Number  # the share of them that are positive
+    share: Number  # their share of all rows
 
 
 @dataclass(frozen=True)
 class GainPoint:
-    """What the rows of the highest predictions hold.
+    """The rows of the highest predictions; their lift is `captured / share`."""
 
-    Attributes:
-        share: The share of all rows that they are.
-        captured: The share of all positives that is among them; over `share` it is the lift.
-    """
-
-    share: Number
-    captured: Number
+    share: Number  # their share of all rows
+    captured: Number  # their share of all positives
 
 
 @dataclass(frozen=True)
 class ScoreCurves:
-    """Predictions against labels beyond a number.
+    """Predictions against labels."""
 
-    Attributes:
-        reliability: About equally many rows a bin, by rising prediction.
-        gains: By rising share.
-    """
-
-    reliability: tuple[ReliabilityBin, ...]
-    gains: tuple[GainPoint, ...]
+    reliability: tuple[ReliabilityBin, ...]  # of about equally many rows, by rising prediction
+    gains: tuple[GainPoint, ...]  # by rising share
 
 
 @dataclass(frozen=True)
 class LargestFeature:
-    """A feature of a large vector.
-
-    Attributes:
-        field: Its field.
-        key: Its key.
-        value: Its text in the log; None where it is not known.
-        norm: ‖x‖.
-    """
+    """A feature with a large vector."""
 
     field: str
     key: Key
-    value: str | None
-    norm: Number
+    value: str | None  # its text in the log, if that is known
+    norm: Number  # ‖x‖
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One of several ranks that trained together, since the run began or was resumed last.
+    """One of several ranks that trained together, since the run began or was last resumed."""
 
-    Attributes:
-        rows: Samples that it has trained on.
-        features: Features that it has rows for.
-        sent: Bytes that it has sent to the others: keys, vectors, gradients.
-        waited: Seconds in which it has waited for the others.
-    """
-
-    rows: Count
-    features: Count
-    sent: Count
-    waited: Real
+    rows: Count  # samples that it has trained on
+    features: Count  # features that it has rows for
+    sent: Count  # bytes of keys, vectors and gradients that it has sent to the others
+    waited: Real  # seconds in which it has waited for the others
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """State of a pass after `samples` samples.
+    """The state of a training after `samples` samples.
 
     Attributes:
         samples: Samples trained on so far, earlier passes included.
-        auc: Progressive (test-then-train) AUC over the samples since the last point: each is predicted before the
-            model learns from it.
+        auc: Progressive AUC of the samples since the last point: each is predicted before the model learns from it.
         log_loss, normalized_entropy, calibration: The same samples' other measures; see `Metrics`.
-        feature_rate: Live features over features seen so far.
-        live_rows: Live features.
-        features_seen: Features seen so far.
-        table_bytes: Bytes of the table's index and rows, the optimizer's state included.
-        seconds: That training has taken so far, evaluation left out.
+        live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
+        table_bytes: Bytes of the table's index and rows, including the optimizer's state.
+        seconds: How long training has taken so far, without evaluation.
         samples_per_s: Since the last point.
-        l21: λ21 of the embeddings, where a target sets it.
-        scheduled_rate: The feature rate that the target asked for when it set λ21 last; for a size in bytes, the share
-            of these.
+        l21, scheduled_rate: λ21 of the embeddings if a target sets it, and the feature rate (for a size in bytes, the
+            share of these) that the target scheduled when it last set λ21.
         epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before.
         validation_auc, validation_log_loss: On the validation rows, at the end of an epoch; None elsewhere.
-        baseline_auc, baseline_log_loss: The baseline's on the same samples, each predicted before it learnt from it;
-            None without one, and where only one class is present.
+        baseline_auc, baseline_log_loss: The baseline on the same samples; None without one or with one class.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -151,34 +116,31 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to.
+    """The figures of a finished run.
 
     Attributes:
-        log: Where the samples came from.
-        test_rows: Rows of the test set; 0 if there was none.
+        log: The name of the log.
+        test_rows: Rows of the test set; 0 without one.
         test: Metrics on them, or None.
-        samples: Trained on, in all passes.
-        seconds: How long the training took.
-        feature_rate: Live features over features seen.
-        live_rows: Live features.
-        features_seen: Distinct features seen in training.
-        table_bytes: Bytes of the table's index and rows, the optimizer's state included.
+        samples, seconds: Samples trained on, and seconds of training, in all passes.
+        live_rows, features_seen, feature_rate: Live features, distinct features seen in training, and their quotient.
+        table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         fields: Field → its rows.
         started: Date and time, ISO 8601.
         versions: The versions of Python, this package and those it computes with.
-        continued_from: The run that this one went on with, or None.
+        continued_from: The run that this one continued, or None.
         bad_rows: Reason → rows of the log that were left out.
-        evicted_rows: Rows of features that the table has dropped by itself, by age or for want of room.
-        refused_rows: How often a feature would have got a row, had there been room.
-        epochs: How many this run had.
-        best_epoch: Number of the one whose state the model has, where validation has chosen it; else None.
+        evicted_rows: Rows that the table has dropped because of age or lack of room.
+        refused_rows: How often a feature got no row because of lack of room.
+        epochs: Number of epochs.
+        best_epoch: Number of the epoch whose state the model has, if validation has chosen it; else None.
         validation_rows: Training rows that were held out; 0 for none.
         validation: Metrics on them, or None.
         baseline: The baseline's metrics on the test rows, or None; see `LogisticBaseline`.
         curves, baseline_curves: Reliability and gains of both on the test rows; None without any.
-        warnings: What is wrong with the run, a sentence each, with what to try.
+        warnings: A sentence for each problem of the run, with what to try.
         largest: Features of the largest vectors.
-        ranks: Figures of each of several ranks that trained together; none of one by itself.
+        ranks: Figures of each of several ranks that trained together; empty for a single process.
     """
 
     __pydantic_config__: ClassVar = STRICT

@@ -23,9 +23,7 @@ from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.training import ClickModel, Config, RunError
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.network_shapes import check_network_shapes
-from sparsegroup.training.run_files import find_run
-from sparsegroup.training.run_folder import NAMES, VOCABULARY, config_of, last_checkpoint
-from sparsegroup.training.run_metadata import CheckpointMetadata
+from sparsegroup.training.run_folder import NAMES, VOCABULARY, CheckpointMetadata, RunFolder, find_run
 
 SCANNED = 1 << 16
 """Rows that are read at once."""
@@ -129,9 +127,9 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
         return TrainedModel(path, "export", config, columns, export.model(), names, manifest=export.manifest)
     if (path / CHECKPOINT).is_file():
         return _open_checkpoint(path, "checkpoint", path, path.parent.parent / VOCABULARY, sweep)
-    path = find_run(path)
-    config_of(path)
-    return _open_checkpoint(path, "run", last_checkpoint(path), path / VOCABULARY, sweep)
+    run = RunFolder(find_run(path))
+    run.finished_config()
+    return _open_checkpoint(run.path, "run", run.last_checkpoint(), run.path / VOCABULARY, sweep)
 
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:

@@ -1,6 +1,6 @@
 """Training a click model on a click log: the pass, its metrics, magnitude pruning, and what a run leaves behind."""
 
-from sparsegroup.errors import require
+from sparsegroup.errors import RunError, require
 from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
@@ -15,9 +15,8 @@ from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.optimizer_config import OptimizerConfig
-from sparsegroup.training.run_files import RunError, RunStoppedError
-from sparsegroup.training.run_folder import TrainingRun, load_model, load_run, save_run, summarize
-from sparsegroup.training.session import Session
+from sparsegroup.training.run_folder import TrainingRun, load_model, load_run
+from sparsegroup.training.session import RunStoppedError, Session
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
 __all__ = [
@@ -45,9 +44,7 @@ __all__ = [
     "predict",
     "prune_rows",
     "read_config",
-    "save_run",
     "score",
-    "summarize",
     "train",
 ]
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.errors import RunError
 from sparsegroup.models import NumberEncoder, WithNumbers
 from sparsegroup.models.layers import RunningStatistics, merged_moments
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
-from sparsegroup.training.run_files import RunError
 
 
 class StopRequest:

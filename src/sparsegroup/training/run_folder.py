@@ -1,351 +1,412 @@
-"""The folder that a training run leaves behind, in open formats, kept by a lock for the processes that train it."""
+"""The folder of a training run: what lies in it, its lock, how it is found, and how it replaces another run."""
 
 import json
 import math
 import os
-import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
+from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import torch.distributed as dist
+from pydantic import BeforeValidator
 
 from sparsegroup.artifact import folder as disk
-from sparsegroup.artifact.folder import remove_folder, write_atomically
-from sparsegroup.artifact.manifest import facts_of
-from sparsegroup.artifact.validation import finite, validated
-from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+from sparsegroup.artifact.folder import temporary_name, write_atomically
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, facts_of, verified_chain
+from sparsegroup.artifact.validation import STRICT, Count, finite, validated
+from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.data.log import Log
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, RankFigures, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
 from sparsegroup.settings.yaml_settings import checked, read_yaml
-from sparsegroup.table import FieldCount
-from sparsegroup.training.assessment import Assessment
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config
-from sparsegroup.training.largest_features import named_features, write_names
-from sparsegroup.training.ranks import RankGroup
-from sparsegroup.training.run_files import CONFIG, FINISHED, RUN, SUMMARY, UNFINISHED, RunError, RunManifest, find_run
-from sparsegroup.training.run_metadata import CheckpointMetadata, Provenance
+from sparsegroup.training.largest_features import write_names
+from sparsegroup.training.plan import EarlierRanks
 from sparsegroup.training.shown_settings import shown_settings
-from sparsegroup.training.state import EpochProgress, TableTotals, field_totals
+from sparsegroup.training.state import TrainerState
 
+CONFIG = "config.yaml"
+PROVENANCE = "provenance.json"
 COLUMNS = "columns.json"
 METRICS = "metrics.jsonl"
-BEGUN = "begun.json"
 CHECKPOINTS = "checkpoints"
 VOCABULARY = "vocabulary.parquet"
 NAMES = "names.parquet"
-PLOT = "progress.png"
 REPORT = "report.html"
-
+PLOT = "progress.png"
 TENSORBOARD = "tensorboard"
 MLFLOW = "mlflow.json"
+SUMMARY = "summary.json"
+
+_BEFORE_IT_BEGINS = (PROVENANCE, COLUMNS, METRICS)
+_ALL = {*_BEFORE_IT_BEGINS, CONFIG, CHECKPOINTS, VOCABULARY, NAMES, REPORT, PLOT, TENSORBOARD, MLFLOW, SUMMARY}
+
+_NEW, _OLD = ".new-", ".old-"
+"""Prefixes of a run's name, of the run that is to replace it, and of itself while that one takes its place."""
 
 Content = TypeVar("Content")
 
-_FILES = (BEGUN, COLUMNS, METRICS, MLFLOW, VOCABULARY, NAMES, REPORT, PLOT)
+
+@dataclass(frozen=True, kw_only=True)
+class RunManifest(Manifest):
+    """The manifest of a finished run: its summary. `files` are those that are read again; settings may be edited."""
+
+    summary: Summary
+
+    def as_plain(self) -> Plain:
+        """See `Manifest.as_plain`."""
+        content: Plain = finite(asdict(self.summary))
+        return content
+
+    @classmethod
+    def from_plain(cls, content: Plain) -> Self:
+        """See `Manifest.from_plain`."""
+        header = {name: content.pop(name) for name in cls.HEADER}
+        return super().from_plain({**header, "summary": validated(Summary, content)})
+
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        for name, rows in self.summary.fields.items():
+            if not 0 <= rows.live <= rows.rows or rows.seen < 0:
+                raise ValueError(f"fields.{name}: {rows.live:,} live of {rows.rows:,} rows, {rows.seen:,} seen")
+
+
+RUN = FolderFormat(name="run", file=SUMMARY, version=1, manifest=RunManifest, error=RunError, missing="no run")
+"""The format of runs."""
 
 
 @dataclass(frozen=True)
-class TrainingRun:
-    """What a folder holds: settings, columns, the trained model, its optimizer and baseline, and what was recorded."""
+class Provenance:
+    """How a run began: when (ISO 8601), on which log, after which run, in which torchrun job.
 
-    folder: Path
-    config: Config
-    columns: LogSchema
-    model: ClickModel
-    optimizer: GroupOptimizer
-    history: list[HistoryPoint]
-    summary: Summary
-    checkpoint_id: str
-    notes: list[str]
-    baseline: LogisticBaseline | None = None
+    Attributes:
+        source: Sizes of the log's files and a hash of its format, where it has any.
+        continued_id: The id of the checkpoint of `continued_from` that training was continued from.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    started: str
+    rows: Count
+    train_rows: Count
+    source: Mapping[str, Any] | None = None
+    continued_from: str | None = None
+    continued_id: str | None = None
+    job: str | None = None
+
+    @classmethod
+    def of(cls, log: Log, before: "TrainingRun | None", job: str | None) -> Self:
+        """The provenance of a run that begins now."""
+        return cls(
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            rows=len(log),
+            train_rows=log.train_rows,
+            source=log.identity,
+            continued_from=None if before is None else str(before.folder),
+            continued_id=None if before is None else before.checkpoint_id,
+            job=job,
+        )
+
+    def check(self, log: Log) -> None:
+        """Raise RunError if `log` has changed."""
+        if (len(log), log.train_rows, log.identity) != (self.rows, self.train_rows, self.source):
+            raise RunError(
+                f"{log.name}: has changed since the run began ({PROVENANCE}), so the remaining rows are unknown; begin "
+                "a new run"
+            )
 
 
-def save_run(
-    folder: Path,
-    config: Config,
-    log: Log,
-    model: ClickModel,
-    optimizer: GroupOptimizer,
-    history: Sequence[HistoryPoint],
-    summary: Summary,
-) -> None:
-    """Write the run into `folder`, which is made if need be; `summary.json`, written last, makes it whole.
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What a run's checkpoint holds besides model and optimizer: enough to make the model and to resume.
 
-    - `config.yaml`: all settings, to be given to `sparsegroup train` again.
-    - `begun.json`: when, on which log, and what it went on with.
+    Attributes:
+        earlier: Other numbers of ranks that its epoch was begun with.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    config: Mapping[str, Mapping[str, Any]]
+    columns: Annotated[LogSchema, BeforeValidator(LogSchema.from_dict)]
+    trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)]
+    earlier: tuple[EarlierRanks, ...] = ()
+
+    @classmethod
+    def of(cls, content: Any, checkpoint: Path) -> Self:
+        """Parse `LoadResult.extra` of a run's checkpoint; RunError names checkpoint and field."""
+        if not isinstance(content, dict) or "config" not in content:
+            raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it has no model settings")
+        try:
+            return validated(cls, content)
+        except ValueError as error:
+            raise RunError(f"{checkpoint}: damaged (state.extra.{error})") from error
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on, in all runs."""
+        return self.trainer.samples
+
+    def baseline(self, checkpoint: Path) -> LogisticBaseline | None:
+        """The baseline of all ranks, or None; RunError if its state is damaged."""
+        states = self.trainer.callbacks(BaselineCallback.__name__)
+        if not states:
+            return None
+        baseline = LogisticBaseline(numbers=len(self.columns.numbers))
+        try:
+            baseline.load_state_dict(*states)
+        except ValueError as error:
+            raise RunError(f"{checkpoint}: damaged (state.extra.trainer.callbacks.{error})") from error
+        return baseline
+
+
+class RunFolder:
+    """The folder of a run, in open formats.
+
+    - `config.yaml`: all settings; `sparsegroup train` takes it.
+    - `provenance.json`: see `Provenance`.
     - `columns.json`: the fields and numbers that the model expects.
     - `metrics.jsonl`: the history, a point per line.
-    - `checkpoints`: model, optimizer and random numbers, to use or to go on with.
-    - `vocabulary.parquet`: key → field and value, of a prepared log that has it.
-    - `names.parquet`: the same of features of the largest vectors alone, of any log whose text is at hand.
+    - `checkpoints`: model, optimizer and random numbers.
+    - `vocabulary.parquet`: key → field and value, if a prepared log has it.
+    - `names.parquet`: the same of the features of the largest vectors, if the log's text is available.
     - `report.html` and `progress.png`: for people.
-    - `tensorboard` and `mlflow.json`: see `TrackingConfig`; `Session` writes them.
-    - `summary.json`: final figures, versions.
+    - `tensorboard` and `mlflow.json`: see `TrackingConfig`.
+    - `summary.json`: final figures and versions; written last.
+
+    Args:
+        path: The folder.
+        replaces: The folder of another run, which this one replaces when it is complete.
     """
-    config = config.for_log(log)
-    begin_run(folder, config, log, history, Provenance.now(log))
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
-    for path in checkpoints.paths():
-        remove_folder(path)
-    checkpoints.save(0, model, optimizer, extra=checkpoint_extra(config, log.schema, summary.samples))
-    finish_run(folder, config, log, named_features(log, model.rows.values()), history, summary)
 
+    def __init__(self, path: str | Path, replaces: Path | None = None) -> None:
+        self.path, self.replaces = Path(path), replaces
 
-def checkpoint_extra(config: Config, columns: LogSchema, samples: int, **more: Any) -> dict[str, Any]:
-    """The content of `CheckpointMetadata`, to be saved."""
-    return {"config": config.as_dict(), "columns": asdict(columns), "samples": samples, **more}
+    @property
+    def place(self) -> Path:
+        """Where the run is when it is complete."""
+        return self.replaces or self.path
 
+    # Its state
 
-def begin_run(folder: Path, config: Config, log: Log, history: Sequence[HistoryPoint], begun: Provenance) -> None:
-    """Make the folder of a run, with what is known before it; `config.yaml`, written last, makes it one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SUMMARY).unlink(missing_ok=True)
-    _write_json(folder / BEGUN, asdict(begun))
-    _write_json(folder / COLUMNS, asdict(log.schema))
-    write_history(folder, history)
-    text = config.as_yaml()
-    write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+    @property
+    def is_free(self) -> bool:
+        """Whether a run can begin here: the folder is missing, empty, or of a run that was cut off while it began."""
+        if not self.path.exists():
+            return True
+        left = {*_BEFORE_IT_BEGINS, *(f".{name}.tmp" for name in (*_BEFORE_IT_BEGINS, CONFIG))}
+        return self.path.is_dir() and left.issuperset(path.name for path in self.path.iterdir())
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a run, complete or not."""
+        return (self.path / CONFIG).is_file()
 
-def is_free(folder: Path) -> bool:
-    """Whether a run can begin in a folder: there is none, or an empty one, or one that was left as soon as begun."""
-    if not folder.exists():
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run is finished and its last checkpoint is intact; if not, it can be resumed."""
+        if not (self.path / SUMMARY).is_file():
+            return False
+        try:
+            verified_chain(self.last_checkpoint(), CHECKPOINT)
+        except (CheckpointError, RunError):
+            return False
         return True
-    own = (BEGUN, COLUMNS, METRICS)
-    temporary = [f".{name}.tmp" for name in (*own, CONFIG)]
-    return folder.is_dir() and all(path.name in (*own, *temporary) for path in folder.iterdir())
+
+    def lock(self) -> "FolderLock":
+        """Keep other processes away until the lock is closed; RunError if one trains this run."""
+        try:
+            return FolderLock(self.path)
+        except BlockingIOError as error:
+            raise RunError(f"{self.path}: another process is training this run") from error
+
+    def lock_new(self) -> "FolderLock":
+        """Make the folder and lock it; RunError if another process has begun a run in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.lock()
+        if not self.is_free:
+            lock.close()
+            raise RunError(f"{self.path}: another run has begun there meanwhile")
+        return lock
+
+    # What it holds; RunError names the file if one is missing or damaged
+
+    def config(self) -> Config:
+        """The settings of a run that has begun."""
+        if not self.has_begun:
+            raise RunError(f"{self.path}: no run has begun there ({CONFIG} is missing)")
+        return checked(Config, read_yaml(self.path / CONFIG), str(self.path / CONFIG))
+
+    def finished_config(self) -> Config:
+        """The settings of a finished run."""
+        if not self.path.is_dir():
+            found = "it is a file" if self.path.exists() else "there is no such folder"
+            raise RunError(f"{self.path}: no run ({found})")
+        if not (self.path / SUMMARY).is_file():
+            what = "a run that did not finish; `resume` completes it" if self.has_begun else "no run"
+            raise RunError(f"{self.path}: {what} ({SUMMARY} is missing)", "resume")
+        return self.config()
+
+    def provenance(self) -> Provenance:
+        """How the run began."""
+        return self._read(PROVENANCE, partial(validated, Provenance))
+
+    def columns(self) -> LogSchema:
+        """The columns that the model expects."""
+        return self._read(COLUMNS, LogSchema.from_dict)
+
+    def history(self) -> list[HistoryPoint]:
+        """The points so far."""
+        path, points = self.path / METRICS, []
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: damaged ({error})") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                points.append(validated(HistoryPoint, json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                raise RunError(f"{path}, line {number}: damaged ({error})") from error
+        return points
+
+    def summary(self) -> Summary:
+        """The figures of a finished run."""
+        return RUN.read(self.path).summary
+
+    def last_checkpoint(self) -> Path:
+        """The checkpoint that a finished run ended with."""
+        paths = Checkpoints(self.path / CHECKPOINTS).paths()
+        if not paths:
+            raise RunError(f"{self.path}: damaged (no checkpoint in {CHECKPOINTS})")
+        return paths[-1]
+
+    def check_settings(self, config: Config, saved: CheckpointMetadata) -> None:
+        """Raise RunError if settings of what is computed differ from those of a checkpoint."""
+        now = config.as_dict()
+        for section in ("model", "optimizer", "training"):
+            for name, before in saved.config.get(section, {}).items():
+                if now[section].get(name) != before:
+                    raise RunError(
+                        f"{self.path / CONFIG}: {section}.{name} is {now[section].get(name)!r}, but the run was begun "
+                        f"with {before!r}; put it back, or begin another run"
+                    )
+
+    def _read(self, name: str, parsed: Callable[[Any], Content]) -> Content:
+        try:
+            return parsed(json.loads((self.path / name).read_text()))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / name}: damaged ({error})") from error
+
+    # Writing
+
+    def begin(self, config: Config, log: Log, history: Sequence[HistoryPoint], provenance: Provenance) -> None:
+        """Write all that is known before the training; `config.yaml` comes last."""
+        self._write_json(PROVENANCE, asdict(provenance))
+        self._write_json(COLUMNS, asdict(log.schema))
+        self.write_history(history)
+        self._write_text(CONFIG, config.as_yaml())
+
+    def write_history(self, history: Sequence[HistoryPoint]) -> None:
+        """Write all of `metrics.jsonl`."""
+        self._write_text(METRICS, "".join(map(_line, history)))
+
+    def append_point(self, point: HistoryPoint) -> None:
+        """Add a point to `metrics.jsonl`."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(_line(point))
+
+    def finish(
+        self,
+        config: Config,
+        log: Log,
+        named: Sequence[LargestFeature],
+        history: Sequence[HistoryPoint],
+        summary: Summary,
+    ) -> None:
+        """Write all that is known at the end; `summary.json` comes last."""
+        from sparsegroup.reporting.charts import plot_progress  # matplotlib: not before the end
+        from sparsegroup.reporting.page import render_report, run_title
+
+        self.write_history(history)
+        if (vocabulary := log.vocabulary) is not None:
+            write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
+        write_names(named, self.path / NAMES)
+        settings = shown_settings(config, log.train_rows)
+        self._write_text(REPORT, render_report(settings, history, summary))
+        test_auc = math.nan if summary.test is None else summary.test.auc
+        title = f"{run_title(settings)} on {Path(log.name).name}"
+        write_atomically(self.path / PLOT, lambda path: plot_progress(history, test_auc, title, path))
+        files = {name: facts_of(self.path / name) for name in (COLUMNS, METRICS)}
+        RUN.write(self.path, RunManifest(files=files, summary=summary))
+
+    def _write_json(self, name: str, content: object) -> None:
+        self._write_text(name, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+
+    def _write_text(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    # Replacing another run
+
+    @classmethod
+    def replacing(cls, folder: Path) -> Self:
+        """A run that is to replace the one in `folder`: it is trained next to it."""
+        return cls(_next_to(folder, _NEW), folder)
+
+    @classmethod
+    def to_resume(cls, path: Path) -> Self:
+        """The run that began last: one that is to replace the run in `path`, or that run, see `find_run`."""
+        path = without_latest(path)
+        run = find_run(path)
+        begun = [new for new in map(cls.replacing, (path, run)) if new.has_begun]
+        return begun[0] if begun else cls(run)
+
+    def clear(self) -> None:
+        """Remove what is left of another attempt to replace the same run; RunError if a process trains it."""
+        if self.path.is_dir():
+            self.lock().close()
+            disk.remove_folder(self.path)
+
+    def take_place(self) -> None:
+        """Let this complete run replace the old one; to be called again if the process was killed meanwhile.
+
+        The old run is moved aside, this one takes its name, and the old one is deleted. Files that are no run's are
+        moved along. Until the new run has the name, `find_run` leads to the old one.
+        """
+        if self.replaces is not None and self.path.exists():
+            if self.replaces.exists():
+                self._remove_old()
+                disk.rename(self.replaces, _next_to(self.replaces, _OLD))
+            disk.rename(self.path, self.replaces)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        old = _next_to(self.place, _OLD)
+        for path in old.iterdir() if old.is_dir() else ():
+            if path.name not in _ALL and not path.name.endswith(".tmp"):
+                disk.rename(path, self.place / path.name)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def write_history(folder: Path, history: Sequence[HistoryPoint]) -> None:
-    """Write all of `metrics.jsonl`."""
-    text = "".join(map(_line, history))
-    write_atomically(folder / METRICS, lambda path: path.write_text(text))
-
-
-def finish_run(
-    folder: Path,
-    config: Config,
-    log: Log,
-    named: Sequence[LargestFeature],
-    history: Sequence[HistoryPoint],
-    summary: Summary,
-) -> None:
-    """Write what a run leaves behind at its end; `named`: features and their text, to be kept."""
-    from sparsegroup.reporting.charts import plot_progress  # charts: not before a run has come to its end
-    from sparsegroup.reporting.page import render_report, run_title
-
-    write_history(folder, history)
-    if (vocabulary := log.vocabulary) is not None:
-        write_atomically(folder / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
-    write_names(named, folder / NAMES)
-    settings = shown_settings(config, log.train_rows)
-    page = render_report(settings, history, summary)
-    write_atomically(folder / REPORT, lambda path: path.write_text(page, encoding="utf-8"))
-    test_auc = math.nan if summary.test is None else summary.test.auc
-    title = f"{run_title(settings)} on {Path(log.name).name}"
-    write_atomically(folder / PLOT, lambda path: plot_progress(history, test_auc, title, path))
-    files = {name: facts_of(folder / name) for name in (COLUMNS, METRICS)}
-    RUN.write(folder, RunManifest(files=files, summary=summary))
-
-
-def replace_run(unfinished: Path, folder: Path) -> None:
-    """Move a complete run into the place of another, whose files go; others in `folder` stay.
-
-    It lies in the folder `UNFINISHED` in `folder`, which is renamed to `FINISHED` when the old run's files are gone, so
-    that an interrupted replacement can be completed.
-    """
-    if unfinished.name == UNFINISHED:
-        for name in (SUMMARY, CONFIG, *_FILES):
-            (folder / name).unlink(missing_ok=True)
-        remove_folder(folder / CHECKPOINTS)
-        shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
-        shutil.rmtree(folder / FINISHED, ignore_errors=True)  # of one that was cut off here, and never resumed
-        disk.rename(unfinished, folder / FINISHED)
-        unfinished = folder / FINISHED
-    for name in (CHECKPOINTS, TENSORBOARD, *_FILES, CONFIG, SUMMARY):
-        if (unfinished / name).exists():
-            disk.rename(unfinished / name, folder / name)
-    shutil.rmtree(unfinished)
-
-
-def append_point(folder: Path, point: HistoryPoint) -> None:
-    """Add a point to `metrics.jsonl` while training goes on."""
-    with (folder / METRICS).open("a") as file:
-        file.write(_line(point))
+def _next_to(folder: Path, prefix: str) -> Path:
+    """The folder of that name with a prefix."""
+    if folder.name in ("", "..") or folder.is_symlink():
+        folder = folder.resolve()
+    return temporary_name(folder, prefix) if folder.name else folder / prefix
 
 
 def _line(point: HistoryPoint) -> str:
     return json.dumps(finite(asdict(point)), allow_nan=False) + "\n"
-
-
-def config_of(folder: str | Path) -> Config:
-    """The settings of a complete run; raises RunError where the folder holds none."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise RunError(f"{folder}: no run ({'it is a file' if folder.exists() else 'there is no such folder'})")
-    if not (folder / SUMMARY).is_file():
-        begun = (folder / CONFIG).is_file()
-        what = "a run that did not finish; `resume` completes it" if begun else "no run"
-        raise RunError(f"{folder}: {what} ({SUMMARY} is missing)", "resume")
-    return checked(Config, read_yaml(folder / CONFIG), str(folder / CONFIG))
-
-
-def load_run(
-    folder: str | Path, config: Config | None = None, process_group: dist.ProcessGroup | None = None
-) -> TrainingRun:
-    """A run with its model and optimizer, to go on with. Sets torch's random numbers to where they were.
-
-    Args:
-        folder: As written by `save_run`; or one of runs named by time, of which the latest is taken.
-        config: Settings to go on with, where they are not the run's. With another λ, u and the moments are kept; with
-            another optimizer the weights are, and it starts afresh.
-        process_group: The ranks that the tables are to lie on; all have to call it.
-
-    Raises:
-        RunError: No complete run, or a damaged one.
-    """
-    folder = find_run(folder)
-    before = config_of(folder)
-    manifest = RUN.read(folder)
-    manifest.check_files(folder, RunError)
-    config = config or before
-    columns, path = read_columns(folder), last_checkpoint(folder)
-    model, optimizer = config.build_for(columns, process_group)
-    same = config.optimizer.name == before.optimizer.name
-    loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
-    notes = [note for note in loaded.notes if not (config.optimizer.has_target and note.startswith("l21 is "))]
-    if not same:
-        was, now = before.optimizer.name, config.optimizer.name
-        notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
-    history = read_history(folder)
-    checkpoint = CHECKPOINT.read(path)
-    baseline = CheckpointMetadata.of(loaded.extra, path).baseline(path)
-    return TrainingRun(
-        folder, config, columns, model, optimizer, history, manifest.summary, checkpoint.id, notes, baseline
-    )
-
-
-def load_model(folder: str | Path) -> ClickModel:
-    """The trained model of a run, or of the latest in a folder of runs, in evaluation mode.
-
-    Raises:
-        RunError, CheckpointError: No complete run, or a damaged one.
-    """
-    folder = find_run(folder)
-    config, columns = config_of(folder), read_columns(folder)
-    model, _ = config.build_for(columns)
-    load_checkpoint(last_checkpoint(folder), model, rng=False)
-    return model.eval()
-
-
-def last_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a complete run ended with; raises RunError where there is none."""
-    paths = Checkpoints(folder / CHECKPOINTS).paths()
-    if not paths:
-        raise RunError(f"{folder}: damaged (no checkpoint in {CHECKPOINTS})")
-    return paths[-1]
-
-
-def read_columns(folder: Path) -> LogSchema:
-    """The columns of a run; raises RunError where the file is missing or damaged."""
-    return _read_json(folder / COLUMNS, LogSchema.from_dict)
-
-
-def read_history(folder: Path) -> list[HistoryPoint]:
-    """The points of `metrics.jsonl`; RunError names file, line and field of what is damaged."""
-    path = folder / METRICS
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({error})") from error
-    history = []
-    for number, line in enumerate(lines, 1):
-        try:
-            history.append(validated(HistoryPoint, json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{path}, line {number}: damaged ({error})") from error
-    return history
-
-
-def _read_json(path: Path, parsed: Callable[[Any], Content]) -> Content:
-    try:
-        return parsed(json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: damaged ({error})") from error
-
-
-def summarize(
-    log: Log,
-    model: ClickModel,
-    history: Sequence[HistoryPoint],
-    test: Assessment | Metrics | None,
-    started: str,
-    *,
-    continued_from: str | None = None,
-    bad_rows: Mapping[str, int] | None = None,
-    progress: EpochProgress | None = None,
-    validation_rows: int = 0,
-    largest: Sequence[LargestFeature] = (),
-    ranks: Sequence[RankFigures] = (),
-) -> Summary:
-    """What a run came to. Where the tables lie on several ranks, all have to call it.
-
-    Args:
-        test: What the test rows say, or their metrics alone; None where there are none.
-        progress: Where the epochs have ended; None is one epoch.
-        log, model, history, started, continued_from, bad_rows, validation_rows, largest, ranks: See `Summary`.
-    """
-    found = Assessment(test) if isinstance(test, Metrics | None) else test
-    progress = progress or EpochProgress(epoch=1)
-    table, counts = TableTotals.of(model.embedding), field_totals(model.embedding)
-    rows = {name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)}
-    return Summary(
-        log=log.name,
-        test_rows=len(log) - log.train_rows,
-        test=found.test,
-        samples=history[-1].samples if history else 0,
-        seconds=history[-1].seconds if history else 0.0,
-        feature_rate=table.feature_rate,
-        live_rows=table.num_live,
-        features_seen=table.num_seen,
-        table_bytes=table.bytes,
-        fields=rows,
-        started=started,
-        versions={
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("sparsegroup", "torch", "numpy", "numba", "polars", "pyarrow")},
-        },
-        continued_from=continued_from,
-        bad_rows=dict(bad_rows or {}),
-        evicted_rows=table.num_evicted,
-        refused_rows=table.num_refused,
-        epochs=progress.epoch,
-        best_epoch=progress.best,
-        validation_rows=validation_rows,
-        validation=progress.validation,
-        baseline=found.baseline,
-        curves=found.curves,
-        baseline_curves=found.baseline_curves,
-        warnings=found.warnings,
-        largest=tuple(largest),
-        ranks=tuple(ranks),
-    )
-
-
-def _write_json(path: Path, content: object) -> None:
-    text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 try:
@@ -383,54 +444,143 @@ class FolderLock:
         self.close()
 
 
-def lock_run(folder: Path) -> FolderLock:
-    """Keep other processes away from a run until the lock is closed; raises RunError where one trains it."""
-    try:
-        return FolderLock(folder)
-    except BlockingIOError as error:
-        raise RunError(f"{folder}: another process is training this run") from error
+# Folders named by time, of runs and studies
+
+LATEST = "latest"
+"""A link next to runs, to the one that began last."""
+
+_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?")
 
 
 @contextmanager
-def locked_run_folder(folder: Path, ranks: RankGroup, *, is_new: bool) -> Iterator[FolderLock | None]:
-    """A run's lock, released only where what follows fails; the first of several ranks holds it for all.
+def new_run_folder(parent: Path, now: datetime | None = None) -> Iterator[Path]:
+    """An empty folder in `parent`, named by the local time; a second one in the same second ends with -2.
 
-    A new run's folder is made. RunError: another process trains a run there or, of a new one, has begun one.
+    If the block raises, the folder is removed, with parents that were made for it.
     """
-
-    def claim() -> FolderLock:
-        if is_new:
-            folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_run(folder)
-        if is_new and not is_free(folder):
-            lock.close()
-            raise RunError(f"{folder}: another run has begun there meanwhile")
-        return lock
-
-    lock = ranks.on_rank_0(claim, "the run's folder")
-    try:
-        yield lock
-    except BaseException:
-        if lock is not None:
-            lock.close()
-        raise
+    name = f"{datetime.now() if now is None else now:%Y-%m-%d_%H-%M-%S}"
+    with disk.new_folder(parent):
+        for number in count(1):
+            folder = parent / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
+        try:
+            yield folder
+        except BaseException:
+            with suppress(OSError):  # another run has begun in it
+                folder.rmdir()
+            raise
 
 
-def run_beginning(folder: Path) -> tuple[Config, Provenance]:
-    """Settings and provenance of the run in a folder, complete or not; raises RunError where there is none."""
-    if not (folder / CONFIG).is_file():
-        raise RunError(f"{folder}: no run has begun there ({CONFIG} is missing)")
-    config = checked(Config, read_yaml(folder / CONFIG), str(folder / CONFIG))
-    return config, _read_json(folder / BEGUN, partial(validated, Provenance))
+def point_latest(folder: Path) -> None:
+    """Let the link `latest` next to a run point to it; where links cannot be made, there is none."""
+    link, temporary = folder.parent / LATEST, folder.parent / f".{LATEST}-{folder.name}"
+    with suppress(OSError):
+        temporary.symlink_to(folder.name, target_is_directory=True)
+        try:
+            temporary.replace(link)
+        except OSError:
+            temporary.unlink()
 
 
-def check_settings(folder: Path, config: Config, extra: CheckpointMetadata) -> None:
-    """Raise RunError where a run's settings have changed; those of its log's place and of checkpoints may."""
-    now = config.as_dict()
-    for section in ("model", "optimizer", "training"):
-        for name, before in extra.config.get(section, {}).items():
-            if now[section].get(name) != before:
-                raise RunError(
-                    f"{folder / CONFIG}: {section}.{name} is {now[section].get(name)!r}, but the run was begun with "
-                    f"{before!r}; put it back, or begin another run"
-                )
+def without_latest(path: Path) -> Path:
+    """The run that the link `latest` leads to now: it leads to another one when a run begins."""
+    return path.parent / os.readlink(path) if path.name == LATEST and path.is_symlink() else path
+
+
+def find_run(path: str | Path) -> Path:
+    """The run in a folder: the folder itself or, if that is a folder of runs, the latest in it.
+
+    The link `latest` is followed, so that the returned path remains that of the same run.
+    """
+    path = without_latest(Path(path))
+    if any((path / name).exists() for name in (CONFIG, SUMMARY)):
+        return path
+    if (path / LATEST).is_symlink() and (path / LATEST).is_dir():
+        return without_latest(path / LATEST)
+    names = [folder.name for folder in path.iterdir()] if path.is_dir() else []
+    runs = [match for match in map(_NAME.fullmatch, names) if match is not None]
+    if runs:
+        return path / max(runs, key=lambda run: (run[1], int(run[2] or 1)))[0]
+    old = _next_to(path, _OLD)
+    return old if old.is_dir() and not path.exists() else path
+
+
+def run_name(folder: Path) -> str:
+    """The name of a run among others: its folder's, after that of the log if it is a time."""
+    folder = folder.resolve()
+    name = folder.name.removeprefix(_NEW)
+    return f"{folder.parent.name}/{name}" if _NAME.fullmatch(name) else name
+
+
+# Loading
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A loaded run: settings, columns, the trained model, its optimizer and baseline, and what was recorded."""
+
+    folder: Path
+    config: Config
+    columns: LogSchema
+    model: ClickModel
+    optimizer: GroupOptimizer
+    history: list[HistoryPoint]
+    summary: Summary
+    checkpoint_id: str
+    notes: list[str]
+    baseline: LogisticBaseline | None = None
+
+
+def load_run(
+    folder: str | Path, config: Config | None = None, process_group: dist.ProcessGroup | None = None
+) -> TrainingRun:
+    """A run with its model and optimizer, to continue. Sets torch's random numbers to those of its end.
+
+    Args:
+        folder: The folder of a finished run, or of runs named by time, of which the latest is taken.
+        config: Settings to continue with, if they are not the run's. With another λ, u and the moments are kept; with
+            another optimizer the weights are, and it starts afresh.
+        process_group: The ranks that hold the tables; all have to call it.
+
+    Raises:
+        RunError: No complete run, or a damaged one.
+    """
+    run = RunFolder(find_run(folder))
+    before = run.finished_config()
+    manifest = RUN.read(run.path)
+    manifest.check_files(run.path, RunError)
+    config = config or before
+    columns, path = run.columns(), run.last_checkpoint()
+    model, optimizer = config.build_for(columns, process_group)
+    same = config.optimizer.name == before.optimizer.name
+    loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
+    notes = [note for note in loaded.notes if not (config.optimizer.has_target and note.startswith("l21 is "))]
+    if not same:
+        was, now = before.optimizer.name, config.optimizer.name
+        notes.append(f"the optimizer was {was} and is {now}: the weights are kept; u and the moments start afresh")
+    return TrainingRun(
+        folder=run.path,
+        config=config,
+        columns=columns,
+        model=model,
+        optimizer=optimizer,
+        history=run.history(),
+        summary=manifest.summary,
+        checkpoint_id=CHECKPOINT.read(path).id,
+        notes=notes,
+        baseline=CheckpointMetadata.of(loaded.extra, path).baseline(path),
+    )
+
+
+def load_model(folder: str | Path) -> ClickModel:
+    """The trained model of a run, or of the latest in a folder of runs, in evaluation mode.
+
+    Raises:
+        RunError, CheckpointError: No complete run, or a damaged one.
+    """
+    run = RunFolder(find_run(folder))
+    model, _ = run.finished_config().build_for(run.columns())
+    load_checkpoint(run.last_checkpoint(), model, rng=False)
+    return model.eval()

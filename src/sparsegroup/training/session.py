@@ -1,10 +1,12 @@
-"""A training run in its folder: begun, perhaps with the model of another run, or resumed where it was cut off."""
+"""A training run in its folder: begun, perhaps with the model of another run, or resumed from its last checkpoint."""
 
 import logging
+import platform
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,11 +19,13 @@ from sparsegroup.artifact.folder import remove_folder
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
+from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.reporting.run_record import HistoryPoint, RankFigures, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankFigures, Summary
 from sparsegroup.settings.yaml_settings import SettingsError
+from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.assessment import assess
+from sparsegroup.training.assessment import Assessment, assess
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
 from sparsegroup.training.callbacks.tracking import tracking_callbacks
 from sparsegroup.training.checks import check_weights, numbers_named
@@ -32,51 +36,66 @@ from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.plan import EarlierRanks, EpochParts
 from sparsegroup.training.ranks import RankGroup
-from sparsegroup.training.run_files import RunError, RunStoppedError, without_latest
 from sparsegroup.training.run_folder import (
     CHECKPOINTS,
+    CheckpointMetadata,
     FolderLock,
+    Provenance,
+    RunFolder,
     TrainingRun,
-    append_point,
-    begin_run,
-    check_settings,
-    checkpoint_extra,
-    finish_run,
     load_run,
-    locked_run_folder,
-    read_columns,
-    run_beginning,
-    summarize,
-    write_history,
+    without_latest,
 )
-from sparsegroup.training.run_metadata import CheckpointMetadata, Provenance
+from sparsegroup.training.state import TableTotals, field_totals
 from sparsegroup.training.trainer import Callback
 
 _logger = logging.getLogger(__name__)
 
-
 _STEPS_PER_CLOCK = 8
-"""Ranks have to agree that it is time for a checkpoint, and do so every so many steps."""
+"""Several ranks agree every so many steps on whether it is time for a checkpoint."""
+
+_PACKAGES = ("sparsegroup", "torch", "numpy", "numba", "polars", "pyarrow")
+
+
+class RunStoppedError(RunError):
+    """A run that `Trainer.stop` has interrupted. `Session.resume` continues it from the checkpoint of that moment."""
 
 
 class Session:
     """Trains a model in a folder, so that a process that dies loses no more than since the last checkpoint.
 
-    Made by `begin` or `resume`. Resumed, it ends with the same bits as if it had never been cut off. Several ranks that
-    train one model all do the same with their sessions; the folder is on a file system of all, and the first one writes
-    what is not a part of the table.
+    Made by `begin` or `resume`. A resumed session ends with the same bits as one that was never interrupted. If several
+    ranks train one model, each makes the same calls on its session; all of them see the folder, and the first one
+    writes everything except their parts of the table.
 
     Attributes:
-        plan: The rows of its epochs.
-        parts: Those of this rank.
-        ranks: Who train it.
-        notes: What the user should know of how it was continued or resumed.
+        plan: The rows of the epochs.
+        parts: This rank's part of them.
+        ranks: The ranks that train the model.
+        notes: Messages about how the run was continued or resumed.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from sparsegroup.data import SyntheticConfig, synthetic_log
+        >>> from sparsegroup.training import Config, Session, load_model
+        >>> log, folder = synthetic_log(SyntheticConfig(rows=300)), Path(tempfile.mkdtemp()) / "run"
+        >>> Session.begin(folder, Config.of(model="lr", baseline=False), log).train().samples
+        270
+        >>> model = load_model(folder)
     """
 
     def __init__(
-        self, folder: Path, config: Config, log: Log, model: ClickModel, optimizer: GroupOptimizer, begun: Provenance
+        self,
+        run: RunFolder,
+        config: Config,
+        log: Log,
+        model: ClickModel,
+        optimizer: GroupOptimizer,
+        provenance: Provenance,
+        before: TrainingRun | None,
     ) -> None:
-        self.folder, self.config, self.log, self.begun = folder, config, log, begun
+        self.run, self.config, self.log, self.provenance = run, config, log, provenance
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
         numbers = len(log.numbers)
@@ -86,13 +105,18 @@ class Session:
         self.ranks = self.trainer.ranks
         self.parts = EpochParts(self.plan, self.ranks.rank, self.ranks.count)
         self._earlier: tuple[EarlierRanks, ...] = ()
-        self.checkpoints = Checkpoints(
-            folder / CHECKPOINTS, keep=config.checkpoint.keep, incremental=config.checkpoint.incremental
-        )
-        self.notes: list[str] = []
-        self._last = perf_counter()
-        self._saved_at: int | None = None
+        settings = config.checkpoint
+        self.checkpoints = Checkpoints(run.path / CHECKPOINTS, keep=settings.keep, incremental=settings.incremental)
+        self.notes = [] if before is None else list(before.notes)
+        self._saved_when = perf_counter()
+        self._saved_step: int | None = None
         self._lock: FolderLock | None = None
+        if self.ranks.rank:  # dropout differs
+            torch.manual_seed((config.training.seed + self.ranks.rank) % (1 << 64))
+        if before is not None:
+            self.trainer.go_on_after(before.history)
+            if before.baseline is not None and self._baseline is not None:
+                self._baseline.model = before.baseline
 
     @classmethod
     def begin(
@@ -105,22 +129,25 @@ class Session:
         *,
         job: str | None = None,
     ) -> "Session":
-        """Begin a run in `folder`, which is made; with `run`, go on with its model and optimizer.
+        """Begin a run in `folder`, which is made; with `run`, continue its model and optimizer.
 
         Settings that were not given are decided for the log by the rules of `sparsegroup.training.defaults`; with `run`
         only those in `defaults.PER_LOG`.
 
         Args:
-            folder, config, log, run: As above.
-            process_group: `torch.distributed.group.WORLD` where all its ranks train the model, else None. The tables of
+            folder: The folder.
+            config: The settings.
+            log: What to train and test on.
+            run: The run to continue, or None.
+            process_group: `torch.distributed.group.WORLD` if all its ranks train the model, else None. The tables of
                 `run` lie on them, too.
             job: The id of the torchrun job, see `Provenance`.
 
         Raises:
-            SettingsError: The settings ask for what the log has not, fields or times; or a run that is continued would
-                have its embeddings reset.
-            RunError: The log has fewer than two training rows, or the folder is not free, or another process holds it.
-            ClickLogError: The log has other columns than the run.
+            SettingsError: The settings need fields or times that the log does not have; or they would reset the
+                embeddings of `run`.
+            RunError: The log has fewer than two training rows, the folder is not free, or another process holds it.
+            ClickLogError: The log has other columns than `run`.
         """
         if log.train_rows < 2:
             rows = f"{len(log)} row{'s' * (len(log) != 1)}, {log.train_rows} for training"
@@ -139,91 +166,70 @@ class Session:
                     "epochs",
                     "after_first_epoch",
                 )
-        ranks = RankGroup(process_group)
-        with locked_run_folder(folder, ranks, is_new=True) as lock:
+        new, ranks = RunFolder(folder), RankGroup(process_group)
+        with ExitStack() as until_begun:
+            if (lock := ranks.on_rank_0(new.lock_new, "the run's folder")) is not None:
+                until_begun.enter_context(lock)
             model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
-            before, id = (None, None) if run is None else (str(run.folder), run.checkpoint_id)
-            session = cls(folder, config, log, model, optimizer, Provenance.now(log, before, id, job))
-            session._lock = lock
-            session._continue_from(run)
-            begin = partial(begin_run, folder, config, log, session.trainer.history, session.begun)
+            session = cls(new, config, log, model, optimizer, Provenance.of(log, run, job), run)
+            begin = partial(new.begin, config, log, session.trainer.history, session.provenance)
             ranks.on_rank_0(begin, "the run's beginning")
+            session._lock = lock
+            until_begun.pop_all()
         session._log_notes()
         return session
 
     @classmethod
     def resume(cls, folder: Path, log: Log, process_group: dist.ProcessGroup | None = None) -> "Session":
-        """Go on with the run in `folder` from its last good checkpoint, or from its start.
+        """Resume the run in `folder` from its last intact checkpoint, or from its start.
 
         Args:
-            folder: The folder of a run that was cut off, at whatever moment.
-            log: The one that it was begun on.
-            process_group: See `begin`; the number of ranks may be another one than before.
+            folder: The folder of a run that was interrupted at any moment.
+            log: The log that it was begun on.
+            process_group: See `begin`; the number of ranks may differ from before.
 
         Raises:
             RunError: There is no such run, another process trains it, the log or the settings have changed, or the run
-                that it went on with is not there any more.
+                that it continued is missing.
             CheckpointError: The checkpoint is another model's.
         """
-        folder = without_latest(folder)
-        config, begun = run_beginning(folder)
-        with locked_run_folder(folder, RankGroup(process_group), is_new=False) as lock:
-            session = cls._resumed(folder, config, begun, log, process_group)
+        run, ranks = RunFolder(without_latest(folder)), RankGroup(process_group)
+        config, provenance = run.config(), run.provenance()
+        with ExitStack() as until_resumed:
+            if (lock := ranks.on_rank_0(run.lock, "the run's folder")) is not None:
+                until_resumed.enter_context(lock)
+            run.columns().check_fits(log.schema, log.name)
+            provenance.check(log)
+            checkpoints = Checkpoints(run.path / CHECKPOINTS)
+            latest = ranks.broadcast(None if ranks.rank else checkpoints.latest(), "the last checkpoint")
+            before = saved = None
+            if latest is not None:
+                saved = CheckpointMetadata.of(saved_state(latest).extra, latest)
+                run.check_settings(config, saved)
+            elif provenance.continued_from is not None:
+                before = load_run(provenance.continued_from, config, process_group)
+                if before.checkpoint_id != provenance.continued_id:
+                    raise RunError(f"{before.folder}: has changed since {folder} continued it; begin {folder} again")
+            model, optimizer = config.build(log, process_group) if before is None else (before.model, before.optimizer)
+            session = cls(run, config, log, model, optimizer, provenance, before)
+            session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
+            if latest is not None and saved is not None:
+                session._load(latest, saved)
+            ranks.on_rank_0(partial(run.write_history, session.trainer.history), "the history")
             session._lock = lock
+            until_resumed.pop_all()
         session._log_notes()
         if session.position:
-            _logger.info("%s: resumed at row %s", folder, f"{session.position:,}")
+            _logger.info("%s: resumed at row %s", run.path, f"{session.position:,}")
         return session
-
-    @classmethod
-    def _resumed(
-        cls,
-        folder: Path,
-        config: Config,
-        begun: Provenance,
-        log: Log,
-        process_group: dist.ProcessGroup | None,
-    ) -> "Session":
-        read_columns(folder).check_fits(log.schema, log.name)
-        begun.check(log)
-        checkpoints, ranks, run = Checkpoints(folder / CHECKPOINTS), RankGroup(process_group), None
-        latest = ranks.broadcast(None if ranks.rank else checkpoints.latest(), "the last checkpoint")
-        if latest is None and begun.continued_from is not None:
-            run = load_run(begun.continued_from, config, process_group)
-            if run.checkpoint_id != begun.continued_id:
-                raise RunError(f"{run.folder}: has changed since {folder} continued it; begin {folder} again")
-        extra = None
-        if latest is not None:
-            extra = CheckpointMetadata.of(saved_state(latest).extra, latest)
-            check_settings(folder, config, extra)
-        model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
-        session = cls(folder, config, log, model, optimizer, begun)
-        session._continue_from(run)
-        session.notes += [f"{error}; passed over" for error in checkpoints.skipped]
-        if latest is not None and extra is not None:
-            session._restore_trainer(extra, latest)
-            loaded = session.checkpoints.load(latest, model, optimizer, session.trainer.scheduler)
-            session._saved_at = loaded.step
-            session.notes += loaded.notes
-        ranks.on_rank_0(partial(write_history, folder, session.trainer.history), "the history")
-        return session
-
-    def _continue_from(self, run: TrainingRun | None) -> None:
-        """Set the random numbers of a rank, and take history and baseline of a run that is continued."""
-        if rank := self.trainer.ranks.rank:  # dropout differs
-            torch.manual_seed((self.config.training.seed + rank) % (1 << 64))
-        if run is not None:
-            self.trainer.go_on_after(run.history)
-            if run.baseline is not None and self._baseline is not None:
-                self._baseline.model = run.baseline
-            self.notes = list(run.notes)
 
     def _log_notes(self) -> None:
         for note in self.notes:
             _logger.warning(note)
 
-    def _restore_trainer(self, extra: CheckpointMetadata, checkpoint: Path) -> None:
-        trainer, state = self.trainer, extra.trainer_state(checkpoint)
+    def _load(self, checkpoint: Path, saved: CheckpointMetadata) -> None:
+        """Continue from a checkpoint of this run."""
+        trainer, state = self.trainer, saved.trainer
         try:
             trainer.load_state_dict(state)
             if trainer.progress.epoch > self.plan.epochs or trainer.progress.position > self.plan.rows:
@@ -231,28 +237,36 @@ class Session:
         except ValueError as error:
             raise RunError(f"{checkpoint}: damaged (state.extra.trainer.{error})") from error
         progress = trainer.progress
-        self._earlier = tuple(extra.earlier)
+        self._earlier = saved.earlier
         positions = tuple(rank.taken for rank in state.ranks)
         if len(positions) != self.ranks.count and progress.steps:
             self._earlier += (EarlierRanks(progress.epoch, progress.steps, positions),)
         if progress.best is not None and not progress.is_over:
             self.checkpoints.pinned = self._step_of_best
+        loaded = self.checkpoints.load(checkpoint, self.model, self.optimizer, trainer.scheduler)
+        self._saved_step = loaded.step
+        self.notes += loaded.notes
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which the run is trained."""
+        return self.run.path
 
     @property
     def position(self) -> int:
-        """Rows that have been trained on, in all epochs of this run."""
+        """Rows trained on in all epochs of this run."""
         progress = self.trainer.progress
         return progress.epoch * self.plan.rows + progress.position
 
     @property
     def step(self) -> int:
-        """Batches of this run that have been trained on."""
+        """Batches trained on in this run."""
         return self.trainer.progress.epoch * self.plan.epoch_steps + self.trainer.progress.steps
 
     @property
     def earlier(self) -> tuple[EarlierRanks, ...]:
-        """Other numbers of ranks that the epoch under way was begun with."""
-        return tuple(one for one in self._earlier if one.epoch == self.trainer.progress.epoch)
+        """Other numbers of ranks that the current epoch was begun with."""
+        return tuple(ranks for ranks in self._earlier if ranks.epoch == self.trainer.progress.epoch)
 
     @property
     def _step_of_best(self) -> int:
@@ -260,26 +274,17 @@ class Session:
         return self.trainer.progress.best * self.plan.epoch_steps
 
     def keep(self) -> None:
-        """Save the state after the best epoch so far: see `BestState`.
-
-        Raises:
-            CheckpointError, OSError: It cannot be written. Those that there are stay.
-        """
+        """Save the state after the best epoch so far; see `BestState`."""
         self.checkpoints.pinned = self._step_of_best
         self.checkpoint()
 
     def restore(self) -> None:
-        """Bring table, network, optimizer and target back to where they were after the best epoch.
-
-        Raises:
-            CheckpointError: That checkpoint is missing or damaged.
-        """
-        trainer = self.trainer
-        path = self.checkpoints.of_step(self._step_of_best)
+        """Load table, network, optimizer and target as they were after the best epoch; see `BestState`."""
+        trainer, path = self.trainer, self.checkpoints.of_step(self._step_of_best)
         loaded = self.checkpoints.load(path, self.model, self.optimizer, trainer.scheduler)
-        state = CheckpointMetadata.of(loaded.extra, path).trainer_state(path)
-        if trainer.target is not None and state.target is not None:
-            trainer.target.load_state_dict(asdict(state.target))
+        target = CheckpointMetadata.of(loaded.extra, path).trainer.target
+        if trainer.target is not None and target is not None:
+            trainer.target.load_state_dict(asdict(target))
 
     def train(
         self,
@@ -288,15 +293,15 @@ class Session:
         on_progress: Callable[[HistoryPoint], None] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Summary:
-        """Train on what is left of the epochs, evaluate on the test rows, and write what the run leaves behind.
+        """Train on the remaining rows of all epochs, evaluate on the test rows, and complete the folder.
 
         Args:
             on_batch, on_progress: See `Trainer.fit`.
-            callbacks: Called before those that the settings ask for (`TrackingConfig`).
+            callbacks: Called before those of `TrackingConfig`.
 
         Raises:
-            CheckpointError, OSError: A checkpoint cannot be written. Those that there are stay.
-            FloatingPointError: Training has diverged; checkpoints from before stay.
+            CheckpointError, OSError: A checkpoint cannot be written. Earlier ones remain.
+            FloatingPointError: Training has diverged; earlier checkpoints remain.
             RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
         tracking = [] if self.ranks.rank else tracking_callbacks(self.config.tracking, self.folder)
@@ -306,11 +311,12 @@ class Session:
             for callback in callbacks:
                 callback.on_run_begin(self.folder, self.config)
             try:
-                summary = self._train(on_batch, on_progress)
+                self._fit(on_batch, on_progress)
+                summary = self._finish()
             except FloatingPointError as error:
                 paths = self.checkpoints.paths()
                 # Its weights give no finite loss any more.
-                if paths and self._saved_at == self.step and not self.ranks.rank:
+                if paths and self._saved_step == self.step and not self.ranks.rank:
                     remove_folder(paths.pop())
                 if not paths:
                     raise
@@ -320,25 +326,26 @@ class Session:
                     callback.on_run_end(self.folder, summary)
             return summary
 
-    def _train(
+    def _fit(
         self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[HistoryPoint], None] | None
-    ) -> Summary:
+    ) -> None:
+        """Train to the end of the last epoch, and save the state."""
+        log, plan, trainer, self._saved_when = self.log, self.plan, self.trainer, perf_counter()
+
         def note(point: HistoryPoint) -> None:
-            append_point(self.folder, point)
+            self.run.append_point(point)
             if on_progress is not None:
                 on_progress(point)
-
-        log, plan, trainer, self._last = self.log, self.plan, self.trainer, perf_counter()
 
         def between_batches() -> None:
             if self._is_due() and trainer.progress.position < plan.rows:
                 self.checkpoint()
 
         def between_epochs() -> None:
-            if self._is_due() and self._saved_at != self.step:
+            if self._is_due() and self._saved_step != self.step:
                 self.checkpoint()
 
-        if trainer.progress.is_over:  # cut off behind its last batch
+        if trainer.progress.is_over:  # interrupted after its last batch
             with trainer.notified():
                 pass
         else:
@@ -352,45 +359,61 @@ class Session:
                 after_epoch=between_epochs,
             )
             if not trainer.progress.is_over:
-                if self._saved_at != self.step:
+                if self._saved_step != self.step:
                     self.checkpoint()
                 raise RunStoppedError(
                     f"{self.folder}: stopped at row {self.position:,}; `resume` continues it", "resume"
                 )
         self.checkpoints.pinned = None
-        if self._saved_at != self.step:
+        if self._saved_step != self.step:
             self.checkpoint(whole=True)
-        else:  # cut off after that one
+        else:  # interrupted after that checkpoint
             self.ranks.on_rank_0(self.checkpoints.tidy, "the checkpoints")
-        return self._conclude()
 
-    def _conclude(self) -> Summary:
-        """Evaluate the model on the test rows, and write what the run leaves behind; all ranks do."""
+    def _finish(self) -> Summary:
+        """Evaluate the model on the test rows, and complete the folder; all ranks do."""
         log, trainer, ranks = self.log, self.trainer, self.ranks
         stream, beside = self.parts.of_rows(log, log.train_rows, len(log), EVALUATED), list[Tensor]()
         if self._baseline is not None:
             stream = predicting(self._baseline.of_all_ranks(ranks), stream, beside)
         predictions = trainer.predictions(stream) if len(log) > log.train_rows else None
         beside = ranks.all_gather(beside, "the baseline's predictions")
+        assessment = assess(predictions, trainer.history, log, probabilities_of(beside) if beside else None)
         named = named_features(log, self.model.rows.values(), ranks)
-        summary = summarize(
-            log,
-            self.model,
-            trainer.history,
-            assess(predictions, trainer.history, log, probabilities_of(beside) if beside else None),
-            self.begun.started,
-            continued_from=self.begun.continued_from,
-            bad_rows=log.bad_rows,
-            progress=trainer.progress,
-            validation_rows=self.plan.validation_rows,
-            largest=named[:SHOWN],
-            ranks=self._rank_figures(),
-        )
-        finish = partial(finish_run, self.folder, self.config, log, named, trainer.history, summary)
-        ranks.on_rank_0(finish, "what the run leaves behind")
+        summary = self._summary(assessment, named)
+        finish = partial(self.run.finish, self.config, log, named, trainer.history, summary)
+        ranks.on_rank_0(finish, "the run's files")
         for warning in summary.warnings:
             _logger.warning(warning)
         return summary
+
+    def _summary(self, assessment: Assessment, named: Sequence[LargestFeature]) -> Summary:
+        log, history, progress = self.log, self.trainer.history, self.trainer.progress
+        table, counts = TableTotals.of(self.model.embedding), field_totals(self.model.embedding)
+        return Summary(
+            **vars(assessment),
+            log=log.name,
+            test_rows=len(log) - log.train_rows,
+            samples=history[-1].samples if history else 0,
+            seconds=history[-1].seconds if history else 0.0,
+            feature_rate=table.feature_rate,
+            live_rows=table.num_live,
+            features_seen=table.num_seen,
+            table_bytes=table.bytes,
+            evicted_rows=table.num_evicted,
+            refused_rows=table.num_refused,
+            fields={name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)},
+            started=self.provenance.started,
+            versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+            continued_from=self.provenance.continued_from,
+            bad_rows=dict(log.bad_rows),
+            epochs=progress.epoch,
+            best_epoch=progress.best,
+            validation_rows=self.plan.validation_rows,
+            validation=progress.validation,
+            largest=tuple(named[:SHOWN]),
+            ranks=tuple(self._rank_figures()),
+        )
 
     def _rank_figures(self) -> list[RankFigures]:
         """The figures of each of several ranks."""
@@ -413,31 +436,28 @@ class Session:
             return True
         if not settings.minutes or (self.step % _STEPS_PER_CLOCK and not self.ranks.is_alone):
             return False
-        is_late = perf_counter() - self._last >= 60 * settings.minutes
+        is_late = perf_counter() - self._saved_when >= 60 * settings.minutes
         return self.ranks.broadcast(is_late, "whether a checkpoint is due")
 
     def checkpoint(self, *, whole: bool = False) -> Path:
-        """Write the state of the run. To be called between two batches.
+        """Write the state of the run, between two batches.
 
         Args:
             whole: Write all rows, not only those that have changed.
 
         Raises:
-            CheckpointError, OSError: It cannot be written. Those that there are stay.
+            CheckpointError, OSError: It cannot be written. Earlier ones remain.
             FloatingPointError: The network's weights are not finite.
         """
-        check_weights(self.model, self.trainer.samples)
-        extra: dict[str, Any] = checkpoint_extra(
-            self.config,
-            self.log.schema,
-            self.trainer.samples,
-            position=self.position,
-            trainer=self.trainer.state_dict(),
-            earlier=[asdict(one) for one in self.earlier],
-        )
-        path = self.checkpoints.save(
-            self.step, self.model, self.optimizer, self.trainer.scheduler, extra=extra, whole=whole
-        )
-        self._last, self._saved_at = perf_counter(), self.step
-        _logger.info("checkpoint at %s samples: %s", f"{self.trainer.samples:,}", path)
+        trainer = self.trainer
+        check_weights(self.model, trainer.samples)
+        extra: dict[str, Any] = {
+            "config": self.config.as_dict(),
+            "columns": asdict(self.log.schema),
+            "trainer": trainer.state_dict(),
+            "earlier": [asdict(ranks) for ranks in self.earlier],
+        }
+        path = self.checkpoints.save(self.step, self.model, self.optimizer, trainer.scheduler, extra=extra, whole=whole)
+        self._saved_when, self._saved_step = perf_counter(), self.step
+        _logger.info("checkpoint at %s samples: %s", f"{trainer.samples:,}", path)
         return path

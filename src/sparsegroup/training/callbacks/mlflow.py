@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import shortened
-from sparsegroup.errors import require
+from sparsegroup.errors import RunError, require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
 from sparsegroup.training.callbacks.figures import final_scalars, flat_settings, scalars
-from sparsegroup.training.run_files import CONFIG, SUMMARY, RunError
-from sparsegroup.training.run_folder import MLFLOW, REPORT
+from sparsegroup.training.run_folder import CONFIG, MLFLOW, REPORT, SUMMARY
 from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from sparsegroup.errors import require
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
 from sparsegroup.training.config import TrackingConfig
-from sparsegroup.training.run_files import run_name
-from sparsegroup.training.run_folder import TENSORBOARD
+from sparsegroup.training.run_folder import TENSORBOARD, run_name
 from sparsegroup.training.trainer import Callback
 
 
