@@ -26,7 +26,6 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
         "config.yaml",
         "metrics.jsonl",
         "names.parquet",
-        "progress.png",
         "provenance.json",
         "report.html",
         "summary.json",
@@ -41,7 +40,6 @@ def test_train_takes_a_log_and_leaves_a_model(tmp_path: Path, run: Run) -> None:
     assert yaml.safe_load((folder / "config.yaml").read_text())["optimizer"]["l21"] == 1e-4
     assert f"{summary['test']['auc']:.4f}" in (folder / "report.html").read_text()
     assert re.search(r"feature rate +[01]\.\d+ +\([\d,]+ of 104 features\)", done.stdout)
-    assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_seed_repeats_bit_for_bit_in_another_process_and_another_does_not(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kill_runs import differences, outcome_of
 from sparsegroup.data import MemoryLog
-from sparsegroup.reporting import charts, page
+from sparsegroup.reporting import page
 from sparsegroup.training import Config, Session
 from sparsegroup.training.defaults import RULES
 from sparsegroup.training.run_folder import RunFolder
@@ -26,7 +26,6 @@ class CutOffError(Exception):
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take most of so small a run's time."""
     monkeypatch.setattr(page, "render_report", lambda *arguments: "the report")
-    monkeypatch.setattr(charts, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
 
 
 def noisy_log() -> MemoryLog:

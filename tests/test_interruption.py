@@ -14,7 +14,7 @@ from cli_cases import COMMAND
 from command import Run
 from kill_runs import differences, outcome_of
 from sparsegroup.cli.launch import Interruption
-from sparsegroup.reporting import charts, page
+from sparsegroup.reporting import page
 from sparsegroup.training import Session, Trainer
 
 TRAIN = (
@@ -37,7 +37,6 @@ SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "render_report", lambda *arguments: "the report")
-    monkeypatch.setattr(charts, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
 
 
 def at_a_batch(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:

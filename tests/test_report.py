@@ -2,14 +2,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from html_page import Page
-from sparsegroup.reporting.charts import plot_progress
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size
 from sparsegroup.reporting.page import render_report
 from sparsegroup.reporting.run_record import (
@@ -222,10 +220,8 @@ def test_ids_are_unique_and_references_resolve(history: list[HistoryPoint], summ
     page = render(history, summary)
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(set(ids)) == len(ids)
-    references = {value.removeprefix("#") for name, value in page.attributes if name == "xlink:href" and value}
+    references = {value.removeprefix("#") for name, value in page.attributes if name.endswith("href") and value}
     clips = {found for _, value in page.attributes for found in re.findall(r"url\(#(.+?)\)", value or "")}
-    assert references
-    assert clips
     assert references | clips <= set(ids)
 
 
@@ -234,6 +230,7 @@ def test_charts_take_the_pages_colours_and_font(history: list[HistoryPoint], sum
     assert page.tags.count("svg") == 8
     drawn = " ".join(value or "" for name, value in page.attributes if name == "style")
     assert re.findall(r"(?:stroke|fill): #\w+", drawn) == []
+    assert {value for name, value in page.attributes if name in ("stroke", "fill")} == {"none", "currentColor"}
     assert "samples trained on" in page.text
     assert "40M" in page.text
 
@@ -270,7 +267,7 @@ def test_a_gap_leaves_lone_points_visible(history: list[HistoryPoint], summary: 
     gaps = [replace(point, auc=NAN) if index % 2 else point for index, point in enumerate(history)]
     html = render_report(CONFIG, gaps, summary)
     Page(html)
-    assert html.count("<use xlink:href") > render_report(CONFIG, history, summary).count("<use xlink:href") + 20
+    assert html.count("<circle") > render_report(CONFIG, history, summary).count("<circle") + 20
 
 
 def test_without_a_test_set_shows_the_last_window(history: list[HistoryPoint], summary: Summary) -> None:
@@ -350,9 +347,3 @@ def test_settings_may_stand_outside_a_section(history: list[HistoryPoint], summa
 )
 def test_numbers_are_for_people(shown: str, expected: str) -> None:
     assert shown == expected
-
-
-@pytest.mark.parametrize("test_auc", [0.7931, NAN, None])
-def test_the_picture_of_a_run_is_written(history: list[HistoryPoint], test_auc: float | None, tmp_path: Path) -> None:
-    plot_progress(history, test_auc, "DCN", tmp_path / "progress.png")
-    assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from cli_cases import click_log
 from command import Run
 from kill_runs import differences, outcome_of
 from run_folders import state_of
-from sparsegroup.reporting import charts, page
+from sparsegroup.reporting import page
 from sparsegroup.training import Session
 
 TRAIN = ("--model", "lr", "--batch-size", 80, "--checkpoint-steps", 1, "--checkpoint-minutes", 0, "--target-rate", 0.5)
@@ -125,7 +125,6 @@ def test_a_run_on_any_kind_of_log_is_resumed_to_the_same_bits(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], list[str]]
 ) -> None:
     monkeypatch.setattr(page, "render_report", lambda *arguments: "the report")
-    monkeypatch.setattr(charts, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
     command = kind(tmp_path)
     if command[0] == "prepare":
         raw, *options = command[1:]

@@ -14,7 +14,7 @@ from sparsegroup import GroupAdagrad, HashEmbedding, param_groups
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data import MemoryLog
 from sparsegroup.models import MLP
-from sparsegroup.reporting import charts, page
+from sparsegroup.reporting import page
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import MinCount
 from sparsegroup.training import Callback, Config, RunStoppedError, Session, Trainer
@@ -170,7 +170,6 @@ def test_a_finish_within_an_epoch_is_its_end() -> None:
 
 def test_a_run_that_is_stopped_is_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "render_report", lambda *arguments: "the report")
-    monkeypatch.setattr(charts, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
     draw = np.random.default_rng(2)
     keys = np.stack([draw.integers(0, 5, 500), draw.integers(0, 200, 500) | (1 << 48)], axis=1).astype(np.int64)
     log = MemoryLog("noisy", ("a", "b"), keys, (draw.random(500) < 0.45).astype(np.float32), 440)

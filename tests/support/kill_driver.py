@@ -28,7 +28,7 @@ from sparsegroup.artifact import folder as disk
 from sparsegroup.artifact import tensor_file
 from sparsegroup.cli import main
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.reporting import charts, page
+from sparsegroup.reporting import page
 from sparsegroup.training import run_folder, trainer
 from sparsegroup.training.run_folder import METRICS, RunFolder
 
@@ -96,7 +96,6 @@ class Faults:
         self.wrap(disk, "write", lambda real, file, data: real(file, memoryview(data).cast("B")[: len(data) // 2]))
         self.wrap(disk, "sync")
         self.wrap(tensor_file, "save_file", half_of_a_file)
-        self.wrap(charts, "plot_progress", half_of_a_file)
         self.wrap(shutil, "copyfile", half_of_a_file)
         self.wrap(Path, "write_text", lambda real, path, text, **keywords: real(path, text[: len(text) // 2]))
         self.wrap(RunFolder, "append_point", half_of_a_line)
@@ -142,7 +141,6 @@ def child(request: dict[str, Any], report: int) -> NoReturn:
     os.dup2(output, 2)
     trainer.ThreadPoolExecutor = Inline  # type: ignore[misc, assignment]
     page.render_report = lambda *arguments: "the report"  # type: ignore[assignment]
-    charts.plot_progress = lambda history, auc, title, path: path.write_bytes(b"the plot")  # type: ignore[assignment]
     faults = Faults(request.get("at"), request.get("how", "before"))
     faults.install()
     code = 1

@@ -153,7 +153,7 @@ class Scene:
         return before + middle + (after if thorough else after[-1:])
 
 
-_LEAVE_THE_DISK = ("sync", "write_text …", "append_point …", "plot_progress …", "copyfile …")
+_LEAVE_THE_DISK = ("sync", "write_text …", "append_point …", "copyfile …")
 """As it is, when they begin with another operation that does not."""
 
 

@@ -14,7 +14,7 @@ from sparsegroup.checkpoint import save
 from sparsegroup.data import Log, open_log
 from sparsegroup.models import NumberEncoder
 from sparsegroup.models.attention import Dice
-from sparsegroup.reporting import charts, page
+from sparsegroup.reporting import page
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.ranks import RankGroup
 
@@ -128,7 +128,6 @@ def cut(patch: pytest.MonkeyPatch, place: str, at: int) -> None:
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """They take most of so small a run's time."""
     patch.setattr(page, "render_report", lambda *arguments: "the report")
-    patch.setattr(charts, "plot_progress", lambda history, auc, title, path: path.write_bytes(b"the plot"))
 
 
 def cut_off(folder: Path, name: str, settings: dict[str, Any], cuts: list[tuple[str, int]]) -> None:

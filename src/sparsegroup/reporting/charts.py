@@ -1,23 +1,20 @@
-"""Charts of a run along its pass: as SVG for a page, or together as a picture."""
+"""Charts of a run along its pass, as SVG made without matplotlib, which takes a second to import; its style."""
 
 import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-from matplotlib import style
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-from sparsegroup.reporting.formatting import metric, per_second, percent, short, size
+from sparsegroup.reporting.formatting import metric, per_second, percent, prefixed, short, size
 from sparsegroup.reporting.run_record import HistoryPoint
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INK = "#24292f"
 """Of text and axes."""
@@ -59,7 +56,7 @@ STYLE: dict[str, Any] = {
     "xtick.major.width": 0.6,
     "ytick.major.size": 0,
 }
-"""Of all drawings, over matplotlib's defaults."""
+"""Of drawings by matplotlib, over its defaults."""
 
 Unit = Literal["", "%", "rows", "B", "/s", "λ"]
 """Of values: "" for plain numbers, "%" for shares of 1, "λ" for numbers of any size."""
@@ -125,39 +122,166 @@ class Chart:
             self.title,
             f"last {last}",
             keys if len(keys) > 1 else (),
-            None if is_empty else svg_element(self.name, (5.4, 2.5), lambda figure: self.draw(figure.subplots())),
+            None if is_empty else self._svg(),
             f"{self.title} over the samples trained on: {', '.join(spans)}",
             self.note,
         )
 
-    def draw(self, axes: Axes) -> None:
-        """Draw lines, reference and axes, without a title."""
-        for line in self.lines:
-            values = np.asarray(line.values, np.float64)
-            if self.scale == "log":
-                values = np.where(values > 0, values, np.nan)
-            axes.plot(self.samples, values, color=COLOURS[line.colour], label=line.label)
-            lone = _without_neighbour(values)
-            axes.plot(np.asarray(self.samples)[lone], values[lone], "o", color=COLOURS[line.colour])
+    def _svg(self) -> str:
+        values = [value for line in self.lines for value in line.values if math.isfinite(value)]
+        positive = [value for value in values if value > 0]
         if self.reference is not None:
-            label, height = self.reference
-            axes.axhline(height, color=INK, linestyle="--", linewidth=1.1, label=label)
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=self.unit == "rows"))
-        positive = [value for line in self.lines for value in line.values if value > 0]
+            values.append(self.reference[1])
+        y = Axis.around(values, margin=0.08, shown=_TICKS[self.unit], least_step=1 if self.unit == "rows" else 0)
         if self.scale == "zero":
-            axes.set_ylim(0, 1.08 * max(positive, default=1))
-        if self.scale == "log" and positive:  # an axis that ends at powers of 10 has two ticks at least
-            low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
-            axes.set_yscale("log")
-            axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
-            axes.yaxis.set_major_locator(LogLocator(numticks=6))
-            axes.yaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.set_xlabel("samples trained on")
-        if self.unit:
-            axes.yaxis.set_major_formatter(_tick_formatter(self.unit))
-        axes.grid(visible=False, axis="x")
+            y = Axis.of(0, 1.08 * max(positive, default=1), shown=y.shown)
+        elif self.scale == "log" and positive:
+            y = Axis.of_decades(min(positive), max(positive), y.shown)
+        x = Axis.around(self.samples, margin=0.03, shown=prefixed, label="samples trained on", least_step=1)
+        ends = (x.low, x.high)
+        dashed = [] if self.reference is None else [(ends, (self.reference[1], self.reference[1]))]
+        curves = [Curve(self.samples, line.values, line.colour) for line in self.lines]
+        return line_svg(180, x, y, curves, dashed)
+
+
+_TICKS: Mapping[Unit, Callable[[float], str]] = {
+    "": lambda value: f"{value:g}",
+    "%": lambda share: f"{100 * share:.4g} %",
+    "rows": prefixed,
+    "B": lambda value: prefixed(value, "B"),
+    "/s": prefixed,
+    "λ": lambda value: f"{value:.3g}",
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a drawing."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    shown: Callable[[float], str]
+    label: str = ""
+    is_log: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        low: float,
+        high: float,
+        shown: Callable[[float], str],
+        label: str = "",
+        most: int = 5,
+        least_step: float = 0,
+    ) -> "Axis":
+        """An axis from `low` to `high` with at most about `most` ticks, at multiples of 1, 2, 2.5 or 5 times 10ⁿ."""
+        power = 10.0 ** math.floor(math.log10((high - low) / most))
+        steps = (factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= (high - low) / most)
+        step = max(next(steps), least_step)
+        places = max(0, 2 - math.floor(math.log10(step)))
+        numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+        return cls(low, high, [round(number * step, places) for number in numbers], shown, label)
+
+    @classmethod
+    def around(
+        cls,
+        values: Sequence[float],
+        margin: float,
+        shown: Callable[[float], str],
+        label: str = "",
+        least_step: float = 0,
+    ) -> "Axis":
+        """An axis with a margin at both ends, in parts of the range of the values."""
+        low, high = min(values), max(values)
+        room = margin * (high - low) or 0.05 * abs(high) or 0.05
+        return cls.of(low - room, high + room, shown, label, least_step=least_step)
+
+    @classmethod
+    def of_decades(cls, least: float, largest: float, shown: Callable[[float], str]) -> "Axis":
+        """A logarithmic axis that ends at powers of 10: so it has two ticks at least."""
+        low, high = math.floor(math.log10(least)), math.ceil(math.log10(largest))
+        high = max(high, low + 1)
+        ticks = [10.0**power for power in range(low, high + 1, math.ceil((high - low) / 5))]
+        return cls(10.0**low, 10.0**high, ticks, shown, is_log=True)
+
+    def part(self, value: float) -> float:
+        """How far along the axis a value is, from 0 to 1; NaN if it is nowhere on it."""
+        if not self.is_log:
+            return (value - self.low) / (self.high - self.low)
+        return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points joined by a line; NaN leaves a gap, and a lone point is a dot, as all are with `dots`."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: Colour
+    dots: bool = False
+
+
+def line_svg(
+    height: int,
+    x: Axis,
+    y: Axis,
+    curves: Sequence[Curve],
+    dashed: Sequence[tuple[tuple[float, float], tuple[float, float]]] = (),
+) -> str:
+    """A drawing as an `<svg>` element for a page, 390 units wide: text in the page's font, colours from its CSS.
+
+    Args:
+        height: Its height.
+        x, y: The axes.
+        curves: Drawn one over the other.
+        dashed: Two x and two y each: the ends of dashed lines.
+    """
+    texts = [y.shown(tick) for tick in y.ticks]
+    left, right = 12 + 6.2 * max(map(len, texts), default=0) + (14 if y.label else 0), 384.0
+    top, bottom = 6.0, height - 34.0
+
+    def at(across: float, up: float) -> tuple[float, float]:
+        return round(left + x.part(across) * (right - left), 2), round(bottom - y.part(up) * (bottom - top), 2)
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 390 {height}" font-size="10">']
+    parts.append(f'<path d="M{left:.2f} {top}V{bottom}H{right}" {_STROKE} stroke-width=".6"/>')
+    for tick, text in zip(y.ticks, texts, strict=True):
+        _, down = at(x.low, tick)
+        parts.append(f'<path d="M{left:.2f} {down}H{right}" {_STROKE} stroke-width=".6" stroke-opacity=".15"/>')
+        parts.append(f'<text x="{left - 5:.2f}" y="{down + 3.5:.2f}" text-anchor="end">{text}</text>')
+    for tick in x.ticks:
+        across, _ = at(tick, y.high)
+        parts.append(f'<path d="M{across} {bottom}v3" {_STROKE} stroke-width=".6"/>')
+        parts.append(f'<text x="{across}" y="{bottom + 14}" text-anchor="middle">{x.shown(tick)}</text>')
+    middle = (left + right) / 2
+    parts.append(f'<text x="{middle:.2f}" y="{height - 5}" text-anchor="middle">{x.label}</text>')
+    if y.label:
+        turned = f'transform="translate(10 {(top + bottom) / 2}) rotate(-90)"'
+        parts.append(f'<text {turned} text-anchor="middle">{y.label}</text>')
+    for (x0, x1), (y0, y1) in dashed:
+        (a, b), (c, d) = at(x0, y0), at(x1, y1)
+        parts.append(f'<path d="M{a} {b}L{c} {d}" {_STROKE} stroke-width="1.1" stroke-dasharray="4 2"/>')
+    for curve in curves:
+        colour = f"var(--{curve.colour}, {COLOURS[curve.colour]})"
+        points = list(map(at, curve.x, curve.y))
+        for run in _without_gaps(points):
+            if len(run) > 1:
+                joined = " ".join(f"{across},{down}" for across, down in run)
+                parts.append(f'<polyline points="{joined}" fill="none" style="stroke: {colour}" stroke-width="1.8"/>')
+            for across, down in run if curve.dots or len(run) == 1 else ():
+                parts.append(f'<circle cx="{across}" cy="{down}" r="2.5" style="fill: {colour}"/>')
+    return "\n".join([*parts, "</svg>"])
+
+
+_STROKE = 'fill="none" stroke="currentColor"'
+
+
+def _without_gaps(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
+    """The stretches of points between those that are nowhere."""
+    for is_drawn, run in groupby(points, lambda point: math.isfinite(sum(point))):
+        if is_drawn:
+            yield list(run)
 
 
 def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[Chart]:
@@ -218,8 +342,8 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
     return f"{note} The sweep of all rows by {after.samples:,} samples removed theirs: {fall}."
 
 
-def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """What `draw` puts on a figure, as an `<svg>` element to stand in a page.
+def svg_element(name: str, inches: tuple[float, float], draw: "Callable[[Figure], None]") -> str:
+    """What `draw` puts on a figure of matplotlib, as an `<svg>` element to stand in a page.
 
     Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
     and so on. Equal drawings give equal strings.
@@ -229,6 +353,9 @@ def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Figure],
         inches: Width and height.
         draw: Given the figure.
     """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
     with style.context(["default", STYLE, {"svg.hashsalt": name}]):
         figure = Figure(figsize=inches, layout="constrained")
         draw(figure)
@@ -243,37 +370,8 @@ def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Figure],
     return svg
 
 
-def plot_progress(history: Sequence[HistoryPoint], test_auc: float | None, title: str, path: Path) -> None:
-    """AUC and feature rate along the pass, as a PNG."""
-    charts = {chart.name: chart for chart in run_charts(history, test_auc)}
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(7, 5), layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True)
-        for axes, chart in ((top, charts["auc"]), (bottom, charts["feature-rate"])):
-            chart.draw(axes)
-            axes.set_ylabel(chart.title)
-        top.set(xlabel="")
-        top.set_title(title, parse_math=False)
-        top.legend(loc="lower right", frameon=False)
-        save_png(figure, path)
-
-
-def save_png(figure: Figure, path: Path) -> None:
+def save_png(figure: "Figure", path: Path) -> None:
     """Write a figure; a letter of a name that the font does not have is a box."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         figure.savefig(path, format="png", dpi=150, facecolor="white")
-
-
-def _tick_formatter(unit: Unit) -> Formatter:
-    if unit == "%":
-        return FuncFormatter(lambda share, _: f"{100 * share:.4g} %")
-    if unit == "λ":
-        return FuncFormatter(lambda value, _: f"{value:.3g}")
-    return EngFormatter(unit="B") if unit == "B" else EngFormatter(sep="")
-
-
-def _without_neighbour(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which values `[n]` have no neighbour to draw a line to."""
-    finite = np.isfinite(np.pad(values, 1, constant_values=np.nan))
-    return finite[1:-1] & ~finite[:-2] & ~finite[2:]

@@ -17,9 +17,16 @@ def short(value: float) -> str:
     """33812345 → "33.8M"; below 10,000 in full."""
     if not abs(value) >= 10_000:
         return count(value)
-    from matplotlib.ticker import EngFormatter
+    return prefixed(value, places=1)
 
-    return EngFormatter(places=1, sep="")(value)
+
+def prefixed(value: float, unit: str = "", places: int | None = None) -> str:
+    """1500000 → "1.5M", with a unit "1.5 MB"; `places`: decimals, also where they are 0."""
+    power = 0
+    while abs(float(number := f"{value:g}" if places is None else f"{value:.{places}f}")) >= 1000 and power < 5:
+        value, power = value / 1000, power + 1
+    prefix = "kMGTP"[power - 1] if power else ""
+    return f"{number} {prefix}{unit}" if unit else f"{number}{prefix}"
 
 
 def per_second(value: float) -> str:

@@ -2,15 +2,10 @@
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from sparsegroup.reporting.charts import COLOURS, INK, Colour, DrawnChart, svg_element
+from sparsegroup.reporting.charts import Axis, Colour, Curve, DrawnChart, line_svg
 from sparsegroup.reporting.formatting import percent
 from sparsegroup.reporting.run_record import ScoreCurves
 
-_INCHES = (5.4, 3.4)
 _TOP = 0.1
 """The share of the rows whose lift is said in words."""
 
@@ -33,15 +28,10 @@ def score_figures(model: ScoreCurves | None, baseline: ScoreCurves | None) -> li
 def _reliability(curves: _Curves) -> DrawnChart:
     farthest = max(max(one.predicted, one.actual) for _, _, curve in curves for one in curve.reliability)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.plot([0, farthest], [0, farthest], color=INK, linestyle="--", linewidth=1.1)
-        for _, colour, curve in reversed(curves):
-            bins = curve.reliability
-            axes.plot([b.predicted for b in bins], [b.actual for b in bins], "o-", color=COLOURS[colour])
-        axes.set(xlabel="mean prediction", ylabel="share of positives")
-        _finish(axes)
-
+    drawn = [
+        Curve([b.predicted for b in one.reliability], [b.actual for b in one.reliability], colour, dots=True)
+        for _, colour, one in reversed(curves)
+    ]
     bins = curves[0][2].reliability
     said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} positive, to "
     said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} positive"
@@ -49,35 +39,28 @@ def _reliability(curves: _Curves) -> DrawnChart:
         "Reliability",
         f"{len(bins)} bins of about as many rows",
         [*((name, colour) for name, colour, _ in curves), ("perfect", "reference")],
-        svg_element("reliability", _INCHES, draw),
+        _svg(farthest, "mean prediction", "share of positives", drawn),
         f"Share of positives by prediction: {said}",
     )
 
 
 def _gains(curves: _Curves) -> DrawnChart:
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1.1)
-        for _, colour, curve in reversed(curves):
-            shares = [0.0, *(point.share for point in curve.gains)]
-            axes.plot(shares, [0.0, *(point.captured for point in curve.gains)], "o-", color=COLOURS[colour])
-        axes.set(xlabel="rows of the highest predictions", ylabel="of all positives")
-        _finish(axes)
-
+    drawn = [
+        Curve([0, *(p.share for p in one.gains)], [0, *(p.captured for p in one.gains)], colour, dots=True)
+        for _, colour, one in reversed(curves)
+    ]
     top = next(point for point in curves[0][2].gains if point.share >= _TOP)
     said = f"the top {top.share:.0%} of the rows hold {percent(top.captured)} of the positives"
     return DrawnChart(
         "Gains",
         f"lift at {top.share:.0%}: {top.captured / top.share:.2f}",
         [*((name, colour) for name, colour, _ in curves), ("by chance", "reference")],
-        svg_element("gains", _INCHES, draw),
+        _svg(1.0, "rows of the highest predictions", "of all positives", drawn),
         f"Share of the positives among the highest predictions: {said}",
     )
 
 
-def _finish(axes: Axes) -> None:
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g} %"))
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+def _svg(farthest: float, across: str, up: str, curves: Sequence[Curve]) -> str:
+    """Curves of shares up to `farthest`, with a dashed diagonal."""
+    x, y = (Axis.of(0, 1.05 * farthest or 1, lambda share: f"{100 * share:.4g} %", label, 6) for label in (across, up))
+    return line_svg(245, x, y, curves, [((0, farthest), (0, farthest))])

@@ -1,7 +1,6 @@
 """The folder of a training run: what lies in it, its lock, how it is found, and how it replaces another run."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -45,13 +44,12 @@ CHECKPOINTS = "checkpoints"
 VOCABULARY = "vocabulary.parquet"
 NAMES = "names.parquet"
 REPORT = "report.html"
-PLOT = "progress.png"
 TENSORBOARD = "tensorboard"
 MLFLOW = "mlflow.json"
 SUMMARY = "summary.json"
 
 _BEFORE_IT_BEGINS = (PROVENANCE, COLUMNS, METRICS)
-_ALL = {*_BEFORE_IT_BEGINS, CONFIG, CHECKPOINTS, VOCABULARY, NAMES, REPORT, PLOT, TENSORBOARD, MLFLOW, SUMMARY}
+_ALL = {*_BEFORE_IT_BEGINS, CONFIG, CHECKPOINTS, VOCABULARY, NAMES, REPORT, TENSORBOARD, MLFLOW, SUMMARY}
 
 _NEW, _OLD = ".new-", ".old-"
 """Prefixes of a run's name, of the run that is to replace it, and of itself while that one takes its place."""
@@ -181,7 +179,7 @@ class RunFolder:
     - `checkpoints`: model, optimizer and random numbers.
     - `vocabulary.parquet`: key → field and value, if a prepared log has it.
     - `names.parquet`: the same of the features of the largest vectors, if the log's text is available.
-    - `report.html` and `progress.png`: for people.
+    - `report.html`: for people.
     - `tensorboard` and `mlflow.json`: see `TrackingConfig`.
     - `summary.json`: final figures and versions; written last.
 
@@ -335,18 +333,13 @@ class RunFolder:
         summary: Summary,
     ) -> None:
         """Write all that is known at the end; `summary.json` comes last."""
-        from sparsegroup.reporting.charts import plot_progress  # matplotlib: not before the end
-        from sparsegroup.reporting.page import render_report, run_title
+        from sparsegroup.reporting.page import render_report  # not before the end
 
         self.write_history(history)
         if (vocabulary := log.vocabulary) is not None:
             write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
         write_names(named, self.path / NAMES)
-        settings = shown_settings(config, log.train_rows)
-        self._write_text(REPORT, render_report(settings, history, summary))
-        test_auc = math.nan if summary.test is None else summary.test.auc
-        title = f"{run_title(settings)} on {Path(log.name).name}"
-        write_atomically(self.path / PLOT, lambda path: plot_progress(history, test_auc, title, path))
+        self._write_text(REPORT, render_report(shown_settings(config, log.train_rows), history, summary))
         files = {name: facts_of(self.path / name) for name in (COLUMNS, METRICS)}
         RUN.write(self.path, RunManifest(files=files, summary=summary))
 
